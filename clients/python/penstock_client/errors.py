@@ -1,0 +1,153 @@
+"""Every error that the client raises, so that a caller can handle a whole branch at once.
+
+PenstockError
+├── ConnectionFailed          no connection, or it broke before the answer was complete
+├── Timeout                   no connection, or no byte of the answer, within the limit
+├── APIError                  the server answered with an error status: status, type, code, param
+│   ├── BadRequest            400: the request is malformed or does not fit the model
+│   ├── AuthenticationFailed  401: the API key is missing or wrong
+│   ├── NotFound              404: no such model or route
+│   ├── RateLimited           429: too many requests; retry_after
+│   ├── ServerBusy            503: the queue is full, or the model still loads; retry_after
+│   └── ServerError           any other 5xx: the server's fault
+├── StreamError               an error event after the stream had begun: type, code, param
+│   └── StreamInterrupted     the stream ended or broke before its [DONE]
+└── ProtocolError             the answer is not what the API promises
+
+ReportedError, the class in between that APIError and StreamError share, has type, code and param.
+Other refusals (such as 403 or 413) are a plain APIError. Mistakes that need no server to be
+seen are Python's own TypeError and ValueError. Errors can be pickled.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Root of the tree.
+
+    message: what went wrong, in words.
+    request_id: the server's name for the request, to be found in its log; None if unknown.
+    is_retryable: the server cannot have begun to work on the request, so that sending it again
+        is safe and may help. The client does so itself, `max_retries` times.
+    """
+
+    #: Seconds that the server asked to wait before another attempt; None if it did not say.
+    retry_after: float | None = None
+
+    # Each keyword of each class has a default because unpickling calls `cls(*args)`.
+    def __init__(
+        self, message: str = "", *, request_id: str | None = None, is_retryable: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+        self.is_retryable = is_retryable
+
+    def __str__(self) -> str:
+        details = self._details()
+        return f"{self.message} ({', '.join(details)})" if details else self.message
+
+    def _details(self) -> list[str]:
+        return [] if self.request_id is None else [f"request {self.request_id}"]
+
+
+class ConnectionFailed(PenstockError):
+    """There was no connection, or it broke before the answer was complete."""
+
+
+class Timeout(PenstockError):
+    """There was no connection, or no byte of the answer, within the limit."""
+
+
+class ProtocolError(PenstockError):
+    """The answer is not what the API promises: wrong JSON, wrong types, not an event stream."""
+
+
+class ReportedError(PenstockError):
+    """What APIError and StreamError share: the fields of an error object of the server."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        type: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        request_id: str | None = None,
+        is_retryable: bool = False,
+    ) -> None:
+        super().__init__(message, request_id=request_id, is_retryable=is_retryable)
+        self.type = type
+        self.code = code
+        self.param = param
+
+    def _details(self) -> list[str]:
+        named = (("code", self.code), ("param", self.param))
+        fields = [f"{name} {value}" for name, value in named if value is not None]
+        return [*fields, *super()._details()]
+
+
+class APIError(ReportedError):
+    """The server answered with an error status.
+
+    status: the HTTP status. type, code: the server's words for the kind of error, such as
+    "invalid_request_error" and "context_length_exceeded". param: the field that is wrong.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        status: int = 0,
+        type: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+        is_retryable: bool = False,
+    ) -> None:
+        super().__init__(
+            message,
+            type=type,
+            code=code,
+            param=param,
+            request_id=request_id,
+            is_retryable=is_retryable,
+        )
+        self.status = status
+        self.retry_after = retry_after
+
+    def _details(self) -> list[str]:
+        return [f"HTTP {self.status}", *super()._details()]
+
+
+class BadRequest(APIError):
+    """400: the request is malformed, or does not fit the model."""
+
+
+class AuthenticationFailed(APIError):
+    """401: the API key is missing or wrong."""
+
+
+class NotFound(APIError):
+    """404: no such model or route."""
+
+
+class RateLimited(APIError):
+    """429: too many requests."""
+
+
+class ServerBusy(APIError):
+    """503: the queue is full, or the model still loads."""
+
+
+class ServerError(APIError):
+    """Any 5xx but 503: the server's fault."""
+
+
+class StreamError(ReportedError):
+    """The server reported an error after the stream had begun."""
+
+
+class StreamInterrupted(StreamError):
+    """The stream ended or broke before its [DONE]; what came is in the stream's `.text`."""

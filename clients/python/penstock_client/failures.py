@@ -1,0 +1,107 @@
+"""From the server's error objects to the classes of errors.py. Pure; knows no HTTP library."""
+
+from __future__ import annotations
+
+import math
+from email.utils import parsedate_to_datetime
+from typing import TypedDict
+
+from penstock_client.errors import (
+    APIError,
+    AuthenticationFailed,
+    BadRequest,
+    NotFound,
+    ProtocolError,
+    RateLimited,
+    ServerBusy,
+    ServerError,
+    StreamError,
+)
+from penstock_client.exchange import JSONObject, Reply
+
+_CLASSES: dict[int, type[APIError]] = {
+    400: BadRequest,
+    401: AuthenticationFailed,
+    404: NotFound,
+    429: RateLimited,
+    503: ServerBusy,
+}
+# With these the server has turned the request away before it did any work.
+_RETRYABLE = (429, 503)
+
+
+class _Fields(TypedDict):
+    message: str
+    type: str | None
+    code: str | None
+    param: str | None
+
+
+def checked(reply: Reply, now_s: float) -> Reply:
+    """`reply` if it is a success. Raises `error_of_reply` otherwise."""
+    if not reply.is_success:
+        raise error_of_reply(reply, now_s)
+    return reply
+
+
+def error_of_reply(reply: Reply, now_s: float) -> APIError:
+    """The error for a reply that is no success. now_s: the time, in seconds since 1970."""
+    kind = _CLASSES.get(reply.status, ServerError if reply.status >= 500 else APIError)
+    is_forbidden = reply.headers.get("x-should-retry", "").strip().lower() == "false"
+    return kind(
+        **_fields_of_body(reply),
+        status=reply.status,
+        request_id=reply.request_id,
+        retry_after=retry_after_s(reply.headers.get("retry-after"), now_s),
+        is_retryable=reply.status in _RETRYABLE and not is_forbidden,
+    )
+
+
+def error_of_event(error: object, request_id: str | None) -> StreamError:
+    """The error for an error object (or other value) that came as an event of a stream."""
+    return StreamError(**_fields(error), request_id=request_id)
+
+
+def retry_after_s(value: str | None, now_s: float) -> float | None:
+    """Seconds to wait by a Retry-After header, which has seconds or a date; None if unusable.
+
+    >>> retry_after_s("1.5", now_s=0.0)
+    1.5
+    >>> retry_after_s("Thu, 01 Jan 1970 00:01:40 GMT", now_s=40.0)
+    60.0
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _fields_of_body(reply: Reply) -> _Fields:
+    try:
+        data = reply.json_object()
+    except ProtocolError:
+        # Not ours: a proxy's page, or a server that died in the middle of an answer.
+        text = reply.body[:200].decode("utf-8", "replace").strip()
+        return _fields(text or f"the server answered with status {reply.status}")
+    # Other servers put the object itself at the top, or a `detail` in its place.
+    return _fields(data.get("error") or data.get("detail") or data)
+
+
+def _fields(error: object) -> _Fields:
+    data: JSONObject = error if isinstance(error, dict) else {"message": error}
+    return _Fields(
+        message=_text(data.get("message")) or f"the server reported an error: {error!r:.200}",
+        type=_text(data.get("type")),
+        code=_text(data.get("code")),
+        param=_text(data.get("param")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

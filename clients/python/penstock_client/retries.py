@@ -1,0 +1,40 @@
+"""When to try again, and after how long. Pure: no clock, no randomness, no sleeping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_client.errors import PenstockError
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often a request is sent again, and how long to wait before; waits are in seconds."""
+
+    max_retries: int = 2
+    initial_backoff_s: float = 0.5
+    max_backoff_s: float = 8.0
+    #: A server that asks for more than this is not waited for: the caller decides.
+    max_retry_after_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0:
+            raise ValueError(f"max_retries is {self.max_retries}; give 0 or more")
+
+    def delay_s(
+        self, num_retries: int, error: PenstockError, random_fraction: float
+    ) -> float | None:
+        """Seconds to wait before the next attempt, or None to give up and raise `error`.
+
+        num_retries: how many were made already. random_fraction: in [0, 1); it spreads the
+        backoff over the upper half of its range, so that clients that were turned away
+        together do not come back together.
+        """
+        if not error.is_retryable or num_retries >= self.max_retries:
+            return None
+        retry_after = error.retry_after or 0.0
+        if retry_after > self.max_retry_after_s:
+            return None
+        # The exponent is bounded because 2.0**1024 overflows.
+        backoff = self.initial_backoff_s * 2.0 ** min(num_retries, 30)
+        return max(retry_after, min(backoff, self.max_backoff_s) * (0.5 + 0.5 * random_fraction))

@@ -1,0 +1,69 @@
+"""Where the server is and how long to wait for it. The only reader of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+#: Seconds. A server whose model is larger than its memory may think for minutes.
+DEFAULT_TIMEOUT_S = 600.0
+#: Seconds. A server that runs accepts connections at once, however slow its model is.
+DEFAULT_CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved settings of a client.
+
+    base_url: without a slash or /v1 at its end.
+    timeout_s: longest silence of the server, in seconds; None waits for ever.
+    connect_timeout_s: longest wait for a connection, in seconds; None waits for ever.
+    """
+
+    base_url: str
+    api_key: str | None = field(repr=False)
+    timeout_s: float | None
+    connect_timeout_s: float | None
+
+    @classmethod
+    def resolve(
+        cls,
+        base_url: str | None,
+        api_key: str | None,
+        timeout_s: float | None,
+        connect_timeout_s: float | None,
+        environ: Mapping[str, str],
+    ) -> Settings:
+        """Arguments first, then PENSTOCK_BASE_URL and PENSTOCK_API_KEY, then defaults.
+
+        Raises ValueError for a setting that cannot work.
+        """
+        for name, seconds in (("timeout", timeout_s), ("connect_timeout", connect_timeout_s)):
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{name} is {seconds!r}; give seconds > 0, or None for no limit")
+        url = base_url or environ.get("PENSTOCK_BASE_URL") or DEFAULT_BASE_URL
+        key = api_key or environ.get("PENSTOCK_API_KEY")
+        return cls(_checked_url(url), _checked_key(key), timeout_s, connect_timeout_s)
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        # Reading `port` raises ValueError if it is no port.
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or parts.query or parts.fragment:
+        raise ValueError(f"base_url is {url!r}; give something like {DEFAULT_BASE_URL!r}")
+    # Clients of this API are often configured with the /v1, which our paths contain.
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _checked_key(key: str | None) -> str | None:
+    # A key that was read from a file ends with a newline, which no header may contain.
+    key = (key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("the API key has characters that an HTTP header cannot carry")
+    return key or None

@@ -1,0 +1,220 @@
+"""Requests over HTTP. The only file that imports the HTTP library.
+
+Turns the library's exceptions into those of errors.py; knows nothing of retries or of JSON.
+Both transports are safe to use from several threads or tasks at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import httpx2
+
+from penstock_client.errors import (
+    ConnectionFailed,
+    PenstockError,
+    ProtocolError,
+    StreamInterrupted,
+    Timeout,
+)
+from penstock_client.exchange import Reply, Request
+from penstock_client.failures import error_of_reply
+from penstock_client.settings import Settings
+from penstock_client.version import USER_AGENT
+
+# No proxy can reach this machine's own loopback interface, whatever the environment says.
+_LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+# Below the 1024 files that a process may usually open. Further requests wait here.
+_MAX_CONNECTIONS = 1000
+# A proxy that compresses an event stream also collects it; so don't offer to decompress.
+_STREAM_HEADERS = {"accept": "text/event-stream", "accept-encoding": "identity"}
+
+
+class StreamReply:
+    """An answer whose body is still coming. To be closed, also after an error."""
+
+    def __init__(self, response: httpx2.Response, request: Request) -> None:
+        self._response = response
+        self._request = request
+        self.request_id: str | None = response.headers.get("x-request-id")
+
+    def blocks(self) -> Iterator[bytes]:
+        """The body as it comes. Raises StreamInterrupted if it breaks, and Timeout."""
+        with _translated(self._request, self.request_id, has_begun=True):
+            yield from self._response.iter_bytes()
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class AsyncStreamReply:
+    """The same for asyncio."""
+
+    def __init__(self, response: httpx2.Response, request: Request) -> None:
+        self._response = response
+        self._request = request
+        self.request_id: str | None = response.headers.get("x-request-id")
+
+    async def blocks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Raises StreamInterrupted if it breaks, and Timeout."""
+        with _translated(self._request, self.request_id, has_begun=True):
+            async with aclosing(self._response.aiter_bytes()) as blocks:
+                async for block in blocks:
+                    yield block
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+class Transport:
+    """Sends requests and waits for the answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._http = httpx2.Client(**_options(settings))
+
+    def send(self, request: Request) -> Reply:
+        """The whole answer, whatever its status."""
+        with _translated(request):
+            return _reply(self._http.request(request.method, request.path, **_content(request)))
+
+    def open(self, request: Request) -> StreamReply:
+        """The beginning of a stream. Raises an APIError for a status that is no success."""
+        options = _content(request, _STREAM_HEADERS)
+        with _translated(request):
+            built = self._http.build_request(request.method, request.path, **options)
+            response = self._http.send(built, stream=True)
+            try:
+                if not _is_stream(response):
+                    response.read()
+                    raise _refusal(_reply(response))
+            except BaseException:
+                response.close()
+                raise
+        return StreamReply(response, request)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class AsyncTransport:
+    """The same for asyncio."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._http = httpx2.AsyncClient(**_options(settings))
+
+    async def send(self, request: Request) -> Reply:
+        """The whole answer, whatever its status."""
+        with _translated(request):
+            response = await self._http.request(request.method, request.path, **_content(request))
+            return _reply(response)
+
+    async def open(self, request: Request) -> AsyncStreamReply:
+        """The beginning of a stream. Raises an APIError for a status that is no success."""
+        options = _content(request, _STREAM_HEADERS)
+        with _translated(request):
+            built = self._http.build_request(request.method, request.path, **options)
+            response = await self._http.send(built, stream=True)
+            try:
+                if not _is_stream(response):
+                    await response.aread()
+                    raise _refusal(_reply(response))
+            except BaseException:
+                await response.aclose()
+                raise
+        return AsyncStreamReply(response, request)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    """Arguments for either client of the HTTP library. Raises ValueError for a wrong URL."""
+    headers = {"user-agent": USER_AGENT}
+    if settings.api_key is not None:
+        headers["authorization"] = f"Bearer {settings.api_key}"
+    try:
+        base_url = httpx2.URL(settings.base_url)
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"base_url is {settings.base_url!r}: {error}") from error
+    return {
+        "base_url": base_url,
+        "headers": headers,
+        # The limit holds between two reads, not for the whole answer: each byte, also that of
+        # a keep-alive comment, begins it anew.
+        "timeout": httpx2.Timeout(settings.timeout_s, connect=settings.connect_timeout_s),
+        "limits": httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=20),
+        "mounts": dict.fromkeys(_LOOPBACK),
+    }
+
+
+def _content(request: Request, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """What a request has besides its method and path."""
+    if request.body is None:
+        return {"headers": headers}
+    headers = {"content-type": "application/json", **(headers or {})}
+    return {"headers": headers, "content": request.content()}
+
+
+def _reply(response: httpx2.Response) -> Reply:
+    # The library's headers give names in lower case.
+    return Reply(response.status_code, dict(response.headers), response.content)
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    content_type: str = response.headers.get("content-type", "")
+    return response.is_success and content_type.lower().startswith("text/event-stream")
+
+
+def _refusal(reply: Reply) -> PenstockError:
+    """The error for a complete answer that came in place of a stream."""
+    if not reply.is_success:
+        return error_of_reply(reply, time.time())
+    content_type = reply.headers.get("content-type")
+    return ProtocolError(
+        f"expected an event stream, but the content type is {content_type!r}",
+        request_id=reply.request_id,
+    )
+
+
+@contextmanager
+def _translated(
+    request: Request, request_id: str | None = None, *, has_begun: bool = False
+) -> Iterator[None]:
+    try:
+        yield
+    except httpx2.RequestError as error:
+        translated = _translate(error, request, has_begun)
+        translated.request_id = request_id
+        raise translated from error
+
+
+def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) -> PenstockError:
+    """Ours for the library's `error`. has_begun: a stream's first bytes had come."""
+    subject = f"{request.method} {request.path}"
+    # Some of the library's exceptions have no message.
+    reason = str(error) or type(error).__name__
+    match error:
+        case httpx2.ConnectTimeout():
+            return Timeout(f"{subject}: no connection in time", is_retryable=True)
+        case httpx2.PoolTimeout():
+            return Timeout(f"{subject}: all connections of this client stayed in use")
+        case httpx2.TimeoutException():
+            return Timeout(
+                f"{subject}: the server was silent for too long; stream the answer, or give the "
+                "client a longer timeout="
+            )
+        case httpx2.ConnectError():
+            return ConnectionFailed(f"{subject}: cannot connect: {reason}", is_retryable=True)
+        case httpx2.NetworkError() | httpx2.RemoteProtocolError() if has_begun:
+            return StreamInterrupted(f"{subject}: the stream broke: {reason}")
+        case httpx2.NetworkError() | httpx2.RemoteProtocolError() | httpx2.ProxyError():
+            # The server may have begun to work on what it got; only a GET costs it nothing.
+            is_retryable = request.method == "GET"
+            return ConnectionFailed(
+                f"{subject}: the connection broke: {reason}", is_retryable=is_retryable
+            )
+        case _:
+            return ProtocolError(f"{subject}: {reason}")

@@ -1,0 +1,69 @@
+"""EngineConfig: each knob of the engine once, with its unit and default, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from penstock.errors import ConfigError
+
+Activations = Literal["int16", "int8"]
+KVDtype = Literal["float16", "float32"]
+KernelChoice = Literal["auto", "native", "torch", "reference"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What a user may decide about an engine. "auto" and None are resolved when it starts."""
+
+    #: Precision of activations in INT8 products: "int16" splits each into two INT8 rows (W8A16),
+    #: "int8" is one row per token (W8A8): faster for large batches, less exact.
+    activations: Activations = "int16"
+    #: Storage of K and V.
+    kv_dtype: KVDtype = "float16"
+    #: Bytes for K and V. None: enough for `max_num_seqs` sequences of 2048 tokens (or of the
+    #: context, if shorter), but at least one of full context and at most a quarter of free RAM.
+    kv_cache_bytes: int | None = None
+    #: Tokens per KV block.
+    block_size: int = 16
+    #: Longest sequence, prompt and answer together. None: what the model was made for, capped by
+    #: what the KV budget can hold.
+    max_model_len: int | None = None
+    #: Most sequences in a step.
+    max_num_seqs: int = 64
+    #: Most tokens in a step: long prompts advance by chunks of what is left of it.
+    max_num_batched_tokens: int = 512
+    #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
+    num_resident_layers: int | None = None
+    #: Threads for arithmetic. None: the physical cores this process may use.
+    num_threads: int | None = None
+    #: Which kernels: "native" (compiled C), "torch" (torch's integer operators),
+    #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
+    kernels: KernelChoice = "auto"
+    #: Verify nothing but the shape of things, or refuse tensors that the model does not know.
+    ignore_unexpected_tensors: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("activations", Activations),
+            ("kv_dtype", KVDtype),
+            ("kernels", KernelChoice),
+        ):
+            if getattr(self, name) not in get_args(choices):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(choices))}"
+                )
+        # The native attention kernel works on 16 keys at a time.
+        if self.block_size <= 0 or self.block_size % 16:
+            raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")
+        for name, least in (
+            ("kv_cache_bytes", 1),
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("num_resident_layers", 0),
+            ("num_threads", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")

@@ -1,0 +1,94 @@
+"""Every error that the engine raises, so that a caller can handle a whole branch at once.
+
+PenstockError
+├── ConfigError                a setting is wrong or two settings contradict each other
+├── CapacityError              it does not fit: the message says what is needed and what there is
+├── CheckpointError            something about the files of a model
+│   ├── CheckpointNotFound     no such folder, or no config.json / weights in it
+│   ├── DownloadError          a hub repository could not be fetched (also: offline and not cached)
+│   ├── UnsupportedModel       unknown architecture, or a variant that we do not compute exactly
+│   ├── UnsafeCheckpoint       weights only as pickles
+│   ├── CorruptFile            a file is truncated, malformed or changed under us
+│   ├── MissingTensor          the model needs a tensor that no file holds
+│   ├── UnexpectedTensor       a file holds a tensor that the model does not know
+│   └── WrongTensor            a tensor has the wrong shape or dtype
+├── RequestError               the request's own fault; the engine goes on
+│   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
+│   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
+└── EngineDead                 the engine thread ended; nothing more will be computed
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(PenstockError):
+    """A setting is wrong, or two settings contradict each other."""
+
+
+class CapacityError(PenstockError):
+    """Something does not fit into its budget."""
+
+
+class CheckpointError(PenstockError):
+    """Something about the files of a model."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """No such folder, or nothing in it that could be a model."""
+
+
+class DownloadError(CheckpointError):
+    """A hub repository could not be fetched."""
+
+
+class UnsupportedModel(CheckpointError):
+    """The architecture, or a variant of it, is not one that we compute exactly."""
+
+
+class UnsafeCheckpoint(CheckpointError):
+    """The weights exist only as pickles, which can run code when they are read."""
+
+
+class CorruptFile(CheckpointError):
+    """A file is truncated, malformed, or not what its header says."""
+
+
+class MissingTensor(CheckpointError):
+    """The model needs a tensor that no file holds."""
+
+
+class UnexpectedTensor(CheckpointError):
+    """A file holds a tensor that the model does not know."""
+
+
+class WrongTensor(CheckpointError):
+    """A tensor has another shape or dtype than the config says."""
+
+
+class RequestError(PenstockError):
+    """The request's own fault: it is refused and the engine goes on."""
+
+
+class InvalidParameter(RequestError):
+    """A sampling parameter is out of range."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextOverflow(RequestError):
+    """The prompt, with what may follow it, exceeds the context length or the KV budget."""
+
+    def __init__(self, message: str, num_prompt_tokens: int, max_model_len: int) -> None:
+        super().__init__(message)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+
+
+class EngineDead(PenstockError):
+    """The engine thread ended: nothing more will be computed by this process."""

@@ -1,0 +1,153 @@
+"""Sequence: the tokens of one answer in the making, and what was asked of it. No torch here."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from penstock.errors import InvalidParameter
+
+MAX_LOGPROBS = 20
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended. The values are OpenAI's, and vLLM's "abort"."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the context length
+    ABORT = "abort"  # the caller left
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Defaults as OpenAI's: plain sampling at temperature 1.
+
+    Raises InvalidParameter (with the parameter's name) for values out of range.
+    """
+
+    #: 0 is greedy.
+    temperature: float = 1.0
+    #: Keep the k most likely tokens; 0 or -1 is all.
+    top_k: int = 0
+    #: Keep the most likely tokens that make up this much probability (nucleus, arXiv 1904.09751).
+    top_p: float = 1.0
+    #: Drop tokens less likely than min_p times the most likely one (arXiv 2407.01082).
+    min_p: float = 0.0
+    #: Divide (or multiply, if negative) the logits of tokens seen in prompt or answer (CTRL, arXiv
+    #: 1909.05858). 1 is off.
+    repetition_penalty: float = 1.0
+    #: Subtracted from the logits of tokens that the answer holds.
+    presence_penalty: float = 0.0
+    #: Subtracted once per occurrence in the answer.
+    frequency_penalty: float = 0.0
+    #: Added to logits, by token id.
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    #: Same seed, same prompt, same parameters: same answer. None draws a fresh one.
+    seed: int | None = None
+    #: The answer ends before the first of these strings.
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    #: Let the stop string (or stop token's text) be part of the answer.
+    include_stop_str_in_output: bool = False
+    #: None: until the context is full.
+    max_tokens: int | None = None
+    #: End tokens and stop conditions don't count before this many tokens.
+    min_tokens: int = 0
+    #: Go on after the model's end token.
+    ignore_eos: bool = False
+    #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
+    #: They are of the model's own distribution, before temperature, penalties and filters.
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._check("temperature", 0 <= self.temperature <= 100, "at least 0 (and finite)")
+        self._check("top_k", self.top_k >= -1, "at least -1 (-1 and 0 keep all tokens)")
+        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._check(name, -2 <= getattr(self, name) <= 2, "between -2 and 2")
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or not -100 <= bias <= 100:
+                raise InvalidParameter(
+                    "logit_bias",
+                    f"logit_bias maps token {token_id} to {bias}; biases lie between -100 and 100",
+                )
+        if self.seed is not None:
+            self._check("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        self._check("stop", all(self.stop), "one or more strings, none of them empty")
+        if self.max_tokens is not None:
+            self._check("max_tokens", self.max_tokens >= 1, "at least 1")
+            self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
+        self._check("min_tokens", self.min_tokens >= 0, "at least 0")
+        if self.logprobs is not None:
+            self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+
+    def _check(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise InvalidParameter(name, f"{name} is {getattr(self, name)!r}; it must be {rule}")
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural logarithm."""
+
+    token_id: int
+    logprob: float
+    #: The likeliest tokens, likeliest first.
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sequence:
+    """One prompt and its answer. Owned by the engine thread."""
+
+    def __init__(
+        self,
+        sequence_id: int,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        max_total_tokens: int,
+    ) -> None:
+        """max_total_tokens: prompt and answer end there at the latest."""
+        self.sequence_id = sequence_id
+        self.params = params
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.max_total_tokens = max_total_tokens
+        #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.num_preemptions = 0
+        self.finish_reason: FinishReason | None = None
+        #: The stop string or token that ended it; None for the model's end token or the length.
+        self.stop_reason: str | int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that are not computed yet: a prompt, a resumed sequence's all, or the last one."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.sequence_id}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens, "
+            f"{self.num_computed_tokens} computed, {self.finish_reason})"
+        )

@@ -1,0 +1,210 @@
+"""Fast CPU kernels: torch's integer product, and the compiled ones of cpu.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.kernels.operands import (
+    ActivationFunction,
+    AttentionSpec,
+    BatchLayout,
+    LayerKV,
+    QuantizedTensor,
+)
+from penstock.kernels.reference import (
+    ReferenceKernels,
+    quantize_activations,
+    scale_sums,
+    split_rows,
+)
+
+#: Builds of cpu.c, best first, and what /proc/cpuinfo must say for each.
+BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})),
+    ("avx2", frozenset({"avx2", "fma", "f16c"})),
+    ("generic", frozenset()),
+)
+ACTIVATION_CODES: dict[ActivationFunction, int] = {
+    "silu": 0,
+    "gelu_tanh": 1,
+    "gelu": 2,
+    "relu": 3,
+}
+#: Dimensions per head that cpu.c keeps on its stack.
+MAX_HEAD_DIM = 256
+
+
+class TorchKernels(ReferenceKernels):
+    """The reference with torch's INT8 product (plain weight layout): the fallback without a compiler."""
+
+    name = "torch"
+
+    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+        q, token_scale = quantize_activations(x, self.activations)
+        transposed = weight.qweight.t()
+        if self.activations == "int8":
+            sums = torch._int_mm(q.to(torch.int8), transposed).double()
+        else:
+            hi, lo = torch._int_mm(torch.cat(split_rows(q)), transposed).double().chunk(2)
+            sums = torch.add(lo, hi, alpha=256)
+        y = scale_sums(sums, token_scale, weight)
+        return y if bias is None else y + bias
+
+
+class NativeKernels(ReferenceKernels):
+    """cpu.c, called through ctypes. All tensors are float32 on the CPU, rows contiguous."""
+
+    name = "native"
+
+    def __init__(self, activations: str = "int16", build: str | None = None) -> None:
+        """`build` names one of BUILDS; None takes the best that was compiled and the processor runs.
+
+        Raises ConfigError where there is none.
+        """
+        super().__init__(activations)
+        self.build, self._library = _load(build)
+        self._rows_per_token = 2 if activations == "int16" else 1
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Threads for all native kernels of this process. Only ever grows."""
+        self._library.penstock_set_num_threads(num_threads)
+
+    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+        num_tokens, in_features = x.shape
+        out_features = weight.qweight.shape[0]
+        y = torch.empty(num_tokens, out_features)
+        row_bytes = (in_features + 63) // 64 * 64 + 4
+        scratch = torch.empty(num_tokens * (self._rows_per_token * row_bytes + 4), dtype=torch.int8)
+        self._library.penstock_int8_linear(
+            x.data_ptr(), x.stride(0), num_tokens, in_features,
+            weight.qweight.data_ptr(), weight.scale.data_ptr(), _pointer(bias), out_features,
+            self._rows_per_token, y.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        y = torch.empty(x.shape)
+        rows = x.flatten(0, -2)
+        self._library.penstock_rms_norm(
+            rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1],
+            weight.data_ptr(), offset, eps, y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y = torch.empty(x.shape)
+        rows = x.flatten(0, -2)
+        self._library.penstock_layer_norm(
+            rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1],
+            _pointer(weight), _pointer(bias), eps, y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
+        return self._activate(x, x.shape[1], function, False)
+
+    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+        return self._activate(gate_up, gate_up.shape[1] // 2, function, True)
+
+    def _activate(self, x: Tensor, width: int, function: ActivationFunction, gated: bool) -> Tensor:
+        y = torch.empty(x.shape[0], width)
+        self._library.penstock_activation(
+            x.data_ptr(), x.stride(0), x.shape[0], width, ACTIVATION_CODES[function], gated,
+            y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
+        num_tokens, num_heads, head_dim = x.shape
+        self._library.penstock_rope(
+            x.data_ptr(), x.stride(0), num_tokens, num_heads, head_dim, cos.shape[1],
+            cos.data_ptr(), sin.data_ptr(), is_interleaved,
+        )  # fmt: skip
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        self._library.penstock_write_kv(
+            k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0],
+            slot_mapping.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr(),
+            kv.k.dtype == torch.float16, num_kv_heads, head_dim, block_size,
+        )  # fmt: skip
+
+    def paged_attention(
+        self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec
+    ) -> Tensor:
+        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        if head_dim > MAX_HEAD_DIM:  # a rare shape, not worth a second code path in C
+            return super().paged_attention(q, kv, batch, spec)
+        num_tokens = q.shape[0]
+        y = torch.empty(num_tokens, spec.num_heads * head_dim)
+        tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
+        self._library.penstock_paged_attention(
+            q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
+            kv.k.data_ptr(), kv.v.data_ptr(), kv.k.dtype == torch.float16,
+            num_kv_heads, head_dim, block_size,
+            batch.block_tables.data_ptr(), batch.block_tables.shape[1],
+            batch.query_start.data_ptr(), batch.context_lens.data_ptr(), batch.num_seqs,
+            spec.scale, spec.softcap, spec.window, _pointer(spec.alibi_slopes), tiles.data_ptr(),
+        )  # fmt: skip
+        return y
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def compiled_builds() -> list[str]:
+    """Names of the builds of cpu.c that exist and that this processor runs, best first."""
+    flags = _processor_flags()
+    return [name for name, needs in BUILDS if needs <= flags and _library_path(name) is not None]
+
+
+def _library_path(build: str) -> Path | None:
+    return next(Path(__file__).parent.glob(f"_cpu_{build}.*so"), None)
+
+
+def _processor_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux: the generic build runs anywhere
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def _load(build: str | None) -> tuple[str, ctypes.CDLL]:
+    available = compiled_builds()
+    chosen = build if build is not None else (available or [""])[0]
+    if chosen not in available:
+        raise ConfigError(
+            f"no native CPU kernels{f' of build {build!r}' if build else ''} for this processor "
+            f"(there are: {', '.join(available) or 'none'}). Install a C compiler and reinstall "
+            "penstock, or choose --kernels torch."
+        )
+    path = _library_path(chosen)
+    assert path is not None
+    library = ctypes.CDLL(str(path))
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    return chosen, library
+
+
+_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
+    "penstock_set_num_threads": (_I,),
+    "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _P, _N, _I, _P, _P),
+    "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),
+    "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
+    "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),
+    "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
+    "penstock_write_kv": (_P, _N, _P, _N, _N, _P, _P, _P, _I, _N, _N, _N),
+    "penstock_paged_attention": (
+        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _N, _F, _F, _N, _P, _P,
+    ),
+}  # fmt: skip

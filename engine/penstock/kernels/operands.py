@@ -1,0 +1,66 @@
+"""What kernels work on: a quantized matrix, one layer's K and V, the ragged shape of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
+
+
+class QuantizedTensor(NamedTuple):
+    """A matrix of INT8 integers, symmetric, one scale per output channel: w = qweight * scale."""
+
+    qweight: Tensor  # int8 [out_features, in_features], contiguous
+    scale: Tensor  # float32 [out_features]
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [out_features, in_features]."""
+        return self.qweight.float() * self.scale[:, None]
+
+
+class LayerKV(NamedTuple):
+    """One layer's part of the KV cache, float16 or float32."""
+
+    k: Tensor  # [num_blocks, num_kv_heads, head_dim, block_size]: a vector load holds 16 keys
+    v: Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Which tokens of a step belong to which sequence, and where their K and V lie.
+
+    The step's tokens lie one sequence after the other: those of sequence s are
+    query_start[s]:query_start[s + 1], and they are the last of its context_lens[s] tokens.
+    """
+
+    positions: Tensor  # int64 [num_tokens]
+    slot_mapping: Tensor  # int64 [num_tokens]: block * block_size + offset in the block
+    block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
+    query_start: Tensor  # int32 [num_seqs + 1]
+    context_lens: Tensor  # int32 [num_seqs], the step's tokens included
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        return self.context_lens.shape[0]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Constants of one layer's attention."""
+
+    num_heads: int
+    #: Scores are q . k * scale.
+    scale: float
+    #: A token attends to its last `window` tokens, itself included; 0 is all of them.
+    window: int = 0
+    #: Scores become softcap * tanh(score / softcap); 0 is none (Gemma 2, arXiv 2408.00118).
+    softcap: float = 0.0
+    #: ALiBi: slope * (key position - query position) is added (arXiv 2108.12409). float32 [num_heads]
+    alibi_slopes: Tensor | None = None

@@ -1,0 +1,155 @@
+"""The arithmetic of a layer in plain torch: the definition of correct that fast kernels are tested
+against, and the fallback where nothing was compiled.
+
+Batch invariance: an output row depends on its own input row (and its own sequence's K and V) bit for
+bit, not on what else is in the batch. Products are exact integer sums, so their order is free. Attention
+goes token by token, so that a token meets the same shapes whatever chunk it came in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.operands import (
+    ActivationFunction,
+    AttentionSpec,
+    BatchLayout,
+    LayerKV,
+    QuantizedTensor,
+)
+
+#: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
+ACTIVATION_LIMIT = {"int16": 32512.0, "int8": 127.0}
+#: Below the smallest normal float32 a scale has too few bits to divide by: such rows count as zero.
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+MAX_HALF = torch.finfo(torch.float16).max
+
+
+def quantize_activations(x: Tensor, activations: str) -> tuple[Tensor, Tensor]:
+    """Each row as integers: float32 [num_tokens, in_features] -> (int32 of that shape, float32
+    [num_tokens]), x ~ q * scale. Rounds half to even."""
+    scale = x.abs().amax(dim=-1) / ACTIVATION_LIMIT[activations]
+    scale = torch.where(scale >= SMALLEST_SCALE, scale, 0.0)
+    divisor = torch.where(scale > 0, scale, torch.inf)
+    return torch.round(x / divisor[:, None]).to(torch.int32), scale
+
+
+def split_rows(q: Tensor) -> tuple[Tensor, Tensor]:
+    """16-bit integers as two INT8 rows, q = 256 * hi + lo."""
+    hi = (q + 128) >> 8
+    return hi.to(torch.int8), (q - (hi << 8)).to(torch.int8)
+
+
+def scale_sums(sums: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Tensor:
+    """Exact integer sums (as float64) -> float32: both scales in one float64 factor, then one rounding."""
+    factor = token_scale.double()[:, None] * weight.scale.double()
+    return (sums * factor).float()
+
+
+class ReferenceKernels:
+    """Plain torch. Subclasses replace what they do faster."""
+
+    name = "reference"
+
+    def __init__(self, activations: str = "int16") -> None:
+        self.activations = activations
+
+    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+        """x W^T + bias: float32 [num_tokens, in_features] -> float32 [num_tokens, out_features]."""
+        q, token_scale = quantize_activations(x, self.activations)
+        # float64 holds every partial sum exactly (below 2^53), so this is integer arithmetic.
+        sums = q.double() @ weight.qweight.double().t()
+        y = scale_sums(sums, token_scale, weight)
+        return y if bias is None else y + bias
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        """x / rms(x) * (weight + offset) over the last dimension (arXiv 1910.07467)."""
+        inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps).float()
+        return x * inverse * (weight + offset)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
+        exact = x.double()
+        centred = exact - exact.mean(-1, keepdim=True)
+        y = (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)).float()
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+    def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
+        """Elementwise, in float64: [num_tokens, width] -> the same shape."""
+        wide = x.double()
+        if function == "silu":
+            y = wide * torch.sigmoid(wide)
+        elif function == "relu":
+            y = wide.clamp_min(0)
+        else:
+            approximate = "tanh" if function == "gelu_tanh" else "none"
+            y = torch.nn.functional.gelu(wide, approximate=approximate)
+        return y.float()
+
+    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+        """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activation(gate, function) * up
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
+        """Rotate the first 2 * half dimensions of each head in place (arXiv 2104.09864).
+
+        x is [num_tokens, num_heads, head_dim]; cos and sin are [num_tokens, half]. Pairs are
+        (i, i + half), or (2i, 2i + 1) if interleaved.
+        """
+        half = cos.shape[-1]
+        rotated = x[..., : 2 * half]
+        first = rotated[..., 0::2] if is_interleaved else rotated[..., :half]
+        second = rotated[..., 1::2] if is_interleaved else rotated[..., half:]
+        c, s = cos[:, None], sin[:, None]
+        new_first, new_second = first * c - second * s, second * c + first * s
+        first.copy_(new_first)
+        second.copy_(new_second)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        """Store K and V, each [num_tokens, num_kv_heads, head_dim], at their slots. What exceeds
+        float16 becomes its largest finite value."""
+        block_size = kv.v.shape[2]
+        block, offset = slot_mapping // block_size, slot_mapping % block_size
+        if kv.k.dtype == torch.float16:
+            k, v = k.clamp(-MAX_HALF, MAX_HALF), v.clamp(-MAX_HALF, MAX_HALF)
+        kv.k[block, :, :, offset] = k.to(kv.k.dtype)
+        kv.v[block, :, offset] = v.to(kv.v.dtype)
+
+    def paged_attention(
+        self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec
+    ) -> Tensor:
+        """Causal attention of the step's tokens over all that their sequences have cached.
+
+        q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
+        step's own K and V must have been written.
+        """
+        y = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
+        starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
+        for seq in range(batch.num_seqs):
+            shift = lengths[seq] - starts[seq + 1]
+            for token in range(starts[seq], starts[seq + 1]):
+                table = batch.block_tables[seq]
+                y[token] = self._attend(q[token], kv, table, token + shift, spec).flatten()
+        return y
+
+    def _attend(
+        self, q: Tensor, kv: LayerKV, block_table: Tensor, position: int, spec: AttentionSpec
+    ) -> Tensor:
+        """One token: q [num_heads, head_dim] -> [num_heads, head_dim]."""
+        num_kv_heads, head_dim, block_size = kv.k.shape[1:]
+        blocks = block_table[: position // block_size + 1].long()
+        # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
+        keys = kv.k[blocks].permute(1, 2, 0, 3).flatten(2)[..., : position + 1].float()
+        values = kv.v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, : position + 1].float()
+        scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
+        if spec.softcap:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        distance = torch.arange(-position, 1)
+        if spec.alibi_slopes is not None:
+            scores = scores + spec.alibi_slopes.view(num_kv_heads, -1, 1) * distance
+        if spec.window:
+            scores = scores.masked_fill(distance <= -spec.window, -torch.inf)
+        return (torch.softmax(scores, dim=-1) @ values).reshape(-1, head_dim)

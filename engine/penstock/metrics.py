@@ -1,0 +1,44 @@
+"""StepStats (one step) and EngineMetrics (totals since the start). No exporter: the server has that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did."""
+
+    duration_s: float
+    num_tokens: int
+    num_seqs: int
+    num_sampled: int
+    #: Bytes of weights read from disk for this step.
+    streamed_bytes: int
+    #: Seconds in which the sweep waited for a layer to arrive.
+    stall_s: float
+
+
+@dataclass
+class EngineMetrics:
+    """Totals since the start, and how things stand now. Written by the engine thread alone; a reader
+    on another thread sees each number whole, though not all of the same step."""
+
+    num_steps: int = 0
+    step_seconds: float = 0.0
+    stall_seconds: float = 0.0
+    streamed_bytes: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+
+    def record(self, step: StepStats) -> None:
+        self.num_steps += 1
+        self.step_seconds += step.duration_s
+        self.stall_seconds += step.stall_s
+        self.streamed_bytes += step.streamed_bytes
+        self.generated_tokens += step.num_sampled

@@ -1,0 +1,116 @@
+"""ModelSpec: a model's config.json as numbers. Knows shapes and bytes; knows no tensor and no file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+TensorKind = Literal["int8", "float32"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a layer as the layer uses it, and where a checkpoint keeps its parts.
+
+    An "int8" tensor has shape (out_features, in_features) and brings a float32 scale per output
+    channel; "float32" tensors (norms, biases) are kept as they are.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    #: Names in the checkpoint; more than one are concatenated along the first axis, in this order.
+    parts: tuple[str, ...]
+    kind: TensorKind = "float32"
+    #: The checkpoint stores [in_features, out_features] (GPT-2's Conv1D).
+    is_transposed: bool = False
+    #: Row r of the tensor is row `row_order[r]` of the checkpoint's (fused q, k, v per head).
+    row_order: tuple[int, ...] | None = None
+    #: What a missing tensor means: None is an error, a number fills it.
+    default: float | None = None
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """Where one tensor of a layer lies in the layer's buffer."""
+
+    tensor: TensorSpec
+    offset: int
+    #: Offset of the scales of an int8 tensor; -1 otherwise.
+    scale_offset: int
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """How a layer's tensors lie in one contiguous buffer: name -> offset, and the size in bytes."""
+
+    slots: tuple[TensorSlot, ...]
+    num_bytes: int
+
+    #: Each tensor begins on a cache line, which is also the widest vector load.
+    ALIGNMENT = 64
+
+    @classmethod
+    def of(cls, tensors: tuple[TensorSpec, ...]) -> LayerLayout:
+        """Lay out `tensors` one after the other, in order."""
+        slots: list[TensorSlot] = []
+        end = 0
+        for tensor in tensors:
+            offset, scale_offset = cls._aligned(end), -1
+            if tensor.kind == "int8":
+                scale_offset = cls._aligned(offset + tensor.num_elements)
+                end = scale_offset + 4 * tensor.shape[0]
+            else:
+                end = offset + 4 * tensor.num_elements
+            slots.append(TensorSlot(tensor, offset, scale_offset))
+        return cls(tuple(slots), cls._aligned(end))
+
+    @classmethod
+    def _aligned(cls, num_bytes: int) -> int:
+        return -(-num_bytes // cls.ALIGNMENT) * cls.ALIGNMENT
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) and its scaling."""
+
+    theta: float = 10000.0
+    #: How many of head_dim's dimensions are rotated.
+    rotary_dim: int = 0
+    #: Scaling as in config.json: "default", "linear", "dynamic", "llama3", "longrope", "yarn".
+    scaling: str = "default"
+    #: The scaling's own parameters, as config.json gives them.
+    parameters: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The shape of a decoder-only model. Families add their own constants by subclassing."""
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    #: The head shares the embedding's matrix.
+    is_tied: bool = False
+    rope: RopeSpec | None = None
+    #: Per layer: how many last tokens a token attends to, itself included; 0 is all of them.
+    sliding_windows: tuple[int, ...] = ()
+
+    def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
+        """Bytes of K and V of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+
+    def sliding_window(self, layer_index: int) -> int:
+        """The window of a layer in tokens; 0 is no window."""
+        return self.sliding_windows[layer_index] if self.sliding_windows else 0

@@ -1,0 +1,244 @@
+"""A Hugging Face folder as a map: tensor name -> file, offset, dtype, shape. Reads ranges of tensors
+into memory of its own choosing; knows nothing of layers or quantization.
+
+Only headers are read when a checkpoint is opened, and never a file through mmap: pages of a mapped
+checkpoint count as this process's memory, and it may be larger than that. The safetensors format is
+described at https://github.com/huggingface/safetensors: eight bytes with the header's length, a JSON
+header, and the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import (
+    CheckpointNotFound,
+    CorruptFile,
+    MissingTensor,
+    UnsafeCheckpoint,
+    WrongTensor,
+)
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+}
+#: Sizes of dtypes that may stand in a file without our reading them.
+OTHER_DTYPE_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "U8": 1, "BOOL": 1}
+OTHER_DTYPE_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
+#: A header beyond this is not one (the safetensors library refuses it too).
+MAX_HEADER_BYTES = 100 << 20
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    name: str
+    file: Path
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class Checkpoint:
+    """An opened folder. Close it (or use `with`) to give back its file descriptors."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry]) -> None:
+        self.folder = folder
+        self.config = config
+        self.entries = entries
+        self._descriptors: dict[Path, int] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Read config.json and every header.
+
+        Raises CheckpointNotFound, UnsafeCheckpoint (pickles only) and CorruptFile.
+        """
+        config = read_config(folder)
+        entries: dict[str, TensorEntry] = {}
+        for file in _weight_files(folder):
+            for entry in read_header(file):
+                if entry.name in entries:
+                    raise CorruptFile(
+                        f"tensor {entry.name} stands in both {entries[entry.name].file} and {file}; "
+                        "remove the file that does not belong to this model"
+                    )
+                entries[entry.name] = entry
+        return cls(folder, config, entries)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors together."""
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+    def entry(self, name: str) -> TensorEntry:
+        """Raises MissingTensor."""
+        if name not in self.entries:
+            raise MissingTensor(
+                f"{self.folder} has no tensor {name}, which its config.json calls for; the download may "
+                "be incomplete (is a shard missing?) or the config may belong to another model"
+            )
+        return self.entries[name]
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start:stop along the tensor's first axis, in its own dtype.
+
+        Raises MissingTensor, WrongTensor (a dtype that we don't compute with) and CorruptFile (the
+        file ended early).
+        """
+        entry = self.entry(name)
+        if entry.dtype not in DTYPES:
+            raise WrongTensor(
+                f"tensor {name} in {entry.file} has dtype {entry.dtype}; Penstock reads "
+                f"{', '.join(DTYPES)}: use the original, unquantized checkpoint"
+            )
+        row_bytes = entry.num_bytes // entry.shape[0] if entry.shape else entry.num_bytes
+        rows = torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
+        self._read_into(rows.view(torch.uint8) if rows.dim() else rows, entry, start * row_bytes)
+        return rows
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor in its own dtype."""
+        entry = self.entry(name)
+        return self.read_rows(name, 0, entry.shape[0] if entry.shape else 1)
+
+    def _read_into(self, buffer: Tensor, entry: TensorEntry, start: int) -> None:
+        if entry.file not in self._descriptors:
+            try:
+                self._descriptors[entry.file] = os.open(entry.file, os.O_RDONLY)
+            except OSError as error:
+                raise CorruptFile(f"{entry.file} can't be opened any more: {error.strerror}") from error
+        view = memoryview(buffer.numpy()).cast("B")
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(
+                    self._descriptors[entry.file], [view[done:]], entry.offset + start + done
+                )
+            except OSError as error:
+                raise CorruptFile(
+                    f"reading tensor {entry.name} from {entry.file} failed: {error.strerror}"
+                ) from error
+            if count == 0:
+                raise CorruptFile(
+                    f"{entry.file} ends within tensor {entry.name}; it was cut after it was opened: "
+                    "download it again"
+                )
+            done += count
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises CheckpointNotFound and CorruptFile."""
+    if not folder.is_dir():
+        raise CheckpointNotFound(
+            f"{folder} is not a folder. Give a Hugging Face model folder, a hub repository as "
+            '"owner/name", or "demo"'
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointNotFound(f"{folder} has no config.json, so it is not a Hugging Face model folder")
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CorruptFile."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CorruptFile(f"{path} is not readable JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise CorruptFile(f"{path} holds a JSON {type(content).__name__} instead of an object")
+    return content
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: those that its index names, or all there are."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CorruptFile(f"{index} has no weight_map; download it again")
+        files = sorted({folder / str(name) for name in weight_map.values()})
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise CheckpointNotFound(
+                f"{folder} lacks {len(missing)} of the {len(files)} weight files that {index.name} names: "
+                f"{', '.join(missing[:5])}; finish the download"
+            )
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
+    if pickles:
+        raise UnsafeCheckpoint(
+            f"{folder} has its weights only as pickles ({', '.join(pickles[:3])}), which can run code when "
+            "they are read. Use a repository with safetensors, or convert it once with transformers: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+        )
+    raise CheckpointNotFound(f"{folder} holds no *.safetensors file")
+
+
+def read_header(file: Path) -> list[TensorEntry]:
+    """All tensors of one file. Raises CorruptFile, naming the file and what is wrong with it."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise CorruptFile(f"{file} does not begin with a safetensors header; download it again")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        items = [(name, value) for name, value in header.items() if name != "__metadata__"]
+        entries = [_entry(file, name, value, 8 + length) for name, value in items]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptFile(f"{file} has a malformed safetensors header ({error!r})") from error
+    end = max((entry.offset + entry.num_bytes for entry in entries), default=8 + length)
+    if end > size:
+        raise CorruptFile(
+            f"{file} is truncated: its header describes {end} bytes, the file has {size}; download it again"
+        )
+    return entries
+
+
+def _entry(file: Path, name: str, value: dict[str, Any], data_start: int) -> TensorEntry:
+    dtype, shape = str(value["dtype"]), tuple(int(size) for size in value["shape"])
+    begin, end = (int(offset) for offset in value["data_offsets"])
+    if dtype in DTYPES:
+        item_bytes = DTYPES[dtype].itemsize
+    else:
+        item_bytes = OTHER_DTYPE_BYTES.get(dtype, 0)
+    expected = math.prod(shape) * item_bytes
+    if begin < 0 or end < begin or (item_bytes and end - begin != expected) or min(shape, default=0) < 0:
+        raise CorruptFile(
+            f"{file}: tensor {name} of dtype {dtype} and shape {list(shape)} takes {expected} bytes, but "
+            f"the header gives it {end - begin}"
+        )
+    return TensorEntry(name, file, data_start + begin, dtype, shape, end - begin)

@@ -1,0 +1,58 @@
+"""INT8 per output channel: w ~ qweight * scale with scale = max|row| / 127, and how far off that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import QuantizedTensor
+
+WEIGHT_LIMIT = 127
+
+
+def quantize(weight: Tensor) -> QuantizedTensor:
+    """Symmetric INT8 with one scale per row (output channel).
+
+    weight is [out_features, in_features] in any floating dtype; a row of zeros gets scale 0. Rounds half
+    to even. Raises ValueError for NaN or infinity.
+    """
+    exact = weight.float()
+    scale = exact.abs().amax(dim=1) / WEIGHT_LIMIT
+    if not bool(torch.isfinite(scale).all()):
+        raise ValueError("it holds NaN or infinite values")
+    # A subnormal scale has too few bits to divide by; what it would stand for is nothing.
+    scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 0.0)
+    divisor = torch.where(scale > 0, scale, torch.inf)
+    qweight = torch.round(exact / divisor[:, None]).clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
+    return QuantizedTensor(qweight.to(torch.int8), scale)
+
+
+@dataclass(frozen=True)
+class QuantizationError:
+    """How far a tensor's INT8 form is from what the checkpoint holds."""
+
+    name: str
+    #: Frobenius norm of the difference over that of the tensor.
+    relative: float
+    #: The same for the worst output channel.
+    worst_channel: float
+    #: Largest magnitude over the root mean square, of the channel where that is largest: what makes
+    #: absmax scales coarse.
+    outlier_ratio: float
+
+    @classmethod
+    def of(cls, name: str, weight: Tensor, quantized: QuantizedTensor) -> QuantizationError:
+        """Compare [out_features, in_features] with its quantized form."""
+        exact = weight.double()
+        rows = (exact - quantized.dequantize().double()).square().sum(1)
+        norms = exact.square().sum(1)
+        nonzero = norms.clamp_min(torch.finfo(torch.float64).tiny)
+        rms = (nonzero / weight.shape[1]).sqrt()
+        return cls(
+            name,
+            relative=float((rows.sum() / nonzero.sum()).sqrt()),
+            worst_channel=float((rows / nonzero).max().sqrt()),
+            outlier_ratio=float((exact.abs().amax(1) / rms).max()),
+        )

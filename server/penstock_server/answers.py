@@ -1,0 +1,124 @@
+"""The answers to one request while they are generated: all choices of all prompts at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from penstock.async_engine import AsyncEngine, RequestStream
+from penstock.engine import RequestOutput
+from penstock.errors import EngineDead
+from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock_server.errors import unavailable
+from penstock_server.metrics import AnswerTimer, RequestMetrics
+from penstock_server.responses import Usage
+
+
+class Answer:
+    """One choice as far as it has come."""
+
+    def __init__(self, stream: RequestStream, timer: AnswerTimer) -> None:
+        self.stream = stream
+        self.timer = timer
+        self.text = ""
+        self.logprobs: list[TokenLogprobs] = []
+        self.num_output_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+
+    async def next(self) -> RequestOutput:
+        """Raises EngineDead, or 503 if the engine ended the answer because the server stops."""
+        try:
+            output = await anext(self.stream)
+        except StopAsyncIteration:
+            raise EngineDead("the engine ended an answer without a reason") from None
+        except EngineDead:
+            self.timer.close("error")
+            raise
+        if output.finish_reason is FinishReason.ABORT:
+            raise unavailable("The server is shutting down.", "shutting_down")
+        self.timer.record(output)
+        self.text += output.text
+        self.logprobs.extend(output.logprobs)
+        self.num_output_tokens = output.num_output_tokens
+        self.finish_reason = output.finish_reason
+        self.stop_reason = output.stop_reason
+        return output
+
+
+class Answers:
+    """Choice j of prompt i is number i * (choices per prompt) + j. Close it when the client is
+    served or gone: that frees the sequences which still run."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        metrics: RequestMetrics,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+    ) -> None:
+        """Starts one sequence per prompt and element of `params`, or none: raises what
+        AsyncEngine.generate raises."""
+        self._answers: list[Answer] = []
+        self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        metrics.params_n.observe(len(params))
+        try:
+            for prompt in prompts:
+                for each in params:
+                    stream = engine.generate(prompt, each)
+                    self._answers.append(Answer(stream, AnswerTimer(metrics)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self._answers)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        completion_tokens = sum(answer.num_output_tokens for answer in self._answers)
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=self._num_prompt_tokens + completion_tokens,
+        )
+
+    async def outputs(
+        self, idle_s: float | None = None
+    ) -> AsyncGenerator[tuple[int, RequestOutput] | None, None]:
+        """Number and output, as they come; None whenever nothing came for `idle_s` seconds."""
+        pending = {self._next(index): index for index in range(len(self))}
+        try:
+            while pending:
+                done, _ = await asyncio.wait(
+                    pending, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    yield None
+                for task in sorted(done, key=pending.__getitem__):
+                    output, index = task.result(), pending.pop(task)
+                    if output.finish_reason is None:
+                        pending[self._next(index)] = index
+                    yield index, output
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def _next(self, index: int) -> asyncio.Task[RequestOutput]:
+        return asyncio.create_task(self._answers[index].next())
+
+    async def finish(self) -> None:
+        """Waits for the end of all."""
+        async for _ in self.outputs():
+            pass
+
+    def close(self) -> None:
+        """Frees what still runs. Idempotent; never blocks."""
+        for answer in self._answers:
+            answer.stream.abort()
+            answer.timer.close("abort")

@@ -1,0 +1,90 @@
+"""The command line: `penstock serve | generate | chat`.
+
+Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.errors import ConfigError, PenstockError
+from penstock_server import __version__
+from penstock_server.settings import Settings, add_flags, make_settings
+
+_DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
+
+Every setting is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS. A flag wins
+over the variable."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        settings = make_settings(vars(options), os.environ)
+        return _run(options, settings)
+    except ConfigError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; nothing can be flushed to it any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(options: argparse.Namespace, settings: Settings) -> int:
+    # Imported late: torch takes seconds, and --help and wrong settings shall not wait for it.
+    if options.command == "serve":
+        from penstock_server.serve import serve
+
+        return serve(settings)
+    from penstock_server import terminal
+
+    run = terminal.generate if options.command == "generate" else terminal.chat
+    return run(settings, options)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="answer HTTP requests as OpenAI's API does")
+    add_flags(serve, ["model", "engine", "server"])
+
+    generate = commands.add_parser("generate", help="continue a text in the terminal")
+    generate.add_argument("--prompt", help="text to continue; without it: standard input")
+    _add_sampling_flags(generate)
+    add_flags(generate, ["model", "engine"])
+
+    chat = commands.add_parser("chat", help="talk to a model in the terminal")
+    chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
+    _add_sampling_flags(chat)
+    add_flags(chat, ["model", "engine"])
+    return parser
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group(
+        "sampling", "Without a flag: what the model's generation_config.json says."
+    )
+    section.add_argument("--max-tokens", type=int, metavar="N", help="longest answer in tokens")
+    section.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    section.add_argument("--top-p", type=float, metavar="P", help="nucleus of this probability")
+    section.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    section.add_argument("--min-p", type=float, metavar="P", help="part of the likeliest token's")
+    section.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
+    section.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
+    section.add_argument(
+        "--stop", action="append", metavar="TEXT", help="the answer ends before it; may be repeated"
+    )

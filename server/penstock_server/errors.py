@@ -1,0 +1,196 @@
+"""What a client is told when something goes wrong: always OpenAI's error object, whatever failed.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+`message` says what, why and what to do; `type` follows from the status; `param` names the field of
+the request that is at fault; `code` is a stable word for programs. A context overflow also has
+`n_prompt_tokens` and `n_ctx`, as llama-server's has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from penstock.errors import (
+    CapacityError,
+    ContextOverflow,
+    EngineDead,
+    InvalidParameter,
+    RequestError,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a client may try again, if nothing better is known.
+RETRY_AFTER_S = 5
+
+#: How many wrong fields one message names.
+MAX_REPORTED_FIELDS = 3
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+#: Codes for what the router itself refuses.
+_ROUTER_CODES = {
+    400: "invalid_json",
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
+
+#: pydantic's kinds of errors that have a name at OpenAI. Kinds in "_type" are "invalid_type".
+_VALIDATION_CODES = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "unsupported_parameter": "unsupported_parameter",
+    "json_invalid": "invalid_json",
+}
+
+
+class ErrorDetail(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+class ApiError(HTTPException):
+    """An answer other than success. Raise it from wherever a request turns out to be impossible."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, int] | None = None,
+    ) -> None:
+        """extra: further members of the error object."""
+        super().__init__(status, message, dict(headers) if headers else None)
+        self.code = code
+        self.param = param
+        self.extra = dict(extra or {})
+
+    @property
+    def type(self) -> str:
+        if self.status_code >= 500:
+            return "server_error"
+        return _TYPES.get(self.status_code, "invalid_request_error")
+
+    @property
+    def body(self) -> dict[str, Any]:
+        error = {
+            "message": self.detail,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+            **self.extra,
+        }
+        return {"error": error}
+
+    def response(self) -> Response:
+        # ASCII, because a client may have sent half a surrogate pair as a field's name.
+        body = json.dumps(self.body)
+        return Response(body, self.status_code, self.headers, media_type="application/json")
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503, with the time after which to try again."""
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def internal_error() -> ApiError:
+    """500 for a bug of ours. The client learns nothing of it but that a retry won't help."""
+    message = "The server failed on this request; its log has the details."
+    return ApiError(500, message, code="internal_error", headers={"X-Should-Retry": "false"})
+
+
+def api_error(error: Exception) -> ApiError:
+    """What to tell the client about `error`. Anything unforeseen goes to the log and is a 500."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            return _from_router(error)
+        case RequestValidationError():
+            return _from_validation(error)
+        case ContextOverflow():
+            size = {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.max_model_len}
+            return ApiError(400, str(error), code="context_length_exceeded", extra=size)
+        case InvalidParameter():
+            return ApiError(400, str(error), code="invalid_value", param=error.param)
+        case RequestError():
+            return ApiError(400, str(error), code="invalid_request")
+        case CapacityError():
+            return unavailable(str(error), "overloaded")
+        case EngineDead():
+            return unavailable("The engine has stopped; the server's log says why.", "engine_dead")
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return internal_error()
+
+
+def _from_router(error: HTTPException) -> ApiError:
+    status = error.status_code
+    message = error.detail
+    if message == HTTPStatus(status).phrase:
+        message = f"{status} {message}"
+    return ApiError(status, message, code=_ROUTER_CODES.get(status), headers=error.headers)
+
+
+def _from_validation(error: RequestValidationError) -> ApiError:
+    """Names the fields that are wrong; `param` and `code` are the first one's."""
+    found: dict[str | None, list[str]] = {}
+    errors: list[dict[str, Any]] = list(error.errors())
+    for each in errors:
+        found.setdefault(_field(each, error.body), []).append(each["msg"])
+    parts = [
+        f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else messages[0]
+        for field, messages in found.items()
+    ]
+    if len(parts) > MAX_REPORTED_FIELDS:
+        parts[MAX_REPORTED_FIELDS:] = [f"and {len(parts) - MAX_REPORTED_FIELDS} more"]
+    kind = errors[0]["type"]
+    code = _VALIDATION_CODES.get(kind, "invalid_type" if kind.endswith("_type") else None)
+    return ApiError(400, "; ".join(parts), code=code or "invalid_value", param=next(iter(found)))
+
+
+def _field(error: dict[str, Any], body: Any) -> str | None:
+    """The dotted path of the field that an error is about; None if it is about the whole body.
+
+    pydantic's location also holds the names of union members, which mean nothing to a client: only
+    what leads further into the body that was sent is kept.
+    """
+    if "param" in error.get("ctx", {}):
+        return str(error["ctx"]["param"])
+    if error["type"] == "json_invalid":
+        return None
+    path = list(_steps(error["loc"][1:], body))
+    if error["type"] == "missing" and len(error["loc"]) > 1:
+        path.append(str(error["loc"][-1]))
+    return ".".join(path) or None
+
+
+def _steps(location: Iterable[str | int], value: Any) -> Iterable[str]:
+    for step in location:
+        is_key = isinstance(value, dict) and step in value
+        is_index = isinstance(value, list) and isinstance(step, int)
+        if is_key or is_index:
+            value = value[step]
+            yield str(step)

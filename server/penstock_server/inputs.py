@@ -1,0 +1,148 @@
+"""From a request to what the engine understands: token ids and SamplingParams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.engine import Engine
+from penstock.generation.sequence import SamplingParams
+from penstock.text.chat import render_chat
+from penstock_server.errors import ApiError
+from penstock_server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+)
+
+#: Request fields that have the same name and meaning in SamplingParams.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "seed",
+)
+
+#: What a model's generation_config.json may decide where the request is silent.
+DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: list[int]
+    #: As the client wrote it; for echo.
+    text: str
+
+
+def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
+    """Raises 400 for an empty prompt and for token ids that the model does not have."""
+    tokenizer = engine.tokenizer
+    add_special_tokens = body.add_special_tokens is not False
+    prompts = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            token_ids, text = tokenizer.encode(prompt, add_special_tokens), prompt
+        else:
+            check_token_ids(prompt, engine.spec.vocab_size, "prompt")
+            token_ids, text = prompt, tokenizer.decode(prompt, False) if body.echo else ""
+        if not token_ids:
+            raise ApiError(400, "A prompt is empty.", code="invalid_value", param="prompt")
+        prompts.append(Prompt(token_ids, text))
+    return prompts
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        message = f"{param} has the token id {largest}; the model's go up to {vocab_size - 1}."
+        raise ApiError(400, message, code="invalid_value", param=param)
+
+
+def read_messages(engine: Engine, body: ChatCompletionRequest) -> Prompt:
+    """Raises RequestError if the model has no chat template, or if its template refuses."""
+    goes_on = bool(body.continue_final_message)
+    begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+    token_ids = render_chat(
+        engine.tokenizer,
+        [template_message(message) for message in body.messages],
+        add_generation_prompt=begins,
+        continue_final_message=goes_on,
+        **body.template_kwargs,
+    )
+    return Prompt(token_ids, "")
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """As chat templates expect it. They know no developers: OpenAI's new name for the system."""
+    fields = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.text,
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def sampling_params(
+    body: GenerationRequest,
+    defaults: Mapping[str, float],
+    vocab_size: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> list[SamplingParams]:
+    """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
+    `defaults`, else as in SamplingParams.
+
+    Raises InvalidParameter, or 400 for a bias on a token that the model does not have.
+    """
+    values: dict[str, Any] = {name: defaults[name] for name in DEFAULTABLE if name in defaults}
+    for name in _SAMPLING_FIELDS:
+        if (value := getattr(body, name)) is not None:
+            values[name] = value
+    params = SamplingParams(
+        **values,
+        stop=body.stop_strings,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=read_logit_bias(body.logit_bias or {}, vocab_size),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+    )
+    if params.seed is None:
+        return [params] * body.num_choices
+    return [replace(params, seed=_wrap(params.seed + i)) for i in range(body.num_choices)]
+
+
+def _wrap(seed: int) -> int:
+    """Into the range of a signed 64-bit integer."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def read_logit_bias(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    """JSON has strings as keys. Raises 400 for one that is no token id."""
+    for key in biases:
+        if not re.fullmatch(r"[0-9]{1,10}", key):
+            message = f"logit_bias has the key {key!r}; its keys must be token ids."
+            raise ApiError(400, message, code="invalid_value", param="logit_bias")
+    found = {int(key): bias for key, bias in biases.items()}
+    check_token_ids(list(found), vocab_size, "logit_bias")
+    return found
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """What a model's generation_config.json says about sampling; what is null there is not said."""
+    return {
+        name: generation_config[name]
+        for name in DEFAULTABLE
+        if isinstance(generation_config.get(name), (int, float))
+    }

@@ -1,0 +1,76 @@
+"""What operators and their tools ask: is it alive, is it ready, which version, how is it doing.
+
+None of these waits for the engine's thread, and all but /metrics are open to everyone. /health/live
+says whether a restart would help; /health and /health/ready whether requests can be answered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from penstock.async_engine import AsyncEngine
+from penstock_server import __version__
+from penstock_server.errors import RETRY_AFTER_S
+from penstock_server.metrics import RequestMetrics
+from penstock_server.responses import Health, Version
+
+#: Paths (and what is below them) that need no API key.
+OPEN_PATHS = ("/health", "/ping", "/version")
+
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Health, "description": "loading, dead or stopped"}
+}
+
+
+class OperationRoutes:
+    def __init__(self, engine: AsyncEngine, metrics: RequestMetrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["operations"])
+        for path in ("/health", "/health/ready", "/ping"):
+            router.get(path, response_model=Health, responses=_NOT_READY)(self.ready)
+        router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
+        router.get("/version")(self.version)
+        router.get("/metrics", response_class=Response)(self.metrics)
+        return router
+
+    async def ready(self) -> Response:
+        """200 if requests can be answered now; 503 with the progress while the model loads."""
+        health = self._health()
+        return _answer(health, is_good=health.status == "ok")
+
+    async def live(self) -> Response:
+        """503 only if nothing but a restart can help."""
+        health = self._health()
+        return _answer(health, is_good=health.status in ("ok", "loading"))
+
+    async def version(self) -> Version:
+        return Version(version=__version__)
+
+    async def metrics(self) -> Response:
+        """Counters and histograms in Prometheus' text format."""
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    def _health(self) -> Health:
+        status = self._engine.status
+        if status.state == "ready":
+            return Health(status="ok")
+        if status.state == "loading":
+            return Health(
+                status="loading",
+                loaded_layers=status.loaded_layers,
+                total_layers=status.total_layers,
+            )
+        return Health(status=status.state)
+
+
+def _answer(health: Health, is_good: bool) -> Response:
+    headers = {} if is_good else {"Retry-After": str(RETRY_AFTER_S)}
+    body = health.model_dump(exclude_none=True)
+    return JSONResponse(body, 200 if is_good else 503, headers)

@@ -1,0 +1,300 @@
+"""What clients may send: the bodies of the two generating routes, as JSON.
+
+A field is honoured, or refused by an error that names it; nothing that would change an answer is
+dropped in silence, and an unknown field is refused too. The exceptions are fields that clients send
+as a matter of course and that could not change an answer here. They are accepted without effect:
+
+    user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
+    prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
+    parallel_tool_calls      says nothing while there are no tools
+    stream_options.include_obfuscation      padding against eavesdroppers; we send none
+
+`reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
+is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from penstock.generation.sequence import MAX_LOGPROBS
+
+#: Most answers to one prompt, as at OpenAI.
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_STOP_STRINGS = 64
+#: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
+MAX_INT = 2**31 - 1
+
+
+def invalid(param: str, message: str) -> PydanticCustomError:
+    """An error about the field `param`, for checks that look at several fields."""
+    return PydanticCustomError("invalid_value", "{message}", {"param": param, "message": message})
+
+
+def _refuse(value: object) -> None:
+    if value not in (None, False, "", [], {}):
+        raise PydanticCustomError("unsupported_parameter", "not supported by this server")
+
+
+#: A field of OpenAI's that we do not have: only "nothing" is accepted.
+Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
+
+
+
+def _check_text(value: str) -> str:
+    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Positive
+
+def _check_text(value: str) -> str:
+    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, Field(ge=1, le=MAX_INT)]
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _kind_of_text(value: object) -> str:
+    return "list" if isinstance(value, list) else "string"
+
+
+class StreamOptions(Wire):
+    #: A last chunk without choices tells the usage of the whole request.
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+StopStrings = Annotated[
+    Annotated[Text, Tag("string")]
+    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
+    Discriminator(_kind_of_text),
+]
+
+
+class GenerationRequest(Wire):
+    """What both routes have in common. None is "not said": the model's own default holds."""
+
+    model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
+    max_tokens: PositiveCount | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StopStrings | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
+
+    # vLLM's extensions
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Count] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    # accepted without effect
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only allowed when stream is true")
+        return self
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+def _kind_of_prompt(value: object) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    if not isinstance(value, list):
+        return "string"
+    if isinstance(first, list):
+        return "token_id_lists"
+    return "token_ids" if isinstance(first, int) else "strings"
+
+
+TokenIds = Annotated[list[Count], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[Text, Tag("string")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("strings")]
+    | Annotated[TokenIds, Tag("token_ids")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS), Tag("token_id_lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: Prompt = Field(description="Text or token ids; a list of either is several prompts.")
+    echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = Field(None, description="Only as many as n.")
+    add_special_tokens: bool | None = Field(None, description="Such as a BOS token; true if null.")
+    suffix: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> CompletionRequest:
+        if self.best_of not in (None, self.num_choices):
+            raise invalid("best_of", "not supported by this server, unless it equals n")
+        if self.echo and self.logprobs is not None:
+            raise invalid("echo", "not supported together with logprobs yet; send one of the two")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """A single prompt is a list of one."""
+        match _kind_of_prompt(self.prompt):
+            case "string" | "token_ids":
+                return [self.prompt]  # type: ignore[return-value]
+        return self.prompt  # type: ignore[return-value]
+
+
+class TextPart(Wire):
+    type: Literal["text"]
+    text: Text
+
+
+MessageContent = Annotated[
+    Annotated[Text, Tag("string")] | Annotated[list[TextPart], Tag("list")],
+    Discriminator(_kind_of_text),
+]
+
+
+class Message(Wire):
+    """One turn. The fields of an answer are accepted back, as long as there is nothing in those
+    that we could not hand to the model."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageContent | None = None
+    name: Text | None = None
+    reasoning_content: Text | None = Field(None, description="For the model's chat template.")
+    refusal: Unsupported = None
+    annotations: Unsupported = None
+    audio: Unsupported = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("missing_content", "content is missing")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content, parts joined by line ends (as vLLM joins them)."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or ())
+
+
+class TextFormat(Wire):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: PositiveCount | None = Field(
+        None, description="Wins over max_tokens. If both are null: until the context is full."
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
+    reasoning_effort: Text | None = Field(None, description="For the model's chat template.")
+
+    # vLLM's extensions
+    add_generation_prompt: bool | None = Field(None, description="true if null")
+    continue_final_message: bool | None = Field(
+        None, description="The answer goes on where the last message ends."
+    )
+    chat_template_kwargs: dict[str, str | bool | int | float] | None = None
+
+    # not supported
+    tools: Unsupported = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: Unsupported = None
+    function_call: Literal["none", "auto"] | None = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
+    moderation: Unsupported = None
+
+    # accepted without effect
+    safety_identifier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "only allowed when logprobs is true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid("continue_final_message", "contradicts add_generation_prompt")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to report per position; None: no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        return effort | (self.chat_template_kwargs or {})

@@ -1,0 +1,154 @@
+"""What clients receive: the bodies of successful answers, and the chunks of a stream."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from penstock_server import __version__
+
+FINGERPRINT = f"penstock-{__version__}"
+
+#: Both may also carry vLLM's `stop_reason`: the stop string or stop token that ended the answer.
+Finish = Literal["stop", "length"]
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+# -- completions --------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(BaseModel):
+    """One entry per token in each list. Log-probabilities are natural logarithms."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    #: The likeliest tokens and the chosen one.
+    top_logprobs: list[dict[str, float]]
+    #: Where each token begins, in characters from the beginning of the text.
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None = None
+    stop_reason: str | int | None = None
+
+
+class Completion(BaseModel):
+    """The answer of /v1/completions; as a chunk, its texts are what came since the last one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str = FINGERPRINT
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+# -- chat ---------------------------------------------------------------------------------------
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str = FINGERPRINT
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One event of a streamed chat answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str = FINGERPRINT
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+# -- models and operations ----------------------------------------------------------------------
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "penstock"
+    #: Where the model comes from: what the server was started with.
+    root: str
+    parent: None = None
+    #: Tokens of prompt and answer together; null while the model loads.
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(BaseModel):
+    status: Literal["ok", "loading", "dead", "stopped"]
+    #: While loading: how far it is.
+    loaded_layers: int | None = None
+    total_layers: int | None = None
+
+
+class Version(BaseModel):
+    version: str

@@ -1,0 +1,140 @@
+"""`penstock serve`: one process with one event loop for HTTP and one thread for the engine.
+
+The port is bound before anything is loaded, so that a port in use is told at once and /health can
+tell the progress. A model that can't be loaded ends the process; an engine that dies later does
+not: the server goes on answering errors, and /health/live says that a restart is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from penstock.async_engine import AsyncEngine
+from penstock.engine import Engine
+from penstock.errors import ConfigError, EngineDead
+from penstock_server.app import create_app
+from penstock_server.loading import load_engine
+from penstock_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+#: Connections that are not established yet; a burst of clients should not be turned away.
+_BACKLOG = 2048
+
+#: Seconds for clients to take what is left of their answers after the engine has stopped.
+_CLOSE_TIMEOUT_S = 5
+
+
+def serve(settings: Settings) -> int:
+    """Runs until a signal comes. Raises what made it impossible to load the model."""
+    settings.engine_config()  # what is wrong with it should be told before anything starts
+    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # uvicorn raises the signal that ended it once more when it is done: that is our way out.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    with bind(settings.host, settings.port) as listener:
+        asyncio.run(_serve(settings, listener))
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError if the address can't be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another --host or --port"
+        ) from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, and the engine's beginning and end around it."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, settings: Settings) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._settings = settings
+        self._watch: asyncio.Task[None] | None = None
+        #: Why the model could not be loaded.
+        self.failure: BaseException | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        port = sockets[0].getsockname()[1] if sockets else self.config.port
+        self._watch = asyncio.create_task(self._announce(port))
+
+    async def _announce(self, port: int) -> None:
+        """Says that the model is ready, or ends the process if it can't be loaded."""
+        try:
+            await self._engine.wait_until_ready()
+        except EngineDead as error:
+            if not self.should_exit:
+                self.failure = error.__cause__ or error
+                self.should_exit = True
+        else:
+            print(greeting(self._settings, self._engine.engine, port), flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # First of all the engine: that ends the answers which clients still wait for.
+        await self._engine.stop()
+        await super().shutdown(sockets)
+        if self._watch is not None:
+            await self._watch
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    default_sampling: dict[str, float] = {}
+
+    def load(report: Callable[[int, int], None]) -> Engine:
+        loaded, defaults = load_engine(settings, report)
+        default_sampling.update(defaults)
+        return loaded
+
+    engine = AsyncEngine(load)
+    app = create_app(engine, settings, default_sampling)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )
+    server = _Server(config, engine, settings)
+    await server.serve(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
+
+
+def greeting(settings: Settings, engine: Engine, port: int) -> str:
+    """What is served where, and a command to try it."""
+    host = {"0.0.0.0": "localhost", "::": "localhost"}.get(settings.host, settings.host)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if engine.tokenizer.has_chat_template:
+        path = "chat/completions"
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+    else:
+        path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 64}
+    command = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
+    if settings.api_key:
+        command += ["-H", "Authorization: Bearer YOUR_KEY"]
+    command += ["-d", json.dumps(body)]
+    return f"{settings.model_names[0]} is ready at {url}/v1\nTry it:\n  {shlex.join(command)}"

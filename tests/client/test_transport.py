@@ -1,0 +1,133 @@
+"""Translation of the library's exceptions, and what goes over the wire besides the body.
+
+What needs a misbehaving server is tested with both clients in test_client.py.
+"""
+
+import httpx2
+import pytest
+from penstock_client.errors import ConnectionFailed, ProtocolError, StreamInterrupted, Timeout
+from penstock_client.exchange import Request
+from penstock_client.settings import Settings
+from penstock_client.transport import Transport, _translated
+from penstock_client.version import USER_AGENT
+
+from . import samples
+from .fake_server import Answer, Events
+
+GET = Request("GET", "/v1/models")
+POST = Request("POST", "/v1/completions", {"prompt": "Grüße"})
+
+
+def settings(url: str = "http://127.0.0.1:8000", key: str | None = None) -> Settings:
+    return Settings(url, key, 600.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "request_", "has_begun", "kind", "is_retryable"),
+    [
+        (httpx2.ConnectTimeout, POST, False, Timeout, True),
+        (httpx2.PoolTimeout, POST, False, Timeout, False),
+        (httpx2.ReadTimeout, GET, False, Timeout, False),
+        (httpx2.WriteTimeout, POST, False, Timeout, False),
+        (httpx2.ReadTimeout, POST, True, Timeout, False),
+        (httpx2.ConnectError, POST, False, ConnectionFailed, True),
+        (httpx2.ReadError, POST, False, ConnectionFailed, False),
+        (httpx2.ReadError, GET, False, ConnectionFailed, True),
+        (httpx2.WriteError, POST, False, ConnectionFailed, False),
+        (httpx2.RemoteProtocolError, POST, False, ConnectionFailed, False),
+        (httpx2.ReadError, POST, True, StreamInterrupted, False),
+        (httpx2.RemoteProtocolError, POST, True, StreamInterrupted, False),
+        (httpx2.ProxyError, POST, False, ConnectionFailed, False),
+        (httpx2.DecodingError, POST, False, ProtocolError, False),
+        (httpx2.DecodingError, POST, True, ProtocolError, False),
+    ],
+)
+def test_translation(error, request_, has_begun, kind, is_retryable):
+    with (
+        pytest.raises(kind) as caught,
+        _translated(request_, "req-1", has_begun=has_begun),
+    ):
+        raise error("")
+    assert type(caught.value) is kind
+    assert caught.value.is_retryable is is_retryable
+    assert caught.value.request_id == "req-1"
+    assert f"{request_.method} {request_.path}" in str(caught.value)
+    assert isinstance(caught.value.__cause__, error)
+
+
+def test_an_exception_without_text_is_named():
+    with pytest.raises(ConnectionFailed, match="ReadError"), _translated(POST):
+        raise httpx2.ReadError("")
+
+
+def test_other_exceptions_pass():
+    with pytest.raises(KeyError), _translated(POST):
+        raise KeyError("a bug of the caller")
+
+
+def test_limits_hold_between_reads():
+    timeout = Transport(settings())._http.timeout
+    assert (timeout.connect, timeout.read) == (5.0, 600.0)
+
+
+def test_headers_of_a_request(server):
+    server.script.append(Answer.json(samples.completion()))
+    transport = Transport(settings(server.url, "secret"))
+    transport.send(POST)
+    transport.close()
+    (received,) = server.received
+    assert received.body == {"prompt": "Grüße"}
+    assert received.headers["authorization"] == "Bearer secret"
+    assert received.headers["content-type"] == "application/json"
+    assert received.headers["user-agent"] == USER_AGENT
+
+
+def test_headers_without_key_and_body(server):
+    server.script.append(Answer.json(samples.MODELS))
+    transport = Transport(settings(server.url))
+    transport.send(GET)
+    transport.close()
+    assert "authorization" not in server.received[0].headers
+    assert "content-type" not in server.received[0].headers
+
+
+def test_a_stream_is_not_to_be_compressed(server):
+    server.script.append(Events([samples.completion_stream()]))
+    transport = Transport(settings(server.url))
+    reply = transport.open(POST)
+    assert b"".join(reply.blocks()) == samples.completion_stream()
+    reply.close()
+    transport.close()
+    assert server.received[0].headers["accept"] == "text/event-stream"
+    assert server.received[0].headers["accept-encoding"] == "identity"
+    assert reply.request_id == "req-1"
+
+
+def test_reply_has_status_headers_and_body(server):
+    server.script.append(Answer(b"teapot", 418, {"X-Kind": "Brown Betty"}))
+    transport = Transport(settings(server.url))
+    reply = transport.send(GET)
+    transport.close()
+    assert (reply.status, reply.headers["x-kind"], reply.body) == (418, "Brown Betty", b"teapot")
+
+
+def test_base_url_may_have_a_path(server):
+    server.script.append(Answer.json(samples.MODELS))
+    transport = Transport(settings(server.url + "/behind/proxy"))
+    transport.send(GET)
+    transport.close()
+    assert server.received[0].path == "/behind/proxy/v1/models"
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "ALL_PROXY"])
+def test_loopback_does_not_go_through_a_proxy(server, monkeypatch, name):
+    monkeypatch.setenv(name, "http://proxy.invalid:1")
+    server.script.append(Answer.json(samples.MODELS))
+    transport = Transport(settings(server.url))
+    assert transport.send(GET).status == 200
+    transport.close()
+
+
+def test_unusable_url_is_refused():
+    with pytest.raises(ValueError, match="base_url"):
+        Transport(settings("http://\0"))

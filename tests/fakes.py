@@ -1,0 +1,230 @@
+"""Stand-ins for the engine that do what a test tells them, when it tells them.
+
+A `Script` is what the answer to a prompt shall be: each string is the text of one output, an event
+is waited for, an exception is raised. Nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from penstock.async_engine import EngineStatus
+from penstock.engine import RequestOutput
+from penstock.errors import ContextOverflow, EngineDead, RequestError
+from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.metrics import EngineMetrics
+
+EOS = 256
+VOCAB_SIZE = 257
+
+
+class Event(Protocol):
+    def wait(self) -> Awaitable[Any]: ...
+
+
+Script = Sequence[str | Event | BaseException]
+#: Prompt and parameters -> script.
+Scripts = Callable[[list[int], SamplingParams], Script]
+
+
+class FakeTokenizer:
+    """One token per byte, and an end token."""
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset({EOS})
+    bos_token_id = None
+
+    def __init__(self, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id == EOS else bytes([token_id])
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+
+def render_chat(
+    tokenizer: FakeTokenizer,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    chat_template: str | None = None,
+    **template_kwargs: Any,
+) -> list[int]:
+    """A chat template that shows all it was given: "system: Be kind\\nuser: Hi\\nassistant:"."""
+    if not tokenizer.has_chat_template:
+        raise RequestError("the model has no chat template")
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    if template_kwargs:
+        text += f"\n{sorted(template_kwargs.items())}"
+    if add_generation_prompt:
+        text += "\nassistant:"
+    return tokenizer.encode(text + ("..." if continue_final_message else ""))
+
+
+class FakeModel:
+    """The parts of an Engine that the server looks at."""
+
+    def __init__(self, max_model_len: int = 1000, has_chat_template: bool = True) -> None:
+        self.tokenizer = FakeTokenizer(has_chat_template)
+        self.max_model_len = max_model_len
+        self.metrics = EngineMetrics()
+        self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
+
+
+def echo_script(prompt: list[int], params: SamplingParams) -> Script:
+    """The default: the answer to anything."""
+    return ["Hel", "lo", "!"]
+
+
+class FakeStream:
+    """A RequestStream over a script."""
+
+    def __init__(
+        self, request_id: str, prompt: list[int], params: SamplingParams, script: Script
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.is_aborted = False
+        self._script = list(script)
+        self._num_output_tokens = 0
+        self._is_finished = False
+        self._changed = asyncio.Event()
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_finished:
+            raise StopAsyncIteration
+        while self._script and not isinstance(self._script[0], str):
+            await self._obey(self._script.pop(0))
+        if not self._script:
+            return self._output("", FinishReason.STOP)
+        text = self._script.pop(0)
+        assert isinstance(text, str)
+        limit = self.params.max_tokens
+        if limit is not None and self._num_output_tokens + len(text.encode()) >= limit:
+            text = text[: limit - self._num_output_tokens]
+            return self._output(text, FinishReason.LENGTH)
+        return self._output(text, None if self._script else FinishReason.STOP)
+
+    async def _obey(self, item: Any) -> None:
+        if isinstance(item, BaseException):
+            raise item
+        await item.wait()
+
+    def _output(self, text: str, finish_reason: FinishReason | None) -> RequestOutput:
+        self._is_finished = finish_reason is not None
+        token_ids = tuple(text.encode())
+        self._num_output_tokens += len(token_ids)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if (count := self.params.logprobs) is not None:
+            top = tuple((ord("z") - i, -0.5 - i) for i in range(count))
+            logprobs = tuple(TokenLogprobs(token_id, -0.25, top) for token_id in token_ids)
+        return RequestOutput(
+            request_id=self.request_id,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            num_prompt_tokens=len(self.prompt),
+            num_output_tokens=self._num_output_tokens,
+            finish_reason=finish_reason,
+            stop_reason=self.params.stop[0] if finish_reason and self.params.stop else None,
+        )
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class FakeAsyncEngine:
+    """An AsyncEngine that is ready from the start, unless `status` is set to something else."""
+
+    def __init__(self, scripts: Scripts = echo_script, model: FakeModel | None = None) -> None:
+        self.scripts = scripts
+        self.model = model or FakeModel()
+        self.status = EngineStatus("ready", 4, 4)
+        self.streams: list[FakeStream] = []
+        self.is_started = False
+        self.is_stopped = False
+
+    def start(self) -> None:
+        self.is_started = True
+
+    async def wait_until_ready(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+
+    @property
+    def engine(self) -> FakeModel:
+        if self.status.state != "ready":
+            raise EngineDead(self.status.error or f"the engine is {self.status.state}")
+        return self.model
+
+    def generate(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+    ) -> FakeStream:
+        limit = self.engine.max_model_len
+        needed = len(prompt_token_ids) + (params.max_tokens or 1)
+        if needed > limit:
+            message = f"{needed} tokens are more than the context's {limit}"
+            raise ContextOverflow(message, len(prompt_token_ids), limit)
+        script = self.scripts(prompt_token_ids, params)
+        name = request_id or f"r{len(self.streams)}"
+        stream = FakeStream(name, prompt_token_ids, params, script)
+        self.streams.append(stream)
+        return stream
+
+
+class FakeEngine(FakeModel):
+    """A synchronous Engine with one request at a time: each step gives one string of the script.
+    Anything callable in the script is called, in place of a step."""
+
+    def __init__(self, script: Sequence[str | Callable[[], None]] = ("Hel", "lo", "!")) -> None:
+        super().__init__()
+        self.script = script
+        self.prompts: list[str] = []
+        self.params: list[SamplingParams] = []
+        self.num_aborted = 0
+        self._left: list[str | Callable[[], None]] = []
+        self._num_output_tokens = 0
+
+    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        if len(prompt_token_ids) >= self.max_model_len:
+            raise ContextOverflow("too long", len(prompt_token_ids), self.max_model_len)
+        self.prompts.append(self.tokenizer.decode(prompt_token_ids))
+        self.params.append(params)
+        self._left = list(self.script)
+        self._num_output_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._left)
+
+    def abort(self, request_id: str) -> None:
+        self.num_aborted += 1
+        self._left = []
+
+    def step(self) -> list[RequestOutput]:
+        item = self._left.pop(0)
+        if callable(item):
+            item()
+            return []
+        token_ids = tuple(item.encode())
+        self._num_output_tokens += len(token_ids)
+        reason = None if self._left else FinishReason.STOP
+        counts = len(self.prompts[-1].encode()), self._num_output_tokens
+        return [RequestOutput("r", item, token_ids, (), *counts, reason)]

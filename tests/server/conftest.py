@@ -1,0 +1,63 @@
+"""A server over a fake engine, in this process and without a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from fakes import FakeAsyncEngine, render_chat
+from starlette.testclient import TestClient
+
+from penstock_server.app import create_app
+from penstock_server.settings import Settings
+
+MakeClient = Callable[..., TestClient]
+
+
+@pytest.fixture(autouse=True)
+def plain_chat_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fakes' tokenizer has no template of its own."""
+    for module in ("penstock_server.inputs", "penstock_server.terminal"):
+        monkeypatch.setattr(f"{module}.render_chat", render_chat)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def engine() -> FakeAsyncEngine:
+    return FakeAsyncEngine()
+
+
+@pytest.fixture
+def make_client() -> Iterator[MakeClient]:
+    """make_client(engine, defaults, **settings): a client of a running application."""
+    with ExitStack() as stack:
+
+        def make(
+            engine: FakeAsyncEngine, defaults: dict[str, float] | None = None, **settings: Any
+        ) -> TestClient:
+            app = create_app(engine, Settings(**({"model": "tiny"} | settings)), defaults)  # type: ignore[arg-type]
+            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+
+        yield make
+
+
+@pytest.fixture
+def client(make_client: MakeClient, engine: FakeAsyncEngine) -> TestClient:
+    return make_client(engine)
+
+
+def sse_events(body: str) -> list[Any]:
+    """The data of each event, [DONE] as a string; comments are left out."""
+    events = []
+    for block in body.split("\n\n"):
+        if block.startswith("data: "):
+            data = block.removeprefix("data: ")
+            events.append(data if data == "[DONE]" else json.loads(data))
+    return events

@@ -1,0 +1,217 @@
+"""A field is honoured or refused by name; the accepted-without-effect list is what it says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock_server import protocol
+from penstock_server.protocol import ChatCompletionRequest, CompletionRequest
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"messages": [USER]} | fields)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "Hi"} | fields)
+
+
+def refused(make: Any, **fields: Any) -> dict[str, Any]:
+    """The first error about a request with these fields."""
+    with pytest.raises(ValidationError) as caught:
+        make(**fields)
+    error = caught.value.errors()[0]
+    return {"loc": error["loc"], "msg": error["msg"], "param": error.get("ctx", {}).get("param")}
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_unknown_field_is_refused_by_name(make: Any) -> None:
+    assert refused(make, temprature=1)["loc"] == ("temprature",)
+    assert refused(make, stream=True, stream_options={"x": 1})["loc"] == ("stream_options", "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "json_object"}),
+        ("audio", {"voice": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {"search_context_size": "low"}),
+        ("moderation", {"x": 1}),
+        ("verbosity", "high"),
+    ],
+)
+def test_what_chat_does_not_support_is_refused_by_name(name: str, value: Any) -> None:
+    assert refused(chat, **{name: value})["loc"][0] == name
+
+
+def test_what_completions_do_not_support_is_refused_by_name() -> None:
+    assert refused(completion, suffix="end")["loc"] == ("suffix",)
+    assert refused(completion, best_of=3)["param"] == "best_of"
+    assert refused(completion, echo=True, logprobs=1)["param"] == "echo"
+
+
+def test_empty_values_of_unsupported_fields_are_accepted() -> None:
+    chat(tools=[], tool_choice="none", functions=None, response_format={"type": "text"})
+    chat(modalities=["text"], verbosity="medium", function_call="auto", audio=None)
+    completion(suffix="", best_of=2, n=2)
+
+
+def test_accepted_without_effect_as_the_module_says() -> None:
+    request = chat(
+        user="u",
+        safety_identifier="s",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="flex",
+        prompt_cache_key="k",
+        prompt_cache_options={"mode": "auto"},
+        prompt_cache_retention="24h",
+        prediction={"type": "content", "content": "x"},
+        parallel_tool_calls=True,
+        stream=True,
+        stream_options={"include_obfuscation": False},
+    )
+    assert protocol.__doc__ is not None
+    for name in request.model_fields_set - {"messages", "stream", "stream_options"}:
+        assert name in protocol.__doc__
+
+
+def test_null_counts_as_absent() -> None:
+    for make, model in ((chat, ChatCompletionRequest), (completion, CompletionRequest)):
+        optional = [name for name, field in model.model_fields.items() if not field.is_required()]
+        assert make(**dict.fromkeys(optional)).model_dump() == make().model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("n", protocol.MAX_N + 1),
+        ("n", "1"),
+        ("n", True),
+        ("max_tokens", 0),
+        ("max_tokens", 10**30),
+        ("temperature", "hot"),
+        ("temperature", math.nan),
+        ("top_p", math.inf),
+        ("stop", 1),
+        ("stop", ["a"] * 65),
+        ("stop", [1]),
+        ("logit_bias", {"1": math.inf}),
+        ("logit_bias", [1]),
+        ("stop_token_ids", [-1]),
+        ("seed", 1.5),
+        ("stream", 1),
+        ("ignore_eos", "yes"),
+    ],
+)
+def test_wrong_types_and_ranges_are_refused_by_name(name: str, value: Any) -> None:
+    assert refused(chat, **{name: value})["loc"][0] == name
+
+
+def test_stream_options_need_a_stream() -> None:
+    assert refused(chat, stream_options={"include_usage": True})["param"] == "stream_options"
+    assert chat(stream=True, stream_options={"include_usage": True}).wants_usage_chunk
+    assert not chat(stream=True).wants_usage_chunk
+
+
+def test_stop_may_be_one_string_or_several() -> None:
+    assert chat().stop_strings == ()
+    assert chat(stop="a").stop_strings == ("a",)
+    assert chat(stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("Hi", ["Hi"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], [1, "a"], [[1], "a"], None, 7, [-1]])
+def test_no_prompts(prompt: Any) -> None:
+    assert refused(completion, prompt=prompt)["loc"][0] == "prompt"
+
+
+def test_prompt_is_required() -> None:
+    with pytest.raises(ValidationError, match="prompt"):
+        CompletionRequest.model_validate({})
+
+
+def test_content_may_be_text_or_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(messages=[USER, {"role": "user", "content": parts}])
+    assert [message.text for message in request.messages] == ["Hi", "a\nb"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "x", "tool_call_id": "1"},
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": 1},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "user", "content": "half \ud800"},
+        {"content": "x"},
+        "Hi",
+    ],
+)
+def test_no_messages(message: Any) -> None:
+    assert refused(chat, messages=[USER, message])["loc"][:2] == ("messages", 1)
+
+
+def test_there_must_be_a_message() -> None:
+    assert refused(chat, messages=[])["loc"] == ("messages",)
+
+
+def test_an_answer_of_ours_is_accepted_as_a_message() -> None:
+    """Clients append the message they got, with all its nulls, to the conversation."""
+    dumped = {
+        "role": "assistant",
+        "content": "Hello",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert chat(messages=[USER, dumped, USER]).messages[1].text == "Hello"
+
+
+def test_logprobs_of_chat() -> None:
+    assert chat().num_logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).num_logprobs == 3
+    assert refused(chat, top_logprobs=3)["param"] == "top_logprobs"
+    assert refused(chat, logprobs=True, top_logprobs=21)["loc"] == ("top_logprobs",)
+
+
+def test_what_the_chat_template_gets() -> None:
+    assert chat().template_kwargs == {}
+    request = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
+    assert request.template_kwargs == {"reasoning_effort": "low", "enable_thinking": False}
+
+
+def test_continuing_a_message_excludes_beginning_one() -> None:
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert refused(chat, **both)["param"] == "continue_final_message"
