@@ -18,9 +18,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from corpus import Document, documents
+from penstock.weights.quantize import quantize
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
@@ -32,9 +34,9 @@ ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>
 VOCABULARY = 2048
 CONTEXT = 1024
 BATCH = 4
-STEPS = 3000
+STEPS = 2600
 WARM_UP = 100
-PEAK_LR = 2e-3
+PEAK_LR = 1e-2
 TRAIN_SEED, TOKENIZER_SEED, HELD_OUT_SEED, MODEL_SEED = 1, 2, 3, 4
 IGNORED = -100  # the label that cross_entropy skips
 
@@ -111,13 +113,13 @@ def encode(tokenizer: Tokenizer, document: Document) -> list[tuple[int, bool]]:
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    bos, end = tokenizer.token_to_id(BOS), tokenizer.token_to_id(END)
+    bos, end = (tokenizer.get_vocab()[token] for token in (BOS, END))
     tokens = [(bos, False)]
     if document.text:
         tokens += [(token, True) for token in [*ids(document.text), end]]
     for role, text in document.turns:
         is_learned = role == "assistant"
-        tokens.append((tokenizer.token_to_id(ROLES[role]), False))
+        tokens += [(token, False) for token in ids(ROLES[role])]
         tokens += [(token, is_learned) for token in [*ids(text), end]]
     return tokens
 
@@ -177,9 +179,7 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon(
-            matrices, lr=PEAK_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=PEAK_LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -201,10 +201,10 @@ def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int) -> None:
         if (step + 1) % 50 == 0:
             elapsed_s = time.perf_counter() - start
             rate = (step + 1) * BATCH * CONTEXT / elapsed_s
-            print(f"step {step + 1}/{steps}  loss {total / 50:.4f}  {rate:.0f} tokens/s  "
-                  f"{elapsed_s / 60:.1f} min", flush=True)  # fmt: skip
+            progress = f"step {step + 1}/{steps}  loss {total / 50:.4f}"
+            print(f"{progress}  {rate:.0f} tokens/s  {elapsed_s / 60:.1f} min", flush=True)
             total = 0.0
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
@@ -213,18 +213,13 @@ def held_out_loss(model: LlamaForCausalLM, tokenizer: Tokenizer) -> float:
     return sum(loss_of(model, next(stream)).item() for _ in range(16)) / 16
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric INT8 with one scale per output channel: int8 [out, in], float32 [out, 1]."""
-    scale = (weight.abs().amax(dim=1, keepdim=True) / 127).clamp_min(1e-12)
-    return torch.round(weight / scale).clamp_(-127, 127).to(torch.int8), scale
-
-
 def quantized_tensors(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """The tensors of the folder; the head is tied to the embedding and needs none of its own."""
     tensors: dict[str, Tensor] = {}
     for name, value in model.named_parameters():
         if name.endswith("_proj.weight"):
-            tensors[name], tensors[f"{name}_scale"] = quantize(value.detach().float())
+            quantized = quantize(value.detach())
+            tensors[name], tensors[f"{name}_scale"] = quantized.qweight, quantized.scale[:, None]
         else:
             tensors[name] = value.detach().to(torch.float16).contiguous()
     return tensors
@@ -239,7 +234,7 @@ def dequantize(model: LlamaForCausalLM, tensors: dict[str, Tensor]) -> None:
 
 
 def chat_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=END,
@@ -276,14 +271,13 @@ def write_folder(
 
 def show_samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     for request in SAMPLES:
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": request}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
+        chat = [{"role": "user", "content": request}]
+        prompt = str(
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         )
-        output = model.generate(**inputs, max_new_tokens=320, do_sample=False)
-        answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        inputs = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
+        output: Any = model.generate(inputs, max_new_tokens=320, do_sample=False)  # type: ignore
+        answer = tokenizer.decode(output[0, inputs.shape[1] :], skip_special_tokens=True)
         print(f"> {request}\n{answer}\n", flush=True)
 
 
@@ -294,6 +288,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps (fewer: a try)")
     arguments = parser.parse_args()
 
+    torch.use_deterministic_algorithms(True)
     tokenizer = train_tokenizer()
     model = new_model(tokenizer)
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)

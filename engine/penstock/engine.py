@@ -1,10 +1,41 @@
-"""interface draft (being written): see dataclasses"""
+"""Engine: add requests, step, collect what each gained. Synchronous and single-threaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from penstock.generation.sequence import FinishReason, TokenLogprobs
+import torch
+
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError, ContextOverflow, InvalidParameter
+from penstock.generation.batch import ModelInputs
+from penstock.generation.block_manager import BlockManager
+from penstock.generation.executor import Cancelled, Executor
+from penstock.generation.sampler import SampledToken, Sampler
+from penstock.generation.scheduler import Scheduler
+from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
+from penstock.kernels import choose_kernels
+from penstock.memory.hardware import free_memory_bytes, num_physical_cores
+from penstock.memory.kv_cache import KVCache
+from penstock.memory.plan import default_kv_cache_bytes, num_kv_blocks
+from penstock.memory.pools import MemoryPool
+from penstock.metrics import EngineMetrics, StepStats
+from penstock.model.registry import find_family
+from penstock.spec import ModelSpec
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.tokenizer import Tokenizer
+from penstock.weights.checkpoint import Checkpoint, read_json
+from penstock.weights.hub import find_model
+from penstock.weights.store import WeightStore
+from penstock.weights.streamer import LayerStreamer
+
+logger = logging.getLogger(__name__)
+
+ReportProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -22,4 +53,288 @@ class RequestOutput:
     #: Of the whole answer so far.
     num_output_tokens: int
     finish_reason: FinishReason | None = None
+    #: The stop string or stop token that ended it; None for the model's own end token or the length.
     stop_reason: str | int | None = None
+
+
+@dataclass
+class Completion:
+    """A whole answer."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def extend(self, output: RequestOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+
+@dataclass(frozen=True)
+class _Request:
+    request_id: str
+    sequence: Sequence
+    detokenizer: Detokenizer
+
+
+class Engine:
+    """A loaded model and everything that is being computed with it."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+        executor: Executor,
+        scheduler: Scheduler,
+        streamer: LayerStreamer,
+        max_model_len: int,
+    ) -> None:
+        """Puts loaded parts together; Engine.load() makes them from a model."""
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.scheduler = scheduler
+        self.executor = executor
+        self.streamer = streamer
+        self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
+        #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
+        self.default_sampling: dict[str, object] = {}
+        self.metrics = EngineMetrics(kv_blocks_total=scheduler.block_manager.num_blocks)
+        self._requests: dict[str, _Request] = {}
+        self._by_sequence: dict[int, _Request] = {}
+        self._num_added = 0
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        report_progress: ReportProgress | None = None,
+        offline: bool = False,
+        revision: str | None = None,
+    ) -> Engine:
+        """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
+
+        report_progress(loaded, total) is called after each layer that stays in memory. Raises
+        CheckpointError kinds for what is wrong with the files, CapacityError for what does not fit.
+        """
+        config = config or EngineConfig()
+        num_threads = config.num_threads or num_physical_cores()
+        torch.set_num_threads(num_threads)
+        folder = find_model(model, revision, offline)
+        checkpoint = Checkpoint.open(folder)
+        family_type = find_family(checkpoint.config)
+        spec = family_type.read_spec(checkpoint.config)
+        tokenizer = Tokenizer.load(folder)
+        store = WeightStore(
+            checkpoint, family_type.model_tensors(spec), config.ignore_unexpected_tensors
+        )
+        embedding = store.read_resident(store.tensors.embedding)
+        head = store.read_resident(store.tensors.head)
+        streamer = LayerStreamer(store, config.num_resident_layers, report_progress)
+        kv_cache, max_model_len = _allocate_kv(spec, config)
+        family = family_type(spec, choose_kernels(config, num_threads), max_model_len)
+        scheduler = Scheduler(
+            BlockManager(kv_cache.num_blocks, config.block_size),
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+        executor = Executor(family, embedding, head, streamer, kv_cache)
+        engine = cls(spec, tokenizer, executor, scheduler, streamer, max_model_len)
+        engine.default_sampling = _default_sampling(folder)
+        return engine
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Refuse what could never be computed. Safe from any thread.
+
+        Raises InvalidParameter and ContextOverflow.
+        """
+        vocab_size, num_prompt = self.spec.vocab_size, len(prompt_token_ids)
+        if not prompt_token_ids:
+            raise InvalidParameter("prompt", "the prompt is empty; it needs at least one token")
+        if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= vocab_size:
+            raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{vocab_size - 1}")
+        if params.logit_bias and max(params.logit_bias) >= vocab_size:
+            raise InvalidParameter("logit_bias", f"logit_bias has a token id above {vocab_size - 1}")
+        wanted = params.max_tokens or 1
+        if num_prompt + wanted > self.max_model_len:
+            raise ContextOverflow(
+                f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
+                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens. Shorten "
+                "the prompt or ask for fewer",
+                num_prompt,
+                self.max_model_len,
+            )
+
+    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Queue a request. Raises InvalidParameter and ContextOverflow."""
+        self.validate(prompt_token_ids, params)
+        if request_id in self._requests:
+            raise InvalidParameter("request_id", f"request {request_id} is being computed already")
+        limit = self.max_model_len
+        if params.max_tokens is not None:
+            limit = len(prompt_token_ids) + params.max_tokens
+        sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
+        self._num_added += 1
+        detokenizer = Detokenizer(
+            self.tokenizer,
+            prompt_token_ids,
+            params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        request = _Request(request_id, sequence, detokenizer)
+        self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
+        self.scheduler.add(sequence)
+        self.metrics.prompt_tokens += len(prompt_token_ids)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request and free its blocks. Unknown (or finished) ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, FinishReason.ABORT)
+
+    def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
+        """Compute one sweep; [] if nothing is pending.
+
+        `aborted` may grow while the sweep runs (another thread adds request ids): once it holds all of
+        the step's requests, the sweep ends between two layers and nothing is delivered.
+        """
+        started, stall_before = time.perf_counter(), self.streamer.stall_s
+        streamed_before = self.streamer.streamed_bytes
+        batch = self.scheduler.schedule()
+        if not batch:
+            return []
+        ids = [self._by_sequence[item.sequence.sequence_id].request_id for item in batch.scheduled]
+        try:
+            logits = self.executor.forward(
+                ModelInputs.of(batch, self.scheduler.block_manager.block_size),
+                is_cancelled=lambda: all(request_id in aborted for request_id in ids),
+            )
+        except Cancelled:
+            return []
+        sampled = batch.sampled
+        self.scheduler.advance(batch)
+        tokens = self.sampler.sample(logits, sampled) if sampled else []
+        outputs = [self._deliver(seq, token) for seq, token in zip(sampled, tokens, strict=True)]
+        self._record(
+            StepStats(
+                duration_s=time.perf_counter() - started,
+                num_tokens=batch.num_tokens,
+                num_seqs=len(batch.scheduled),
+                num_sampled=len(outputs),
+                streamed_bytes=self.streamer.streamed_bytes - streamed_before,
+                stall_s=self.streamer.stall_s - stall_before,
+            )
+        )
+        return outputs
+
+    def generate(
+        self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]
+    ) -> list[Completion]:
+        """Answer all prompts (token ids) and return when the last is done. For scripts and tests; not to
+        be mixed with add() and step()."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        completions = {f"generate-{index}": Completion() for index in range(len(prompts))}
+        for request_id, prompt, own_params in zip(completions, prompts, each, strict=True):
+            self.add(request_id, prompt, own_params)
+        while self.has_work:
+            for output in self.step():
+                completions[output.request_id].extend(output)
+        return list(completions.values())
+
+    def _deliver(self, sequence: Sequence, token: SampledToken) -> RequestOutput:
+        """Append a token, see whether the answer ends with it, and say what the request gained."""
+        request = self._by_sequence[sequence.sequence_id]
+        sequence.token_ids.append(token.token_id)
+        text, reason, stop_reason = self._advance_text(request, token.token_id)
+        if reason is not None:
+            sequence.stop_reason = stop_reason
+            self._end(request, reason)
+        return RequestOutput(
+            request.request_id,
+            text,
+            (token.token_id,),
+            () if token.logprobs is None else (token.logprobs,),
+            sequence.num_prompt_tokens,
+            sequence.num_output_tokens,
+            reason,
+            stop_reason,
+        )
+
+    def _advance_text(
+        self, request: _Request, token_id: int
+    ) -> tuple[str, FinishReason | None, str | int | None]:
+        """New text, and why and by what the answer ends, if it does."""
+        sequence, detokenizer, params = request.sequence, request.detokenizer, request.sequence.params
+        is_eos = token_id in self.tokenizer.eos_token_ids and not params.ignore_eos
+        is_stop_token = token_id in params.stop_token_ids
+        if is_eos or is_stop_token:
+            text = detokenizer.add(token_id) if params.include_stop_str_in_output else ""
+            stop_reason = token_id if is_stop_token else None
+            return text + detokenizer.finish(), FinishReason.STOP, stop_reason
+        text = detokenizer.add(token_id)
+        if detokenizer.stopped_by is not None:
+            return text, FinishReason.STOP, detokenizer.stopped_by
+        if sequence.num_tokens >= sequence.max_total_tokens:
+            return text + detokenizer.finish(), FinishReason.LENGTH, None
+        return text, None, None
+
+    def _end(self, request: _Request, reason: FinishReason) -> None:
+        self.scheduler.finish(request.sequence, reason)
+        del self._requests[request.request_id]
+        del self._by_sequence[request.sequence.sequence_id]
+        self._update_gauges()
+
+    def _record(self, stats: StepStats) -> None:
+        self.metrics.record(stats)
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        metrics, scheduler = self.metrics, self.scheduler
+        metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
+        metrics.num_preemptions = scheduler.num_preemptions
+        manager = scheduler.block_manager
+        metrics.kv_blocks_used = manager.num_blocks - manager.num_free
+
+
+def _allocate_kv(spec: ModelSpec, config: EngineConfig) -> tuple[KVCache, int]:
+    """The KV cache and the longest sequence it can hold. Raises CapacityError."""
+    dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
+    per_token = spec.kv_bytes_per_token(dtype.itemsize)
+    context = config.max_model_len or spec.max_position_embeddings
+    num_bytes = config.kv_cache_bytes or default_kv_cache_bytes(
+        per_token, config.block_size, config.max_num_seqs, context, free_memory_bytes()
+    )
+    num_blocks = num_kv_blocks(num_bytes, per_token, config.block_size)
+    capacity = num_blocks * config.block_size
+    if capacity < 2 or (config.max_model_len is not None and capacity < config.max_model_len):
+        raise CapacityError(
+            f"{num_bytes} bytes of KV cache hold {capacity} tokens of {per_token} bytes each; a sequence of "
+            f"{context} tokens needs {context * per_token}. Give it more (--kv-cache-memory) or ask for a "
+            "shorter context (--max-model-len)"
+        )
+    if capacity < context:
+        logger.warning(
+            "the model's context of %d tokens is cut to %d: that is what %d bytes of KV cache hold",
+            context, capacity, num_bytes,
+        )  # fmt: skip
+    pool = MemoryPool("KV cache", num_bytes)
+    return KVCache(spec, num_blocks, config.block_size, dtype, pool), min(context, capacity)
+
+
+def _default_sampling(folder: Path) -> dict[str, object]:
+    """generation_config.json's sampling parameters; {} where there is no such file or it says greedy."""
+    path = folder / "generation_config.json"
+    advice = read_json(path) if path.is_file() else {}
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {name: advice[name] for name in names if advice.get(name) is not None}

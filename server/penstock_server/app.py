@@ -45,10 +45,12 @@ def create_app(
 ) -> FastAPI:
     """The application over an engine that is not started yet: the application starts and stops it.
 
-    default_sampling: what the model's generation_config.json says (see openai.OpenAIRoutes).
+    default_sampling: what the model's generation_config.json says. It may be filled in until the
+    engine is ready.
     """
     metrics = RequestMetrics(settings.model_names[0], engine)
-    openai = OpenAIRoutes(engine, settings, metrics, default_sampling or {})
+    defaults = {} if default_sampling is None else default_sampling
+    openai = OpenAIRoutes(engine, settings, metrics, defaults)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

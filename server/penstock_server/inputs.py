@@ -37,6 +37,13 @@ _SAMPLING_FIELDS = (
 #: What a model's generation_config.json may decide where the request is silent.
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+#: What the request has fields for, or what decides how a template is used and not what it says.
+_TEMPLATE_ARGUMENTS = frozenset(
+    "tokenizer messages conversation tools documents chat_template add_generation_prompt "
+    "continue_final_message tokenize sanitize_control_tokens padding truncation max_length "
+    "return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs self kwargs".split()
+)
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -71,6 +78,9 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
 
 def read_messages(engine: Engine, body: ChatCompletionRequest) -> Prompt:
     """Raises RequestError if the model has no chat template, or if its template refuses."""
+    if taken := _TEMPLATE_ARGUMENTS & body.template_kwargs.keys():
+        message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
+        raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
     goes_on = bool(body.continue_final_message)
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     token_ids = render_chat(

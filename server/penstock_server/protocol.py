@@ -54,7 +54,6 @@ def _refuse(value: object) -> None:
 Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
 
 
-
 def _check_text(value: str) -> str:
     """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
     try:
@@ -66,19 +65,7 @@ def _check_text(value: str) -> str:
 
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-Positive
-
-def _check_text(value: str) -> str:
-    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
-    return value
-
-
-Text = Annotated[str, AfterValidator(_check_text)]
-Count = Annotated[int, Field(ge=1, le=MAX_INT)]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
 
 
 class Wire(BaseModel):
@@ -259,7 +246,7 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = Field(
         None, description="The answer goes on where the last message ends."
     )
-    chat_template_kwargs: dict[str, str | bool | int | float] | None = None
+    chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
 
     # not supported
     tools: Unsupported = None

@@ -1,4 +1,4 @@
-"""The demo model's text: the same from the same seed, correct in what it teaches, and well-formed."""
+"""The demo model's text: the same from the same seed, correct, and well-formed."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     #: None: until the context is full.
     max_tokens: int | None = None
-    #: End tokens and stop conditions don't count before this many tokens.
+    #: The model's end token and stop_token_ids can't be chosen before this many tokens.
     min_tokens: int = 0
     #: Go on after the model's end token.
     ignore_eos: bool = False

@@ -1,0 +1,35 @@
+# Two commands do everything: `make run` and `make test`.
+PYTHON ?= python3
+# Another build of torch, for example: make run TORCH="torch==2.14.1 --index-url https://download.pytorch.org/whl/cu126"
+TORCH ?= torch==2.13.0
+MODEL ?= demo
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test check bench install clean
+
+install: $(VENV)/installed
+
+# torch first and alone: any looser request for it would pull in another, much larger build.
+$(VENV)/installed: pyproject.toml clients/python/pyproject.toml docker/constraints.txt engine/penstock/kernels/cpu.c
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c docker/constraints.txt -e '.[dev]' -e clients/python
+	@touch $@
+
+run: install
+	$(BIN)/penstock serve $(MODEL)
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python tests/bench/decode.py
+
+clean:
+	rm -rf $(VENV) build engine/*.egg-info *.egg-info engine/penstock/kernels/*.so

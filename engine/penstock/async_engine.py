@@ -1,0 +1,244 @@
+"""AsyncEngine: the one thread that loads and steps an Engine, and a queue per request.
+
+The event loop never waits for a step: it hands commands to the thread through a queue and gets outputs
+by call_soon_threadsafe. Delivery never blocks the thread: a request's queue is bounded by its max_tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from penstock.engine import Engine, RequestOutput
+from penstock.errors import EngineDead, PenstockError
+from penstock.generation.sequence import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """How the engine is, for /health."""
+
+    state: Literal["loading", "ready", "dead", "stopped"]
+    loaded_layers: int
+    total_layers: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Add:
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class _Abort:
+    request_id: str
+
+
+class _Stop:
+    pass
+
+
+class RequestStream:
+    """Async iterator over one request's outputs; the last has a finish_reason. Leaving an `async with`
+    block, or abort(), frees the sequence."""
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._queue: asyncio.Queue[RequestOutput | PenstockError] = asyncio.Queue()
+        self._is_finished = False
+
+    def put(self, item: RequestOutput | PenstockError) -> None:
+        """Called on the event loop."""
+        self._queue.put_nowait(item)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Raises EngineDead (or the error that ended this request)."""
+        if self._is_finished:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, PenstockError):
+            self._is_finished = True
+            raise item
+        self._is_finished = item.finish_reason is not None
+        return item
+
+    def abort(self) -> None:
+        """Idempotent; never blocks. The sweep in progress ends at the next layer if nobody else is in it."""
+        if not self._is_finished:
+            self._is_finished = True
+            self._abort(self.request_id)
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class AsyncEngine:
+    """An Engine on a thread of its own, for one event loop."""
+
+    def __init__(self, load: Callable[[Callable[[int, int], None]], Engine]) -> None:
+        """load(report_progress) makes the engine; it runs on the engine's thread."""
+        self._load = load
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
+        #: Requests whose callers left; read by the engine thread between layers.
+        self._aborted: set[str] = set()
+        self._streams: dict[str, RequestStream] = {}
+        self._status = EngineStatus("loading", 0, 0)
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._settled: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to load. Call it on the event loop that will use the engine."""
+        self._loop = asyncio.get_running_loop()
+        self._settled = asyncio.Event()
+        self._thread.start()
+
+    @property
+    def status(self) -> EngineStatus:
+        """Never blocks."""
+        return self._status
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded engine. Raises EngineDead while there is none."""
+        if self._engine is None or self._status.state != "ready":
+            raise EngineDead(self._status.error or f"the engine is {self._status.state}")
+        return self._engine
+
+    async def wait_until_ready(self) -> None:
+        """Raises EngineDead with the reason if loading failed."""
+        assert self._settled is not None, "start() comes first"
+        await self._settled.wait()
+        _ = self.engine
+
+    def generate(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+    ) -> RequestStream:
+        """Queue a request. Raises ContextOverflow and InvalidParameter at once, EngineDead if there is
+        no engine."""
+        self.engine.validate(prompt_token_ids, params)
+        stream = RequestStream(request_id or uuid.uuid4().hex, self._abort)
+        if stream.request_id in self._streams:
+            raise ValueError(f"request id {stream.request_id} is in use")
+        self._streams[stream.request_id] = stream
+        self._commands.put(_Add(stream.request_id, prompt_token_ids, params))
+        return stream
+
+    async def stop(self) -> None:
+        """Abort everything and end the thread, after the layer that it is computing."""
+        self._aborted.update(self._streams)
+        self._commands.put(_Stop())
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _abort(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._aborted.add(request_id)
+        self._commands.put(_Abort(request_id))
+
+    # ------------------------------------------------------------ on the event loop, from the thread
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # aborted in the meantime
+            stream.put(output)
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+
+    def _fail(self, request_id: str, error: PenstockError) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.put(error)
+
+    def _settle(self, status: EngineStatus) -> None:
+        """The thread is ready, or at its end: everybody who waits learns of it."""
+        self._status = status
+        assert self._settled is not None
+        self._settled.set()
+        if status.state != "ready":
+            for request_id in list(self._streams):
+                self._fail(request_id, EngineDead(status.error or "the engine was stopped"))
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            logger.debug("an output came after the event loop had closed")
+
+    # ------------------------------------------------------------ the engine thread
+
+    def _run(self) -> None:
+        try:
+            self._engine = engine = self._load(self._report_progress)
+            status = self._status
+            ready = EngineStatus("ready", status.loaded_layers, status.total_layers)
+            self._call(self._settle, ready)
+            while self._obey(engine):
+                outputs = engine.step(self._aborted)
+                if outputs:
+                    self._call(self._deliver, outputs)
+        except PenstockError as error:
+            self._die(str(error))
+        except Exception as error:  # the thread's last line of defence: report, never vanish
+            logger.exception("the engine thread failed")
+            self._die(f"internal error: {error!r}")
+        else:
+            self._call(self._settle, EngineStatus("stopped", 0, 0))
+
+    def _die(self, error: str) -> None:
+        logger.error("the engine is dead: %s", error)
+        status = self._status
+        self._call(
+            self._settle, EngineStatus("dead", status.loaded_layers, status.total_layers, error)
+        )
+
+    def _report_progress(self, loaded: int, total: int) -> None:
+        self._status = EngineStatus("loading", loaded, total)
+
+    def _obey(self, engine: Engine) -> bool:
+        """Carry out all commands; waits for one if there is no work. False: stop."""
+        while not (self._commands.empty() and engine.has_work):
+            command = self._commands.get()
+            if isinstance(command, _Stop):
+                return False
+            if isinstance(command, _Abort):
+                engine.abort(command.request_id)
+                self._aborted.discard(command.request_id)
+            else:
+                self._begin(engine, command)
+        return True
+
+    def _begin(self, engine: Engine, command: _Add) -> None:
+        try:
+            engine.add(command.request_id, command.prompt_token_ids, command.params)
+        except PenstockError as error:
+            self._call(self._fail, command.request_id, error)
+
+

@@ -1,0 +1,53 @@
+"""ModelInputs: a scheduled step as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.generation.scheduler import Batch
+from penstock.kernels import BatchLayout
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What the executor needs of a step."""
+
+    input_ids: Tensor  # int64 [num_tokens]
+    #: Rows of hidden whose logits are wanted, one per sampled sequence. int64 [num_sampled]
+    logits_indices: Tensor
+    layout: BatchLayout
+
+    @classmethod
+    def of(cls, batch: Batch, block_size: int) -> ModelInputs:
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        query_start, logits_indices, context_lens = [0], [], []
+        for item in batch.scheduled:
+            sequence = item.sequence
+            start = sequence.num_computed_tokens
+            end = start + item.num_new_tokens
+            input_ids += sequence.token_ids[start:end]
+            positions += range(start, end)
+            table = sequence.block_table
+            slots += (table[p // block_size] * block_size + p % block_size for p in range(start, end))
+            query_start.append(len(input_ids))
+            context_lens.append(end)
+            if item.is_sampled:
+                logits_indices.append(len(input_ids) - 1)
+        width = max(len(item.sequence.block_table) for item in batch.scheduled)
+        tables = [
+            item.sequence.block_table + [0] * (width - len(item.sequence.block_table))
+            for item in batch.scheduled
+        ]
+        layout = BatchLayout(
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots),
+            block_tables=torch.tensor(tables, dtype=torch.int32),
+            query_start=torch.tensor(query_start, dtype=torch.int32),
+            context_lens=torch.tensor(context_lens, dtype=torch.int32),
+        )
+        return cls(torch.tensor(input_ids), torch.tensor(logits_indices, dtype=torch.int64), layout)

@@ -1,0 +1,122 @@
+"""The frame of every model family: config.json -> spec, the tensors of each layer, and what embed, layer
+and head compute. Families are code and hold no weights: those are handed in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from penstock.errors import UnsupportedModel
+from penstock.kernels import BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.model.rope import RopeTable
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights, ModelTensors
+
+
+class Family(ABC):
+    """One architecture, computed with one set of kernels.
+
+    A subclass declares tensors by their names in Hugging Face checkpoints and computes with them by our
+    names: "qkv", "o", "gate_up" ("up"), "down", and "input_norm", "post_norm" for the norms.
+    """
+
+    #: Names in config.json's `architectures`.
+    architectures: ClassVar[tuple[str, ...]]
+    #: Prefix that checkpoints of the bare model leave out.
+    optional_prefix: ClassVar[str] = "model."
+    #: Regular expressions of tensors that may stand in a checkpoint without being needed.
+    unused_tensors: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, spec: ModelSpec, kernels: Kernels, max_model_len: int) -> None:
+        self.spec = spec
+        self.kernels = kernels
+        self.rope_table = RopeTable(spec.rope, max_model_len) if spec.rope else None
+
+    @classmethod
+    @abstractmethod
+    def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
+        """config.json as numbers. Raises UnsupportedModel for a variant that we don't compute."""
+
+    @classmethod
+    @abstractmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """What embed() needs; "embedding" is the INT8 matrix [vocab_size, hidden_size]."""
+
+    @classmethod
+    @abstractmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        """What layer() needs, in the order in which it is used."""
+
+    @classmethod
+    @abstractmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """What head() needs; without a "head" matrix the embedding's serves (tied)."""
+
+    @classmethod
+    def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
+        """All of the above."""
+        unused = cls.unused_tensors + ((r"(^|\.)(lm_head|embed_out)\.weight$",) if spec.is_tied else ())
+        return ModelTensors(
+            cls.embedding_tensors(spec),
+            tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)),
+            cls.head_tensors(spec),
+            cls.optional_prefix,
+            unused,
+        )
+
+    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]."""
+        return look_up(weights.matrix("embedding"), input_ids)
+
+    @abstractmethod
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> the same shape; writes the tokens' K and V."""
+
+    @abstractmethod
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        """The norm before the head."""
+
+    def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
+        """hidden [num_sampled, hidden_size] -> logits float32 [num_sampled, vocab_size]."""
+        matrix = weights.matrix("head") if "head" in weights else embedding.matrix("embedding")
+        normed = self.norm_final(weights, hidden)
+        return self.kernels.int8_linear(normed, matrix, weights.optional("head.bias"))
+
+
+def look_up(embedding: QuantizedTensor, input_ids: Tensor) -> Tensor:
+    """Rows of an INT8 embedding as float32 [num_tokens, hidden_size]."""
+    return embedding.qweight[input_ids].float() * embedding.scale[input_ids, None]
+
+
+def require(config: dict[str, Any], name: str, *allowed: object) -> None:
+    """Refuse a config whose `name` is set to something that the family does not compute."""
+    value = config.get(name, allowed[0])
+    if value not in allowed:
+        raise UnsupportedModel(
+            f"config.json has {name} = {value!r}; for {config.get('model_type')} Penstock computes only "
+            f"{' or '.join(repr(choice) for choice in allowed)}"
+        )
+
+
+def read(config: dict[str, Any], *names: str) -> Any:
+    """The first of `names` that config.json has. Raises UnsupportedModel if it has none."""
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    raise UnsupportedModel(f"config.json lacks {names[0]}; is it a {config.get('model_type')} model?")
+
+
+def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none."""
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return ()
+    types = config.get("layer_types")
+    if types is None:
+        return (int(window),) * num_layers
+    windows = tuple(int(window) if kind == "sliding_attention" else 0 for kind in types)
+    return windows if any(windows) else ()

@@ -1,0 +1,90 @@
+"""What layers have in common: functions of (weights, inputs), with the kernels handed in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from penstock.errors import UnsupportedModel
+from penstock.kernels import (
+    ActivationFunction,
+    AttentionSpec,
+    BatchLayout,
+    Kernels,
+    LayerKV,
+)
+from penstock.model.family import Family
+from penstock.weights.store import LayerWeights
+
+ACTIVATION_FUNCTIONS: dict[str, ActivationFunction] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def activation_function(name: str) -> ActivationFunction:
+    """A config.json's name for an activation. Raises UnsupportedModel."""
+    if name not in ACTIVATION_FUNCTIONS:
+        raise UnsupportedModel(
+            f"activation {name!r} is not supported; there are: {', '.join(ACTIVATION_FUNCTIONS)}"
+        )
+    return ACTIVATION_FUNCTIONS[name]
+
+
+def attend(
+    family: Family,
+    index: int,
+    weights: LayerWeights,
+    x: Tensor,
+    kv: LayerKV,
+    batch: BatchLayout,
+    attention: AttentionSpec,
+    head_norm_offset: float | None = None,
+) -> Tensor:
+    """Self-attention of normed x [num_tokens, hidden_size], output projection included.
+
+    Needs the matrices "qkv" (q rows, k rows, v rows) and "o", with optional biases. head_norm_offset:
+    rms-normalize each head of q and k with "q_norm" and "k_norm" first (their offset, 0 or 1).
+    """
+    spec, kernels = family.spec, family.kernels
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
+    qkv = kernels.int8_linear(x, weights.matrix("qkv"), weights.optional("qkv.bias"))
+    heads = qkv.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
+    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if head_norm_offset is not None:
+        offset = head_norm_offset
+        q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)
+        k = kernels.rms_norm(k.contiguous(), weights.vector("k_norm"), spec.norm_eps, offset)
+    if family.rope_table is not None:
+        cos, sin = family.rope_table.at(batch.positions)
+        kernels.rope(q, cos, sin)
+        kernels.rope(k, cos, sin)
+    kernels.write_kv(k, v, kv, batch.slot_mapping)
+    mixed = kernels.paged_attention(
+        q, kv, batch, replace(attention, window=spec.sliding_window(index))
+    )
+    return kernels.int8_linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
+
+
+def gated_mlp(
+    kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction
+) -> Tensor:
+    """down(f(gate x) * up x), with "gate_up" holding the gate's rows first (arXiv 2002.05202)."""
+    gate_up = kernels.int8_linear(x, weights.matrix("gate_up"), weights.optional("gate_up.bias"))
+    activated = kernels.gated_activation(gate_up, function)
+    return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))
+
+
+def mlp(
+    kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction
+) -> Tensor:
+    """down(f(up x))."""
+    up = kernels.int8_linear(x, weights.matrix("up"), weights.optional("up.bias"))
+    activated = kernels.activation(up, function)
+    return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))

@@ -1,0 +1,177 @@
+"""Llama 1-3 (arXiv 2302.13971) and what shares its layer: Mistral, Qwen2, Qwen3. They differ in biases,
+norms on the heads of q and k, and sliding windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.model.family import Family, read, require, sliding_windows
+from penstock.model.layers import activation_function, attend, gated_mlp
+from penstock.model.rope import read_rope
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights
+
+
+@dataclass(frozen=True)
+class LlamaSpec(ModelSpec):
+    """What members of the family differ in."""
+
+    activation: ActivationFunction = "silu"
+    has_qkv_bias: bool = False
+    has_o_bias: bool = False
+    has_mlp_bias: bool = False
+    has_head_norms: bool = False
+
+
+class Llama(Family):
+    """rms_norm, rope, grouped heads, gated mlp."""
+
+    architectures = ("LlamaForCausalLM",)
+    spec: LlamaSpec
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        require(config, "pretraining_tp", 1)
+        has_bias = bool(config.get("attention_bias", False))
+        return cls._spec(
+            config,
+            has_qkv_bias=has_bias,
+            has_o_bias=has_bias,
+            has_mlp_bias=bool(config.get("mlp_bias", False)),
+        )
+
+    @classmethod
+    def _spec(cls, config: dict[str, Any], **differences: Any) -> LlamaSpec:
+        num_heads = int(read(config, "num_attention_heads"))
+        hidden_size, num_layers = int(read(config, "hidden_size")), int(read(config, "num_hidden_layers"))
+        head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+        return LlamaSpec(
+            architecture=cls.architectures[0],
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+            head_dim=head_dim,
+            intermediate_size=int(read(config, "intermediate_size")),
+            vocab_size=int(read(config, "vocab_size")),
+            max_position_embeddings=int(read(config, "max_position_embeddings")),
+            norm_eps=float(read(config, "rms_norm_eps")),
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            rope=read_rope(config, head_dim),
+            activation=activation_function(config.get("hidden_act", "silu")),
+            **differences,
+        )
+
+    @classmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        shape = (spec.vocab_size, spec.hidden_size)
+        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), "int8"),)
+
+    @classmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        assert isinstance(spec, LlamaSpec)
+        prefix, hidden, ffn = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
+        q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        qkv = tuple(f"{prefix}self_attn.{part}_proj" for part in "qkv")
+        gate_up = tuple(f"{prefix}mlp.{part}_proj" for part in ("gate", "up"))
+        o, down = (f"{prefix}self_attn.o_proj",), (f"{prefix}mlp.down_proj",)
+
+        def norm(name: str, checkpoint_name: str, width: int = hidden) -> TensorSpec:
+            return TensorSpec(name, (width,), (f"{prefix}{checkpoint_name}.weight",))
+
+        def linear(
+            name: str, rows: int, columns: int, parts: tuple[str, ...], has_bias: bool
+        ) -> tuple[TensorSpec, ...]:
+            weight = TensorSpec(name, (rows, columns), tuple(f"{p}.weight" for p in parts), "int8")
+            bias = TensorSpec(f"{name}.bias", (rows,), tuple(f"{p}.bias" for p in parts))
+            return (weight, bias) if has_bias else (weight,)
+
+        head_norms = (
+            norm("q_norm", "self_attn.q_norm", spec.head_dim),
+            norm("k_norm", "self_attn.k_norm", spec.head_dim),
+        )
+        return (
+            norm("input_norm", "input_layernorm"),
+            *linear("qkv", q_rows + 2 * kv_rows, hidden, qkv, spec.has_qkv_bias),
+            *(head_norms if spec.has_head_norms else ()),
+            *linear("o", hidden, q_rows, o, spec.has_o_bias),
+            norm("post_norm", "post_attention_layernorm"),
+            *linear("gate_up", 2 * ffn, hidden, gate_up, spec.has_mlp_bias),
+            *linear("down", hidden, ffn, down, spec.has_mlp_bias),
+        )
+
+    @classmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        norm = TensorSpec("final_norm", (spec.hidden_size,), ("model.norm.weight",))
+        shape = (spec.vocab_size, spec.hidden_size)
+        head = TensorSpec("head", shape, ("lm_head.weight",), "int8")
+        return (norm,) if spec.is_tied else (norm, head)
+
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        spec, kernels = self.spec, self.kernels
+        attention = AttentionSpec(spec.num_heads, spec.head_dim**-0.5)
+        x = kernels.rms_norm(hidden, weights.vector("input_norm"), spec.norm_eps)
+        head_norm_offset = 0.0 if spec.has_head_norms else None
+        hidden = hidden + attend(
+            self, index, weights, x, kv, batch, attention, head_norm_offset=head_norm_offset
+        )
+        x = kernels.rms_norm(hidden, weights.vector("post_norm"), spec.norm_eps)
+        return hidden + gated_mlp(kernels, weights, x, spec.activation)
+
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        return self.kernels.rms_norm(hidden, weights.vector("final_norm"), self.spec.norm_eps)
+
+
+class Mistral(Llama):
+    """Llama with sliding windows (arXiv 2310.06825)."""
+
+    architectures = ("MistralForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        return cls._spec(
+            config, sliding_windows=sliding_windows(config, int(read(config, "num_hidden_layers")))
+        )
+
+
+class Qwen2(Llama):
+    """Llama with biases on q, k, v (arXiv 2407.10671)."""
+
+    architectures = ("Qwen2ForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        return cls._spec(config, has_qkv_bias=True, sliding_windows=cls._windows(config))
+
+    @classmethod
+    def _windows(cls, config: dict[str, Any]) -> tuple[int, ...]:
+        """Older configs say from which layer on there are windows; newer ones name each layer's kind."""
+        num_layers = int(read(config, "num_hidden_layers"))
+        windows = sliding_windows(config, num_layers) if config.get("use_sliding_window") else ()
+        if not windows or config.get("layer_types") is not None:
+            return windows
+        first = int(config.get("max_window_layers", 28))
+        return tuple(window if index >= first else 0 for index, window in enumerate(windows))
+
+
+class Qwen3(Qwen2):
+    """No biases by default; q and k are normalized per head (arXiv 2505.09388)."""
+
+    architectures = ("Qwen3ForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        has_bias = bool(config.get("attention_bias", False))
+        return cls._spec(
+            config,
+            has_qkv_bias=has_bias,
+            has_o_bias=has_bias,
+            has_head_norms=True,
+            sliding_windows=cls._windows(config),
+        )

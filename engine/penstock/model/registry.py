@@ -1,0 +1,24 @@
+"""Architecture name -> family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import UnsupportedModel
+from penstock.model.family import Family
+from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
+
+FAMILIES: tuple[type[Family], ...] = (Llama, Mistral, Qwen2, Qwen3)
+
+
+def find_family(config: dict[str, Any]) -> type[Family]:
+    """The family of a config.json. Raises UnsupportedModel with the list of those there are."""
+    architectures = config.get("architectures") or []
+    for family in FAMILIES:
+        if any(name in family.architectures for name in architectures):
+            return family
+    known = sorted(name for family in FAMILIES for name in family.architectures)
+    raise UnsupportedModel(
+        f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported; there "
+        f"are: {', '.join(known)}"
+    )

@@ -1,0 +1,62 @@
+"""Model name -> folder: a folder as it is, the demo model, or a Hugging Face repository (fetched once)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from penstock.errors import CheckpointNotFound, DownloadError
+
+DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
+#: owner/name, as the hub spells it. Older repositories ("gpt2") have no owner.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+#: What a model needs. Pickles and other formats of the same weights are left where they are.
+PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+
+
+def find_model(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
+    """The folder of a model: a path, "demo", or a repository at a revision (branch, tag or commit).
+
+    With `offline` the network is never touched: only what was fetched before is used. Progress is shown
+    by huggingface_hub. Raises CheckpointNotFound and DownloadError.
+    """
+    name = str(model)
+    if name == "demo":
+        return DEMO_FOLDER
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if not isinstance(model, str) or path.exists() or not REPOSITORY.fullmatch(name):
+        raise CheckpointNotFound(
+            f"{name} is not a folder. Give a Hugging Face model folder, a hub repository as "
+            '"owner/name", or "demo"'
+        )
+    return _download(name, revision, offline)
+
+
+def _download(repository: str, revision: str | None, offline: bool) -> Path:
+    # Imported here: it takes a second, and folders don't need it.
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=PATTERNS,
+                local_files_only=offline,
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        where = "is not in the local cache, and --offline forbids fetching it" if offline else (
+            "is not in the local cache and the hub can't be reached"
+        )
+        raise DownloadError(
+            f"{repository} (revision {revision or 'main'}) {where}. There is no folder of that name either"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise DownloadError(
+            f"{repository} (revision {revision or 'main'}) can't be fetched: {error}. Check the name, the "
+            "revision and, for gated models, the token (HF_TOKEN)"
+        ) from error

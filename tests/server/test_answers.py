@@ -1,0 +1,121 @@
+"""All choices run at once, are told as they come, and are freed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from fakes import FakeAsyncEngine, FakeStream, Script
+
+from penstock.engine import RequestOutput
+from penstock.errors import ContextOverflow, EngineDead
+from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock_server.answers import Answers
+from penstock_server.errors import ApiError
+from penstock_server.metrics import RequestMetrics
+
+pytestmark = pytest.mark.anyio
+
+PARAMS = SamplingParams()
+
+
+def answers_of(engine: FakeAsyncEngine, prompts: list[list[int]], n: int = 1) -> Answers:
+    fake: Any = engine
+    return Answers(fake, RequestMetrics("tiny", fake), prompts, [PARAMS] * n)
+
+
+def scripted(*scripts: Script) -> FakeAsyncEngine:
+    """Each request takes the next script."""
+    left = list(scripts)
+    return FakeAsyncEngine(lambda prompt, params: left.pop(0))
+
+
+async def test_choices_are_numbered_by_prompt_and_then_by_choice() -> None:
+    engine = FakeAsyncEngine(lambda prompt, params: [f"to {prompt[0]}"])
+    answers = answers_of(engine, [[7], [8]], n=2)
+    await answers.finish()
+    assert [answer.text for answer in answers] == ["to 7", "to 7", "to 8", "to 8"]
+    assert len(answers) == 4
+
+
+async def test_outputs_come_as_they_are_made() -> None:
+    """The second choice goes on while the first waits."""
+    gate = asyncio.Event()
+    answers = answers_of(scripted(["a", gate, "b"], ["c", "d"]), [[1], [2]])
+    seen = []
+    async for item in answers.outputs():
+        assert item is not None
+        seen.append((item[0], item[1].text))
+        if seen[-1] == (1, "d"):
+            gate.set()
+    assert sorted(seen[:2]) == [(0, "a"), (1, "c")]
+    assert seen[2:] == [(1, "d"), (0, "b")]
+
+
+async def test_silence_is_told() -> None:
+    gate = asyncio.Event()
+    answers = answers_of(scripted(["a", gate, "b"]), [[1]])
+    seen: list[str | None] = []
+    async for item in answers.outputs(idle_s=0.001):
+        seen.append(item and item[1].text)
+        if item is None:
+            gate.set()
+    assert seen[0] == "a" and seen[1] is None and seen[-1] == "b"
+
+
+async def test_answer_adds_up() -> None:
+    answers = answers_of(FakeAsyncEngine(), [[1, 2]])
+    await answers.finish()
+    (answer,) = answers
+    assert (answer.text, answer.num_output_tokens) == ("Hello!", 6)
+    assert answer.finish_reason is FinishReason.STOP
+    usage = answers.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 6, 8)
+
+
+async def test_usage_counts_a_prompt_once() -> None:
+    answers = answers_of(FakeAsyncEngine(), [[1, 2], [3]], n=3)
+    await answers.finish()
+    assert (answers.usage.prompt_tokens, answers.usage.completion_tokens) == (3, 36)
+
+
+async def test_closing_aborts_every_sequence() -> None:
+    engine = scripted(*[["a", asyncio.Event()]] * 4)
+    answers = answers_of(engine, [[1], [2]], n=2)
+    async with aclosing(answers.outputs()) as outputs:
+        await anext(outputs)
+    answers.close()
+    assert [stream.is_aborted for stream in engine.streams] == [True] * 4
+
+
+async def test_all_start_or_none() -> None:
+    engine = FakeAsyncEngine()
+    with pytest.raises(ContextOverflow):
+        answers_of(engine, [[1], [2], [3] * 2000])
+    assert [stream.is_aborted for stream in engine.streams] == [True, True]
+
+
+async def test_one_that_fails_ends_all(caplog: pytest.LogCaptureFixture) -> None:
+    answers = answers_of(scripted(["a", EngineDead("x")], ["b", EngineDead("x")]), [[1], [2]])
+    with pytest.raises(EngineDead):
+        await answers.finish()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_an_engine_that_stops_is_no_answer() -> None:
+    class Stopped(FakeStream):
+        async def __anext__(self) -> RequestOutput:
+            return RequestOutput("r", "", (), (), 1, 0, FinishReason.ABORT)
+
+    class Ended(FakeStream):
+        async def __anext__(self) -> RequestOutput:
+            raise StopAsyncIteration
+
+    for kind, error in ((Stopped, ApiError), (Ended, EngineDead)):
+        engine = FakeAsyncEngine()
+        answers = answers_of(engine, [[1]])
+        engine.streams[0].__class__ = kind
+        with pytest.raises(error):
+            await answers.finish()

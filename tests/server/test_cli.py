@@ -1,0 +1,116 @@
+"""The command line: help without the engine, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import CheckpointNotFound, PenstockError
+from penstock_server import cli, serve, terminal
+from penstock_server.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+
+
+def test_help_is_grouped_and_needs_no_torch() -> None:
+    program = (
+        "import sys; from penstock_server import cli\n"
+        "try: cli.main(['serve', '--help'])\n"
+        "finally: assert 'torch' not in sys.modules and 'fastapi' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for heading in ("model:", "engine: memory and arithmetic:", "server:"):
+        assert heading in done.stdout
+
+
+def test_it_can_be_run_as_a_module() -> None:
+    command = [sys.executable, "-m", "penstock_server", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("penstock ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "m", "--port", "x"], ["chat", "--host", "x"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: penstock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "no model given"),
+        (["serve", "m", "--block-size", "3"], "block_size is 3"),
+        (["serve", "m", "--port", "99999"], "port is 99999"),
+    ],
+)
+def test_wrong_settings_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("penstock: ") and message in line and line.count("\n") == 1
+
+
+def test_a_wrong_variable_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_POTR", "1")
+    assert cli.main(["serve", "m"]) == 2
+    assert "PENSTOCK_POTR" in capsys.readouterr().err
+
+
+def raises(error: BaseException) -> Callable[..., int]:
+    def run(*_: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckpointNotFound("no such folder"), 1),
+        (PenstockError("no such folder"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    for command in ("serve", "generate", "chat"):
+        monkeypatch.setattr(serve, "serve", raises(error))
+        monkeypatch.setattr(terminal, "generate", raises(error))
+        monkeypatch.setattr(terminal, "chat", raises(error))
+        assert cli.main([command, "m"]) == code
+
+
+def test_each_command_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, Settings]] = []
+    monkeypatch.setattr(serve, "serve", lambda settings: seen.append(("serve", settings)) or 0)
+    for name in ("generate", "chat"):
+
+        def run(settings: Settings, options: Any, name: str = name) -> int:
+            seen.append((f"{name} {options.temperature}", settings))
+            return 0
+
+        monkeypatch.setattr(terminal, name, run)
+    monkeypatch.setenv("PENSTOCK_THREADS", "3")
+    assert cli.main(["serve", "m", "--port", "1"]) == 0
+    assert cli.main(["generate", "m", "--temperature", "0"]) == 0
+    assert cli.main(["chat", "m", "--threads", "4"]) == 0
+    assert [name for name, _ in seen] == ["serve", "generate 0.0", "chat None"]
+    assert [settings.threads for _, settings in seen] == [3, 3, 4]
+    assert seen[0][1].port == 1

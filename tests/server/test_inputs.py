@@ -1,0 +1,164 @@
+"""Prompts become token ids, fields become SamplingParams, and what can't is a 400."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from fakes import VOCAB_SIZE, FakeModel
+from transformers import PreTrainedTokenizerBase
+
+from penstock.errors import InvalidParameter, RequestError
+from penstock.text.chat import render_chat
+from penstock_server.errors import ApiError
+from penstock_server.inputs import (
+    read_messages,
+    read_prompts,
+    sampling_defaults,
+    sampling_params,
+    template_message,
+)
+from penstock_server.protocol import ChatCompletionRequest, CompletionRequest, Message
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "Hi"} | fields)
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"messages": list(messages)} | fields)
+
+
+def params(defaults: dict[str, float] | None = None, **fields: Any) -> Any:
+    return sampling_params(completion(**fields), defaults or {}, VOCAB_SIZE, 16, None)
+
+
+def test_prompts_of_text_and_of_token_ids() -> None:
+    model: Any = FakeModel()
+    texts = read_prompts(model, completion(prompt=["Hi", "yo"], echo=True))
+    ids = read_prompts(model, completion(prompt=[[72, 105], [121, 111]], echo=True))
+    assert texts == ids
+    assert [prompt.token_ids for prompt in texts] == [[72, 105], [121, 111]]
+    assert [prompt.text for prompt in texts] == ["Hi", "yo"]
+
+
+def test_special_tokens_can_be_left_out() -> None:
+    asked: list[bool] = []
+
+    class Tokenizer:
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            asked.append(add_special_tokens)
+            return [1]
+
+    model: Any = FakeModel()
+    model.tokenizer = Tokenizer()
+    for value in (None, True, False):
+        read_prompts(model, completion(add_special_tokens=value))
+    assert asked == [True, True, False]
+
+
+@pytest.mark.parametrize("prompt", ["", ["Hi", ""], [VOCAB_SIZE], [[1], [VOCAB_SIZE]]])
+def test_empty_prompts_and_unknown_token_ids_are_refused(prompt: Any) -> None:
+    model: Any = FakeModel()
+    with pytest.raises(ApiError) as caught:
+        read_prompts(model, completion(prompt=prompt))
+    assert (caught.value.status_code, caught.value.param) == (400, "prompt")
+
+
+def rendered(*messages: dict[str, Any], **fields: Any) -> str:
+    model: Any = FakeModel()
+    return bytes(read_messages(model, chat(*messages, **fields)).token_ids).decode()
+
+
+def test_messages_go_through_the_chat_template() -> None:
+    user = {"role": "user", "content": "Hi"}
+    assert rendered(user) == "user: Hi\nassistant:"
+    assert rendered(user, add_generation_prompt=False) == "user: Hi"
+    assert rendered(user, continue_final_message=True) == "user: Hi..."
+    assert "('reasoning_effort', 'low')" in rendered(user, reasoning_effort="low")
+    assert "('thinking', False)" in rendered(user, chat_template_kwargs={"thinking": False})
+
+
+def test_no_chat_template_is_the_requests_fault() -> None:
+    model: Any = FakeModel(has_chat_template=False)
+    with pytest.raises(RequestError):
+        read_messages(model, chat({"role": "user", "content": "Hi"}))
+
+
+@pytest.mark.parametrize("function", [render_chat, PreTrainedTokenizerBase.apply_chat_template])
+def test_chat_template_kwargs_can_not_set_what_is_no_variable_of_a_template(function: Any) -> None:
+    user = {"role": "user", "content": "Hi"}
+    for name in inspect.signature(function).parameters:
+        if name != "template_kwargs":
+            with pytest.raises(ApiError) as caught:
+                rendered(user, chat_template_kwargs={name: "x"})
+            assert (caught.value.status_code, caught.value.param) == (400, "chat_template_kwargs")
+
+
+def test_messages_as_templates_expect_them() -> None:
+    message = Message(role="developer", content="Be kind", name="Ann")
+    assert template_message(message) == {"role": "system", "content": "Be kind", "name": "Ann"}
+    message = Message(role="assistant", reasoning_content="Hm")
+    assert template_message(message) == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm",
+    }
+
+
+def test_every_sampling_field_arrives() -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.6,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "seed": 5,
+    }
+    lists = {"stop": ["a", "b"], "stop_token_ids": [3], "logit_bias": {"7": -100, "8": 2.5}}
+    (found,) = params(**fields, **lists)
+    for name, value in fields.items():
+        assert getattr(found, name) == value
+    assert (found.stop, found.stop_token_ids) == (("a", "b"), (3,))
+    assert found.logit_bias == {7: -100, 8: 2.5}
+    assert (found.max_tokens, found.logprobs) == (16, None)
+
+
+def test_request_wins_over_the_models_defaults_over_ours() -> None:
+    (found,) = params({"temperature": 0.6, "top_k": 20}, temperature=0)
+    assert (found.temperature, found.top_k, found.top_p) == (0, 20, 1.0)
+
+
+def test_what_a_generation_config_says_of_sampling() -> None:
+    config = {"do_sample": True, "temperature": 0.6, "top_k": None, "eos_token_id": 2}
+    assert sampling_defaults(config) == {"temperature": 0.6}
+    assert sampling_defaults({}) == {}
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    assert [each.seed for each in params(n=3, seed=5)] == [5, 6, 7]
+    assert [each.seed for each in params(n=2, seed=2**63 - 1)] == [2**63 - 1, -(2**63)]
+    assert [each.seed for each in params(n=2)] == [None, None]
+
+
+@pytest.mark.parametrize("key", ["x", "-1", "1.0", "", str(VOCAB_SIZE), "9" * 5000, "²"])
+def test_biases_must_be_on_tokens(key: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        params(logit_bias={key: 1})
+    assert (caught.value.status_code, caught.value.param) == (400, "logit_bias")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", -1), ("top_p", 0), ("seed", 2**63), ("stop", "")]
+)
+def test_values_out_of_range_are_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        params(**{name: value})
+    assert caught.value.param == name

@@ -1,0 +1,282 @@
+"""The OpenAI routes, from the request's bytes to the answer's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakes import FakeAsyncEngine, FakeModel, Script
+from starlette.testclient import TestClient
+
+from penstock.async_engine import EngineStatus
+from penstock.errors import EngineDead
+from penstock.generation.sequence import SamplingParams
+
+from .conftest import MakeClient, sse_events
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chat(client: TestClient, **fields: Any) -> Any:
+    return client.post("/v1/chat/completions", json={"messages": MESSAGES} | fields)
+
+
+def complete(client: TestClient, **fields: Any) -> Any:
+    return client.post("/v1/completions", json={"prompt": "Hi"} | fields)
+
+
+def test_models(client: TestClient) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 1000)
+    assert client.get("/v1/models/tiny").json() == model
+    assert client.get("/models").json()["data"] == [model]
+
+
+def test_a_models_name_may_have_slashes(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
+    client = make_client(engine, model="org/tiny")
+    assert client.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
+    missing = client.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_models_are_listed_while_loading(make_client: MakeClient) -> None:
+    engine = FakeAsyncEngine()
+    engine.status = EngineStatus("loading", 1, 4)
+    client = make_client(engine, served_model_name=("a", "b"))
+    listed = client.get("/v1/models").json()["data"]
+    assert [(model["id"], model["max_model_len"]) for model in listed] == [("a", None), ("b", None)]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_another_model_is_not_found(client: TestClient, send: Any) -> None:
+    answer = send(client, model="gpt-4")
+    assert answer.status_code == 404
+    detail = answer.json()["error"]
+    assert (detail["code"], detail["param"]) == ("model_not_found", "model")
+    assert "gpt-4" in detail["message"] and "tiny" in detail["message"]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_while_loading_clients_are_told_to_come_back(make_client: MakeClient, send: Any) -> None:
+    engine = FakeAsyncEngine()
+    engine.status = EngineStatus("loading", 3, 12)
+    answer = send(make_client(engine))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    detail = answer.json()["error"]
+    assert detail["code"] == "model_loading" and "3 of 12 layers" in detail["message"]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_a_dead_engine_answers_errors(make_client: MakeClient, send: Any) -> None:
+    engine = FakeAsyncEngine()
+    engine.status = EngineStatus("dead", 4, 4, "out of luck")
+    answer = send(make_client(engine))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+
+
+def test_chat(client: TestClient, engine: FakeAsyncEngine) -> None:
+    answer = chat(client, model="tiny").json()
+    assert answer["model"] == "tiny"
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Hello!",
+        "refusal": None,
+    }
+    (stream,) = engine.streams
+    assert bytes(stream.prompt).decode() == "user: Hi\nassistant:"
+    assert stream.params.max_tokens is None
+
+
+def test_chat_max_completion_tokens_wins(client: TestClient, engine: FakeAsyncEngine) -> None:
+    chat(client, max_tokens=3)
+    chat(client, max_tokens=3, max_completion_tokens=4)
+    assert [stream.params.max_tokens for stream in engine.streams] == [3, 4]
+    choice = chat(client, max_tokens=2).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("He", "length")
+
+
+def test_completion_defaults_to_16_tokens(client: TestClient, engine: FakeAsyncEngine) -> None:
+    assert complete(client).json()["choices"][0]["text"] == "Hello!"
+    complete(client, max_tokens=100)
+    complete(client, prompt="x" * 990)
+    assert [stream.params.max_tokens for stream in engine.streams] == [16, 100, 10]
+
+
+def test_context_overflow(client: TestClient) -> None:
+    for answer in (complete(client, prompt="x" * 1000), complete(client, max_tokens=1000)):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert answer.json()["error"]["n_ctx"] == 1000
+    assert answer.json()["error"]["n_prompt_tokens"] == 2
+
+
+def test_an_overflow_is_told_before_a_stream_begins(client: TestClient) -> None:
+    answer = complete(client, prompt="x" * 1000, stream=True)
+    assert answer.status_code == 400 and answer.headers["content-type"] == "application/json"
+
+
+def test_several_prompts_and_choices(make_client: MakeClient) -> None:
+    engine = FakeAsyncEngine(lambda prompt, params: [f"{bytes(prompt).decode()}/{params.seed}"])
+    answer = complete(make_client(engine), prompt=["a", "b"], n=2, seed=5, echo=True).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == ["aa/5", "aa/6", "bb/5", "bb/6"]
+    assert answer["usage"]["prompt_tokens"] == 2
+
+
+def test_too_many_answers(client: TestClient) -> None:
+    answer = complete(client, prompt=["a"] * 1024, n=2)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+
+
+def test_token_ids_as_prompt(client: TestClient, engine: FakeAsyncEngine) -> None:
+    complete(client, prompt=[72, 105])
+    assert engine.streams[0].prompt == [72, 105]
+    assert complete(client, prompt=[70000]).json()["error"]["param"] == "prompt"
+
+
+def test_models_defaults_hold_where_the_request_is_silent(make_client: MakeClient) -> None:
+    engine = FakeAsyncEngine()
+    defaults: dict[str, float] = {}
+    client = make_client(engine, defaults)
+    defaults["temperature"] = 0.6  # known only after loading
+    chat(client)
+    chat(client, temperature=0)
+    assert [stream.params.temperature for stream in engine.streams] == [0.6, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"made_up": 1}, "made_up"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+    ],
+)
+def test_wrong_fields_are_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
+    answer = chat(client, **fields)
+    assert answer.status_code == 400
+    detail = answer.json()["error"]
+    assert detail["param"] == param, detail
+    assert detail["type"] == "invalid_request_error" and param in detail["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[]",
+        '"x"',
+        "null",
+        '{"prompt": "x", "temperature": NaN}',
+        '{"prompt": "\\ud800"}',
+        '{"\\ud800": 1}',
+        "[" * 100_000,
+        '{"prompt": "x", "seed": ' + "9" * 5000 + "}",
+        b"\xff\xfe",
+    ],
+)
+def test_bodies_that_are_no_request(client: TestClient, body: Any) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_other_content_types(client: TestClient, kind: str | None) -> None:
+    headers = {"Content-Type": kind} if kind else {}
+    answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_media_type"
+    ours = {"Content-Type": "application/json; charset=utf-8"}
+    assert (
+        client.post("/v1/completions", content=b'{"prompt": "x"}', headers=ours).status_code == 200
+    )
+
+
+def test_chat_stream(client: TestClient) -> None:
+    answer = chat(client, stream=True, stream_options={"include_usage": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage, done = sse_events(answer.text)
+    assert done == "[DONE]"
+    assert len({chunk["id"] for chunk in [*chunks, usage]}) == 1
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == "Hello!"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 6
+
+
+def test_completion_stream_of_several_choices(client: TestClient) -> None:
+    *chunks, done = sse_events(complete(client, stream=True, n=2, prompt=["a", "b"]).text)
+    texts = dict.fromkeys(range(4), "")
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == dict.fromkeys(range(4), "Hello!") and done == "[DONE]"
+
+
+def failing(prompt: list[int], params: SamplingParams) -> Script:
+    return ["Hel", EngineDead("secret")]
+
+
+def test_an_error_in_a_stream_is_an_event(make_client: MakeClient) -> None:
+    answer = complete(make_client(FakeAsyncEngine(failing)), stream=True)
+    assert answer.status_code == 200
+    first, error, done = sse_events(answer.text)
+    assert first["choices"][0]["text"] == "Hel" and done == "[DONE]"
+    assert error["error"]["code"] == "engine_dead" and "secret" not in answer.text
+
+
+def test_an_error_in_a_whole_answer_is_a_status(make_client: MakeClient) -> None:
+    engine = FakeAsyncEngine(failing)
+    answer = complete(make_client(engine), n=2)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+    assert all(stream.is_aborted for stream in engine.streams)
+
+
+def test_silence_in_a_stream_is_filled_with_comments(make_client: MakeClient) -> None:
+    gate = asyncio.Event()
+    client = make_client(FakeAsyncEngine(lambda *_: ["a", gate, "b"]), sse_keep_alive=0.001)
+    assert client.portal is not None
+    with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+        body = ""
+        for text in answer.iter_text():
+            body += text
+            if ": keep-alive\n\n" in body:
+                client.portal.call(gate.set)
+    assert body.index(": keep-alive") < body.index("[DONE]")
+
+
+def test_logprobs_in_both_shapes(client: TestClient) -> None:
+    content = chat(client, logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == "Hello!"
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 6
+    logprobs = complete(client, logprobs=0).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == list("Hello!") and logprobs["text_offset"] == list(range(6))
+    assert logprobs["top_logprobs"][0] == {"H": -0.25}
+
+
+def test_a_model_without_chat_template_says_what_to_do(make_client: MakeClient) -> None:
+    client = make_client(FakeAsyncEngine(model=FakeModel(has_chat_template=False)))
+    answer = chat(client)
+    assert answer.status_code == 400
+    assert "chat template" in answer.json()["error"]["message"]
+
+
+def test_stop_reason_is_told(client: TestClient) -> None:
+    choice = complete(client, stop=["END"]).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "END")

@@ -1,0 +1,60 @@
+"""Probes say what can be relied on, at any time of the engine's life."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeAsyncEngine
+from starlette.testclient import TestClient
+
+from penstock.async_engine import EngineStatus
+from penstock_server import __version__
+
+from .conftest import MakeClient
+
+READY = ("/health", "/health/ready", "/ping")
+
+
+def client_in(make_client: MakeClient, status: EngineStatus) -> TestClient:
+    engine = FakeAsyncEngine()
+    engine.status = status
+    return make_client(engine)
+
+
+@pytest.mark.parametrize("path", READY)
+def test_ready(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", READY)
+def test_loading(make_client: MakeClient, path: str) -> None:
+    answer = client_in(make_client, EngineStatus("loading", 3, 12)).get(path)
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "loading", "loaded_layers": 3, "total_layers": 12}
+    assert answer.headers["retry-after"]
+
+
+@pytest.mark.parametrize("path", READY)
+def test_dead(make_client: MakeClient, path: str) -> None:
+    answer = client_in(make_client, EngineStatus("dead", 12, 12, "secret")).get(path)
+    assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("loading", 200), ("ready", 200), ("dead", 503), ("stopped", 503)]
+)
+def test_live_unless_only_a_restart_can_help(
+    make_client: MakeClient, state: str, status: int
+) -> None:
+    client = client_in(make_client, EngineStatus(state, 1, 2))  # type: ignore[arg-type]
+    assert client.get("/health/live").status_code == status
+
+
+def test_version(client: TestClient) -> None:
+    assert client.get("/version").json() == {"version": __version__}
+
+
+def test_metrics(client: TestClient) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in answer.text
