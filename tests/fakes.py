@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
-from penstock.engine import RequestOutput
-from penstock.errors import ContextOverflow, EngineDead, RequestError
+from penstock.engine import Engine, RequestOutput
+from penstock.errors import EngineDead, RequestError
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock.metrics import EngineMetrics
 
@@ -80,6 +80,11 @@ class FakeModel:
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
+        self.default_sampling: dict[str, object] = {}
+
+    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        fake: Any = self
+        Engine.validate(fake, prompt_token_ids, params)
 
 
 def echo_script(prompt: list[int], params: SamplingParams) -> Script:
@@ -90,9 +95,7 @@ def echo_script(prompt: list[int], params: SamplingParams) -> Script:
 class FakeStream:
     """A RequestStream over a script."""
 
-    def __init__(
-        self, request_id: str, prompt: list[int], params: SamplingParams, script: Script
-    ) -> None:
+    def __init__(self, request_id: str, prompt: list[int], params: SamplingParams, script: Script) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
@@ -118,7 +121,7 @@ class FakeStream:
         if limit is not None and self._num_output_tokens + len(text.encode()) >= limit:
             text = text[: limit - self._num_output_tokens]
             return self._output(text, FinishReason.LENGTH)
-        return self._output(text, None if self._script else FinishReason.STOP)
+        return self._output(text, None)
 
     async def _obey(self, item: Any) -> None:
         if isinstance(item, BaseException):
@@ -126,8 +129,10 @@ class FakeStream:
         await item.wait()
 
     def _output(self, text: str, finish_reason: FinishReason | None) -> RequestOutput:
+        """The end token is a token like any other, but without text."""
         self._is_finished = finish_reason is not None
-        token_ids = tuple(text.encode())
+        is_stop = finish_reason is FinishReason.STOP
+        token_ids = (EOS,) if is_stop else tuple(text.encode())
         self._num_output_tokens += len(token_ids)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if (count := self.params.logprobs) is not None:
@@ -141,7 +146,7 @@ class FakeStream:
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=self._num_output_tokens,
             finish_reason=finish_reason,
-            stop_reason=self.params.stop[0] if finish_reason and self.params.stop else None,
+            stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
         )
 
     def abort(self) -> None:
@@ -177,11 +182,7 @@ class FakeAsyncEngine:
     def generate(
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
     ) -> FakeStream:
-        limit = self.engine.max_model_len
-        needed = len(prompt_token_ids) + (params.max_tokens or 1)
-        if needed > limit:
-            message = f"{needed} tokens are more than the context's {limit}"
-            raise ContextOverflow(message, len(prompt_token_ids), limit)
+        self.engine.validate(prompt_token_ids, params)
         script = self.scripts(prompt_token_ids, params)
         name = request_id or f"r{len(self.streams)}"
         stream = FakeStream(name, prompt_token_ids, params, script)
@@ -203,8 +204,7 @@ class FakeEngine(FakeModel):
         self._num_output_tokens = 0
 
     def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        if len(prompt_token_ids) >= self.max_model_len:
-            raise ContextOverflow("too long", len(prompt_token_ids), self.max_model_len)
+        self.validate(prompt_token_ids, params)
         self.prompts.append(self.tokenizer.decode(prompt_token_ids))
         self.params.append(params)
         self._left = list(self.script)

@@ -1,9 +1,9 @@
 """Penstock's engine: language models larger than the memory they run in. Knows nothing of HTTP.
 
-    >>> from penstock import Engine, SamplingParams
-    >>> engine = Engine.load("demo")
-    >>> prompt = engine.tokenizer.encode("Once upon a time")
-    >>> engine.generate([prompt], SamplingParams(temperature=0, max_tokens=20))[0].text  # doctest: +SKIP
+>>> from penstock import Engine, SamplingParams
+>>> engine = Engine.load("demo")
+>>> prompt = engine.tokenizer.encode("Once upon a time")
+>>> engine.generate([prompt], SamplingParams(temperature=0, max_tokens=20))[0].text  # doctest: +SKIP
 """
 
 from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream

@@ -215,9 +215,7 @@ class AsyncEngine:
     def _die(self, error: str) -> None:
         logger.error("the engine is dead: %s", error)
         status = self._status
-        self._call(
-            self._settle, EngineStatus("dead", status.loaded_layers, status.total_layers, error)
-        )
+        self._call(self._settle, EngineStatus("dead", status.loaded_layers, status.total_layers, error))
 
     def _report_progress(self, loaded: int, total: int) -> None:
         self._status = EngineStatus("loading", loaded, total)
@@ -240,5 +238,3 @@ class AsyncEngine:
             engine.add(command.request_id, command.prompt_token_ids, command.params)
         except PenstockError as error:
             self._call(self._fail, command.request_id, error)
-
-

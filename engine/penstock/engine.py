@@ -131,9 +131,7 @@ class Engine:
         family_type = find_family(checkpoint.config)
         spec = family_type.read_spec(checkpoint.config)
         tokenizer = Tokenizer.load(folder)
-        store = WeightStore(
-            checkpoint, family_type.model_tensors(spec), config.ignore_unexpected_tensors
-        )
+        store = WeightStore(checkpoint, family_type.model_tensors(spec), config.ignore_unexpected_tensors)
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)
         streamer = LayerStreamer(store, config.num_resident_layers, report_progress)
@@ -275,7 +273,11 @@ class Engine:
         self, request: _Request, token_id: int
     ) -> tuple[str, FinishReason | None, str | int | None]:
         """New text, and why and by what the answer ends, if it does."""
-        sequence, detokenizer, params = request.sequence, request.detokenizer, request.sequence.params
+        sequence, detokenizer, params = (
+            request.sequence,
+            request.detokenizer,
+            request.sequence.params,
+        )
         is_eos = token_id in self.tokenizer.eos_token_ids and not params.ignore_eos
         is_stop_token = token_id in params.stop_token_ids
         if is_eos or is_stop_token:

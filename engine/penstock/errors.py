@@ -15,6 +15,7 @@ PenstockError
 ├── RequestError               the request's own fault; the engine goes on
 │   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
 │   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
+├── ComputationError           the model's numbers are not numbers any more
 └── EngineDead                 the engine thread ended; nothing more will be computed
 """
 
@@ -88,6 +89,10 @@ class ContextOverflow(RequestError):
         super().__init__(message)
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+
+
+class ComputationError(PenstockError):
+    """The model computed NaN."""
 
 
 class EngineDead(PenstockError):

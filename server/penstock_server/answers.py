@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 
 from penstock.async_engine import AsyncEngine, RequestStream
 from penstock.engine import RequestOutput
@@ -17,8 +18,9 @@ from penstock_server.responses import Usage
 class Answer:
     """One choice as far as it has come."""
 
-    def __init__(self, stream: RequestStream, timer: AnswerTimer) -> None:
+    def __init__(self, stream: RequestStream, params: SamplingParams, timer: AnswerTimer) -> None:
         self.stream = stream
+        self.params = params
         self.timer = timer
         self.text = ""
         self.logprobs: list[TokenLogprobs] = []
@@ -38,12 +40,20 @@ class Answer:
         if output.finish_reason is FinishReason.ABORT:
             raise unavailable("The server is shutting down.", "shutting_down")
         self.timer.record(output)
+        if not self.params.include_stop_str_in_output:
+            output = _without_end_token(output)
         self.text += output.text
         self.logprobs.extend(output.logprobs)
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         return output
+
+
+def _without_end_token(output: RequestOutput) -> RequestOutput:
+    """The token that ended an answer is no part of its text, so that it should not be told of."""
+    is_end_token = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
+    return replace(output, logprobs=output.logprobs[:-1]) if is_end_token else output
 
 
 class Answers:
@@ -66,7 +76,7 @@ class Answers:
             for prompt in prompts:
                 for each in params:
                     stream = engine.generate(prompt, each)
-                    self._answers.append(Answer(stream, AnswerTimer(metrics)))
+                    self._answers.append(Answer(stream, each, AnswerTimer(metrics)))
         except BaseException:
             self.close()
             raise
@@ -94,9 +104,7 @@ class Answers:
         pending = {self._next(index): index for index in range(len(self))}
         try:
             while pending:
-                done, _ = await asyncio.wait(
-                    pending, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, _ = await asyncio.wait(pending, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     yield None
                 for task in sorted(done, key=pending.__getitem__):

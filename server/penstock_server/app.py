@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,17 +40,10 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(
-    engine: AsyncEngine, settings: Settings, default_sampling: Mapping[str, float] | None = None
-) -> FastAPI:
-    """The application over an engine that is not started yet: the application starts and stops it.
-
-    default_sampling: what the model's generation_config.json says. It may be filled in until the
-    engine is ready.
-    """
+def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
+    """The application over an engine that is not started: the application starts and stops it."""
     metrics = RequestMetrics(settings.model_names[0], engine)
-    defaults = {} if default_sampling is None else default_sampling
-    openai = OpenAIRoutes(engine, settings, metrics, defaults)
+    openai = OpenAIRoutes(engine, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -138,9 +131,7 @@ def _log(scope: Scope, status: int, duration_s: float, request_id: str) -> None:
     """A line per request; those of probes and scrapers only for debugging."""
     level = logging.DEBUG if scope["path"].startswith((*OPEN_PATHS, "/metrics")) else logging.INFO
     line = "%s %s %d %.3f s %s"
-    logger.log(
-        level, line, scope["method"], repr(scope["path"])[1:-1], status, duration_s, request_id
-    )
+    logger.log(level, line, scope["method"], repr(scope["path"])[1:-1], status, duration_s, request_id)
 
 
 class ApiKeys:

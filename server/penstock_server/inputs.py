@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,14 +34,29 @@ _SAMPLING_FIELDS = (
     "seed",
 )
 
-#: What a model's generation_config.json may decide where the request is silent.
-DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 #: What the request has fields for, or what decides how a template is used and not what it says.
 _TEMPLATE_ARGUMENTS = frozenset(
-    "tokenizer messages conversation tools documents chat_template add_generation_prompt "
-    "continue_final_message tokenize sanitize_control_tokens padding truncation max_length "
-    "return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs self kwargs".split()
+    {
+        "tokenizer",
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "self",
+        "kwargs",
+    }
 )
 
 
@@ -53,27 +68,18 @@ class Prompt:
 
 
 def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
-    """Raises 400 for an empty prompt and for token ids that the model does not have."""
+    """Token ids are taken as they are: the engine refuses those that the model does not have."""
     tokenizer = engine.tokenizer
     add_special_tokens = body.add_special_tokens is not False
     prompts = []
     for prompt in body.prompts:
         if isinstance(prompt, str):
-            token_ids, text = tokenizer.encode(prompt, add_special_tokens), prompt
+            prompts.append(Prompt(tokenizer.encode(prompt, add_special_tokens), prompt))
         else:
-            check_token_ids(prompt, engine.spec.vocab_size, "prompt")
-            token_ids, text = prompt, tokenizer.decode(prompt, False) if body.echo else ""
-        if not token_ids:
-            raise ApiError(400, "A prompt is empty.", code="invalid_value", param="prompt")
-        prompts.append(Prompt(token_ids, text))
+            has_text = body.echo and max(prompt) < engine.spec.vocab_size
+            text = tokenizer.decode(prompt, skip_special_tokens=False) if has_text else ""
+            prompts.append(Prompt(prompt, text))
     return prompts
-
-
-def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    largest = max(token_ids, default=0)
-    if largest >= vocab_size:
-        message = f"{param} has the token id {largest}; the model's go up to {vocab_size - 1}."
-        raise ApiError(400, message, code="invalid_value", param=param)
 
 
 def read_messages(engine: Engine, body: ChatCompletionRequest) -> Prompt:
@@ -106,17 +112,16 @@ def template_message(message: Message) -> dict[str, Any]:
 
 def sampling_params(
     body: GenerationRequest,
-    defaults: Mapping[str, float],
-    vocab_size: int,
+    defaults: Mapping[str, object],
     max_tokens: int | None,
     logprobs: int | None,
 ) -> list[SamplingParams]:
     """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
     `defaults`, else as in SamplingParams.
 
-    Raises InvalidParameter, or 400 for a bias on a token that the model does not have.
+    Raises InvalidParameter, or 400 for a bias on what is no token id.
     """
-    values: dict[str, Any] = {name: defaults[name] for name in DEFAULTABLE if name in defaults}
+    values: dict[str, Any] = dict(defaults)
     for name in _SAMPLING_FIELDS:
         if (value := getattr(body, name)) is not None:
             values[name] = value
@@ -124,7 +129,7 @@ def sampling_params(
         **values,
         stop=body.stop_strings,
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        logit_bias=read_logit_bias(body.logit_bias or {}, vocab_size),
+        logit_bias=read_logit_bias(body.logit_bias or {}),
         max_tokens=max_tokens,
         logprobs=logprobs,
     )
@@ -138,21 +143,10 @@ def _wrap(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
-def read_logit_bias(biases: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     """JSON has strings as keys. Raises 400 for one that is no token id."""
     for key in biases:
         if not re.fullmatch(r"[0-9]{1,10}", key):
             message = f"logit_bias has the key {key!r}; its keys must be token ids."
             raise ApiError(400, message, code="invalid_value", param="logit_bias")
-    found = {int(key): bias for key, bias in biases.items()}
-    check_token_ids(list(found), vocab_size, "logit_bias")
-    return found
-
-
-def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
-    """What a model's generation_config.json says about sampling; what is null there is not said."""
-    return {
-        name: generation_config[name]
-        for name in DEFAULTABLE
-        if isinstance(generation_config.get(name), (int, float))
-    }
+    return {int(key): bias for key, bias in biases.items()}

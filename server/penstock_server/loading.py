@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from penstock.engine import Engine
-from penstock.errors import CorruptFile
-from penstock_server.inputs import sampling_defaults
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,12 +45,10 @@ class LoadProgress:
             self._bar.close()
 
 
-def load_engine(
-    settings: Settings, report: Callable[[int, int], None] | None = None
-) -> tuple[Engine, dict[str, float]]:
-    """The engine, and what its model's generation_config.json says about sampling.
+def load_engine(settings: Settings, report: Callable[[int, int], None] | None = None) -> Engine:
+    """The engine that the settings describe. Raises PenstockError.
 
-    `report` is told the numbers of loaded and of all layers, beside the user. Raises PenstockError.
+    `report` is told how many layers are loaded and how many there are; what it raises, ends it.
     """
     progress = LoadProgress(f"loading {settings.model_names[0]}")
 
@@ -64,7 +58,7 @@ def load_engine(
             report(num_loaded, num_total)
 
     try:
-        engine = Engine.load(
+        return Engine.load(
             settings.model,
             settings.engine_config(),
             report_progress=tell,
@@ -73,18 +67,3 @@ def load_engine(
         )
     finally:
         progress.close()
-    return engine, sampling_defaults(_generation_config(engine.folder))
-
-
-def _generation_config(folder: Path) -> Mapping[str, Any]:
-    """Empty if there is none. Raises CorruptFile if it is no JSON object."""
-    path = folder / "generation_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise CorruptFile(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CorruptFile(f"{path} is no JSON object")
-    return config

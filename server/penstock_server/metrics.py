@@ -55,9 +55,7 @@ class RequestMetrics:
             "request_decode_time_seconds", "From the first token to the last", _LATENCY_S
         )
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
-        self.generation_tokens = self._histogram(
-            "request_generation_tokens", "Answer length", _TOKENS
-        )
+        self.generation_tokens = self._histogram("request_generation_tokens", "Answer length", _TOKENS)
         self.params_n = self._histogram("request_params_n", "Choices asked for", _CHOICES)
         self._success = Counter(
             "vllm:request_success",
@@ -67,9 +65,7 @@ class RequestMetrics:
         )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        parent = Histogram(
-            f"vllm:{name}", text, ["model_name"], registry=self.registry, buckets=buckets
-        )
+        parent = Histogram(f"vllm:{name}", text, ["model_name"], registry=self.registry, buckets=buckets)
         return parent.labels(**self._labels)
 
     def count_finished(self, reason: str) -> None:

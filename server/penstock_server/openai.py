@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypeVar
 
@@ -62,19 +62,10 @@ async def require_json(content_type: Annotated[str, Header(include_in_schema=Fal
 
 
 class OpenAIRoutes:
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        settings: Settings,
-        metrics: RequestMetrics,
-        default_sampling: Mapping[str, float],
-    ) -> None:
-        """default_sampling: what inputs.sampling_defaults gave. It is read at each request, because
-        it is known only after the model is loaded."""
+    def __init__(self, engine: AsyncEngine, settings: Settings, metrics: RequestMetrics) -> None:
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
-        self._default_sampling = default_sampling
         self._created = int(time.time())
         # One thread: tokenizers are not made for several at once.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
@@ -132,7 +123,7 @@ class OpenAIRoutes:
             raise ApiError(400, f"More than {MAX_ANSWERS} answers are asked for.", param="n")
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
-        params = self._sampling_params(engine, body, max_tokens, body.logprobs)
+        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs)
         form = CompletionFormat(
             request.state.request_id,
             self._settings.model_names[0],
@@ -147,7 +138,7 @@ class OpenAIRoutes:
         engine = self._ready_engine(body)
         prompt = await self._on_text_thread(lambda: read_messages(engine, body))
         max_tokens = body.max_completion_tokens or body.max_tokens
-        params = self._sampling_params(engine, body, max_tokens, body.num_logprobs)
+        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs)
         form = ChatFormat(
             request.state.request_id,
             self._settings.model_names[0],
@@ -185,17 +176,6 @@ class OpenAIRoutes:
             progress = f"{status.loaded_layers} of {status.total_layers} layers"
             raise unavailable(f"The model is loading: {progress}.", "model_loading")
         return self._engine.engine
-
-    def _sampling_params(
-        self,
-        engine: Engine,
-        body: GenerationRequest,
-        max_tokens: int | None,
-        logprobs: int | None,
-    ) -> list[SamplingParams]:
-        return sampling_params(
-            body, self._default_sampling, engine.spec.vocab_size, max_tokens, logprobs
-        )
 
     async def _on_text_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)

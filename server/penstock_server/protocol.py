@@ -83,8 +83,7 @@ class StreamOptions(Wire):
 
 
 StopStrings = Annotated[
-    Annotated[Text, Tag("string")]
-    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
     Discriminator(_kind_of_text),
 ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -73,9 +74,10 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._settings = settings
+        self._is_leaving = False
         self._watch: asyncio.Task[None] | None = None
         #: Why the model could not be loaded.
-        self.failure: BaseException | None = None
+        self.failure: EngineDead | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -88,10 +90,16 @@ class _Server(uvicorn.Server):
             await self._engine.wait_until_ready()
         except EngineDead as error:
             if not self.should_exit:
-                self.failure = error.__cause__ or error
+                self.failure = error
                 self.should_exit = True
         else:
             print(greeting(self._settings, self._engine.engine, port), flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._is_leaving:
+            os._exit(128 + sig)  # whoever sends a second signal does not want to wait
+        self._is_leaving = True
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First of all the engine: that ends the answers which clients still wait for.
@@ -102,17 +110,17 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    default_sampling: dict[str, float] = {}
-
     def load(report: Callable[[int, int], None]) -> Engine:
-        loaded, defaults = load_engine(settings, report)
-        default_sampling.update(defaults)
-        return loaded
+        def tell(num_loaded: int, num_total: int) -> None:
+            report(num_loaded, num_total)
+            if server.should_exit:
+                raise EngineDead("the server was told to stop")
+
+        return load_engine(settings, tell)
 
     engine = AsyncEngine(load)
-    app = create_app(engine, settings, default_sampling)
     config = uvicorn.Config(
-        app,
+        create_app(engine, settings),
         log_config=None,
         access_log=False,
         server_header=False,

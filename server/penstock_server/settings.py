@@ -171,9 +171,7 @@ class Settings:
         parse=parse_bool,
     )
 
-    host: str = _setting(
-        "server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS"
-    )
+    host: str = _setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")
     port: int = _setting("server", "port to listen on; 0 takes a free one", 8000, parse=parse_int)
     served_model_name: tuple[str, ...] = _setting(
         "server",

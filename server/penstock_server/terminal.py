@@ -56,9 +56,9 @@ def generate(settings: Settings, options: argparse.Namespace) -> int:
     flags = sampling_flags(options)
     SamplingParams(**flags)  # a wrong flag should be told before the model is loaded
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
-    engine, defaults = load_engine(settings)
+    engine = load_engine(settings)
     token_ids = engine.tokenizer.encode(prompt)
-    answered = answer(engine, token_ids, SamplingParams(**(defaults | flags)))
+    answered = answer(engine, token_ids, sampling_params(engine, flags))
     print(answered, file=sys.stderr)
     return 0
 
@@ -67,13 +67,13 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
     """A conversation until /quit, Ctrl-D, or Ctrl-C at the prompt. Ctrl-C cuts an answer short."""
     flags = sampling_flags(options)
     SamplingParams(**flags)
-    engine, defaults = load_engine(settings)
+    engine = load_engine(settings)
     if not engine.tokenizer.has_chat_template:
         raise RequestError("this model has no chat template; use `penstock generate`")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history
     print("Type a message; /reset begins anew, /quit ends.", file=sys.stderr)
-    conversation = Conversation(engine, SamplingParams(**(defaults | flags)), options.system)
+    conversation = Conversation(engine, sampling_params(engine, flags), options.system)
     for line in _lines():
         if line == "/quit":
             break
@@ -91,6 +91,12 @@ def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in _SAMPLING_FLAGS}
     flags = {name: value for name, value in given.items() if value is not None}
     return flags | ({"stop": tuple(options.stop)} if options.stop else {})
+
+
+def sampling_params(engine: Engine, flags: dict[str, Any]) -> SamplingParams:
+    """The flags over the model's own advice."""
+    advice: dict[str, Any] = engine.default_sampling
+    return SamplingParams(**(advice | flags))
 
 
 class Conversation:

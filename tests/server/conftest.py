@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from fakes import FakeAsyncEngine, render_chat
 from starlette.testclient import TestClient
 
+from fakes import FakeAsyncEngine, render_chat
 from penstock_server.app import create_app
 from penstock_server.settings import Settings
 
@@ -36,13 +36,12 @@ def engine() -> FakeAsyncEngine:
 
 @pytest.fixture
 def make_client() -> Iterator[MakeClient]:
-    """make_client(engine, defaults, **settings): a client of a running application."""
+    """make_client(engine, **settings): a client of a running application."""
     with ExitStack() as stack:
 
-        def make(
-            engine: FakeAsyncEngine, defaults: dict[str, float] | None = None, **settings: Any
-        ) -> TestClient:
-            app = create_app(engine, Settings(**({"model": "tiny"} | settings)), defaults)  # type: ignore[arg-type]
+        def make(engine: FakeAsyncEngine, **settings: Any) -> TestClient:
+            fake: Any = engine
+            app = create_app(fake, Settings(**({"model": "tiny"} | settings)))
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield make

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from fakes import FakeAsyncEngine, FakeStream, Script
 
+from fakes import FakeAsyncEngine, FakeStream, Script
 from penstock.engine import RequestOutput
 from penstock.errors import ContextOverflow, EngineDead
 from penstock.generation.sequence import FinishReason, SamplingParams
@@ -51,7 +51,7 @@ async def test_outputs_come_as_they_are_made() -> None:
         if seen[-1] == (1, "d"):
             gate.set()
     assert sorted(seen[:2]) == [(0, "a"), (1, "c")]
-    assert seen[2:] == [(1, "d"), (0, "b")]
+    assert seen.index((0, "b")) > seen.index((1, "d"))
 
 
 async def test_silence_is_told() -> None:
@@ -62,27 +62,39 @@ async def test_silence_is_told() -> None:
         seen.append(item and item[1].text)
         if item is None:
             gate.set()
-    assert seen[0] == "a" and seen[1] is None and seen[-1] == "b"
+    assert seen[:2] == ["a", None] and seen[-2:] == ["b", ""]
 
 
 async def test_answer_adds_up() -> None:
     answers = answers_of(FakeAsyncEngine(), [[1, 2]])
     await answers.finish()
     (answer,) = answers
-    assert (answer.text, answer.num_output_tokens) == ("Hello!", 6)
+    assert (answer.text, answer.num_output_tokens) == ("Hello!", 7)
     assert answer.finish_reason is FinishReason.STOP
     usage = answers.usage
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 6, 8)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 7, 9)
+
+
+@pytest.mark.parametrize(("keeps_end", "num_entries"), [(False, 6), (True, 7)])
+async def test_the_end_token_has_logprobs_only_if_it_is_part_of_the_answer(
+    keeps_end: bool, num_entries: int
+) -> None:
+    fake: Any = FakeAsyncEngine()
+    params = SamplingParams(logprobs=0, include_stop_str_in_output=keeps_end)
+    answers = Answers(fake, RequestMetrics("tiny", fake), [[1]], [params])
+    await answers.finish()
+    (answer,) = answers
+    assert len(answer.logprobs) == num_entries
 
 
 async def test_usage_counts_a_prompt_once() -> None:
     answers = answers_of(FakeAsyncEngine(), [[1, 2], [3]], n=3)
     await answers.finish()
-    assert (answers.usage.prompt_tokens, answers.usage.completion_tokens) == (3, 36)
+    assert (answers.usage.prompt_tokens, answers.usage.completion_tokens) == (3, 42)
 
 
 async def test_closing_aborts_every_sequence() -> None:
-    engine = scripted(*[["a", asyncio.Event()]] * 4)
+    engine = FakeAsyncEngine(lambda prompt, params: ["a", asyncio.Event()])
     answers = answers_of(engine, [[1], [2]], n=2)
     async with aclosing(answers.outputs()) as outputs:
         await anext(outputs)

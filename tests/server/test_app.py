@@ -8,9 +8,9 @@ import logging
 from typing import Any
 
 import pytest
-from fakes import FakeAsyncEngine
 from starlette.testclient import TestClient
 
+from fakes import FakeAsyncEngine
 from penstock_server.app import create_app
 from penstock_server.settings import Settings
 
@@ -18,7 +18,8 @@ from .conftest import MakeClient
 
 
 def test_the_app_starts_and_stops_the_engine(engine: FakeAsyncEngine) -> None:
-    app = create_app(engine, Settings(model="tiny"))  # type: ignore[arg-type]
+    fake: Any = engine
+    app = create_app(fake, Settings(model="tiny"))
     assert not engine.is_started
     with TestClient(app):
         assert engine.is_started and not engine.is_stopped
@@ -71,9 +72,7 @@ def test_request_id_is_taken_or_made(client: TestClient) -> None:
         assert made.json()["id"] == "cmpl-" + made.headers["x-request-id"]
 
 
-def test_requests_are_logged_but_probes_are_not(
-    client: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_are_logged_but_probes_are_not(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock_server.app"):
         client.get("/v1/models", headers={"X-Request-Id": "mine"})
         client.get("/health")
@@ -102,9 +101,7 @@ def test_open_paths(make_client: MakeClient, engine: FakeAsyncEngine, path: str)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthy", "/docs", "/openapi.json", "/models", "/x"])
-def test_everything_else_is_guarded(
-    make_client: MakeClient, engine: FakeAsyncEngine, path: str
-) -> None:
+def test_everything_else_is_guarded(make_client: MakeClient, engine: FakeAsyncEngine, path: str) -> None:
     assert make_client(engine, api_key=("one",)).get(path).status_code == 401
 
 
@@ -151,7 +148,8 @@ async def test_a_client_that_leaves_frees_all_its_choices(
     caplog: pytest.LogCaptureFixture, path: str, is_stream: bool
 ) -> None:
     engine = FakeAsyncEngine(lambda prompt, params: ["a", asyncio.Event()])
-    app = create_app(engine, Settings(model="tiny"))  # type: ignore[arg-type]
+    fake: Any = engine
+    app = create_app(fake, Settings(model="tiny"))
     body: dict[str, Any] = {"n": 3, "stream": is_stream}
     if "chat" in path:
         body["messages"] = [{"role": "user", "content": "Hi"}]

@@ -84,9 +84,7 @@ def test_validation_error_joins_what_is_said_of_one_field_and_lists_few_fields()
         ("list_type", ("stop", "list"), "a list"),
         *(("int_type", (name,), "a number") for name in ("n", "seed", "top_p", "top_k")),
     )
-    assert detail["message"] == (
-        "stop: a string or a list; n: a number; seed: a number; and 2 more"
-    )
+    assert detail["message"] == ("stop: a string or a list; n: a number; seed: a number; and 2 more")
     assert (detail["param"], detail["code"]) == ("stop", "invalid_type")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import EOS, FakeAsyncEngine, FakeTokenizer
 
+from fakes import EOS, FakeAsyncEngine, FakeTokenizer
 from penstock.engine import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.answers import Answers
@@ -32,7 +32,11 @@ def completion_format(
 def output(text: str, finish: FinishReason | None = None, **fields: Any) -> RequestOutput:
     token_ids = tuple(text.encode())
     logprobs = tuple(TokenLogprobs(token_id, -0.5, ((122, -0.1),)) for token_id in token_ids)
-    members = {"logprobs": logprobs, "num_prompt_tokens": 1, "num_output_tokens": 1} | fields
+    members: dict[str, Any] = {
+        "logprobs": logprobs,
+        "num_prompt_tokens": 1,
+        "num_output_tokens": 1,
+    } | fields
     return RequestOutput("r", text, token_ids, finish_reason=finish, **members)
 
 
@@ -104,9 +108,7 @@ def test_tokens_without_text_still_bring_their_logprobs() -> None:
 
 def test_completion_logprobs_go_on_from_chunk_to_chunk() -> None:
     form = completion_format(has_logprobs=True, echoes=("> ",))
-    first, second = (
-        wire(form.chunks(0, output(text)))[0]["choices"][0]["logprobs"] for text in ("ab", "c")
-    )
+    first, second = (wire(form.chunks(0, output(text)))[0]["choices"][0]["logprobs"] for text in ("ab", "c"))
     assert first == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, -0.5],
@@ -118,9 +120,7 @@ def test_completion_logprobs_go_on_from_chunk_to_chunk() -> None:
 
 def test_completion_echoes_each_prompt_once() -> None:
     form = completion_format(echoes=("one: ", "two: "))
-    texts = [
-        wire(form.chunks(index, output("x")))[0]["choices"][0]["text"] for index in (1, 0, 1, 0)
-    ]
+    texts = [wire(form.chunks(index, output("x")))[0]["choices"][0]["text"] for index in (1, 0, 1, 0)]
     assert texts == ["two: x", "one: x", "x", "x"]
 
 
@@ -135,7 +135,7 @@ async def finished(n: int = 1, logprobs: int | None = None) -> Answers:
 async def test_whole_chat() -> None:
     body = chat_format().whole(await finished(n=2)).model_dump()
     assert (body["id"], body["object"]) == ("chatcmpl-id1", "chat.completion")
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 14, "total_tokens": 16}
     assert body["choices"][1] == {
         "index": 1,
         "message": {"role": "assistant", "content": "Hello!", "refusal": None},
@@ -163,7 +163,7 @@ async def test_chunks_add_up_to_the_whole() -> None:
     *parts, last = wire(chunks)
     text = "".join(part["choices"][0]["delta"].get("content", "") for part in parts)
     assert text == "Hello!"
-    assert last["usage"]["completion_tokens"] == 6
+    assert last["usage"]["completion_tokens"] == 7
 
 
 async def started() -> Answers:

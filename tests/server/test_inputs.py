@@ -6,16 +6,15 @@ import inspect
 from typing import Any
 
 import pytest
-from fakes import VOCAB_SIZE, FakeModel
 from transformers import PreTrainedTokenizerBase
 
+from fakes import FakeModel
 from penstock.errors import InvalidParameter, RequestError
 from penstock.text.chat import render_chat
 from penstock_server.errors import ApiError
 from penstock_server.inputs import (
     read_messages,
     read_prompts,
-    sampling_defaults,
     sampling_params,
     template_message,
 )
@@ -30,8 +29,8 @@ def chat(*messages: dict[str, Any], **fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate({"messages": list(messages)} | fields)
 
 
-def params(defaults: dict[str, float] | None = None, **fields: Any) -> Any:
-    return sampling_params(completion(**fields), defaults or {}, VOCAB_SIZE, 16, None)
+def params(defaults: dict[str, object] | None = None, **fields: Any) -> Any:
+    return sampling_params(completion(**fields), defaults or {}, 16, None)
 
 
 def test_prompts_of_text_and_of_token_ids() -> None:
@@ -56,14 +55,6 @@ def test_special_tokens_can_be_left_out() -> None:
     for value in (None, True, False):
         read_prompts(model, completion(add_special_tokens=value))
     assert asked == [True, True, False]
-
-
-@pytest.mark.parametrize("prompt", ["", ["Hi", ""], [VOCAB_SIZE], [[1], [VOCAB_SIZE]]])
-def test_empty_prompts_and_unknown_token_ids_are_refused(prompt: Any) -> None:
-    model: Any = FakeModel()
-    with pytest.raises(ApiError) as caught:
-        read_prompts(model, completion(prompt=prompt))
-    assert (caught.value.status_code, caught.value.param) == (400, "prompt")
 
 
 def rendered(*messages: dict[str, Any], **fields: Any) -> str:
@@ -97,9 +88,9 @@ def test_chat_template_kwargs_can_not_set_what_is_no_variable_of_a_template(func
 
 
 def test_messages_as_templates_expect_them() -> None:
-    message = Message(role="developer", content="Be kind", name="Ann")
+    message = Message.model_validate({"role": "developer", "content": "Be kind", "name": "Ann"})
     assert template_message(message) == {"role": "system", "content": "Be kind", "name": "Ann"}
-    message = Message(role="assistant", reasoning_content="Hm")
+    message = Message.model_validate({"role": "assistant", "reasoning_content": "Hm"})
     assert template_message(message) == {
         "role": "assistant",
         "content": "",
@@ -122,7 +113,11 @@ def test_every_sampling_field_arrives() -> None:
         "skip_special_tokens": False,
         "seed": 5,
     }
-    lists = {"stop": ["a", "b"], "stop_token_ids": [3], "logit_bias": {"7": -100, "8": 2.5}}
+    lists: dict[str, Any] = {
+        "stop": ["a", "b"],
+        "stop_token_ids": [3],
+        "logit_bias": {"7": -100, "8": 2.5},
+    }
     (found,) = params(**fields, **lists)
     for name, value in fields.items():
         assert getattr(found, name) == value
@@ -136,20 +131,14 @@ def test_request_wins_over_the_models_defaults_over_ours() -> None:
     assert (found.temperature, found.top_k, found.top_p) == (0, 20, 1.0)
 
 
-def test_what_a_generation_config_says_of_sampling() -> None:
-    config = {"do_sample": True, "temperature": 0.6, "top_k": None, "eos_token_id": 2}
-    assert sampling_defaults(config) == {"temperature": 0.6}
-    assert sampling_defaults({}) == {}
-
-
 def test_choices_have_seeds_of_their_own() -> None:
     assert [each.seed for each in params(n=3, seed=5)] == [5, 6, 7]
     assert [each.seed for each in params(n=2, seed=2**63 - 1)] == [2**63 - 1, -(2**63)]
     assert [each.seed for each in params(n=2)] == [None, None]
 
 
-@pytest.mark.parametrize("key", ["x", "-1", "1.0", "", str(VOCAB_SIZE), "9" * 5000, "²"])
-def test_biases_must_be_on_tokens(key: str) -> None:
+@pytest.mark.parametrize("key", ["x", "-1", "1.0", "", "9" * 5000, "²"])
+def test_biases_have_token_ids_as_keys(key: str) -> None:
     with pytest.raises(ApiError) as caught:
         params(logit_bias={key: 1})
     assert (caught.value.status_code, caught.value.param) == (400, "logit_bias")

@@ -1,34 +1,27 @@
-"""Progress where the user looks, and what the model's folder says of sampling."""
+"""The settings reach the engine, and the progress the user."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.engine import Engine
-from penstock.errors import CheckpointNotFound, CorruptFile
+from penstock.errors import CheckpointNotFound, EngineDead
 from penstock_server.loading import LoadProgress, load_engine
 from penstock_server.settings import Settings
 
 
-class Loaded:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What Engine.load was called with; it reports two layers."""
     seen: dict[str, Any] = {}
 
-    def load(model: str, config: Any, *, report_progress: Any, **rest: Any) -> Loaded:
+    def load(model: str, config: Any, *, report_progress: Any, **rest: Any) -> None:
         seen.update(model=model, config=config, **rest)
         for num_loaded in range(3):
             report_progress(num_loaded, 2)
-        return Loaded(tmp_path)
 
     monkeypatch.setattr(Engine, "load", load)
     return seen
@@ -43,20 +36,13 @@ def test_engine_gets_the_settings(seen: dict[str, Any]) -> None:
     assert reports == [(0, 2), (1, 2), (2, 2)]
 
 
-def test_defaults_come_from_generation_config(seen: dict[str, Any], tmp_path: Path) -> None:
-    assert load_engine(Settings(model="m"))[1] == {}
-    path = tmp_path / "generation_config.json"
-    path.write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": 2}')
-    assert load_engine(Settings(model="m"))[1] == {"temperature": 0.6, "top_k": 20}
+def test_loading_ends_if_its_progress_is_refused(seen: dict[str, Any]) -> None:
+    def report(num_loaded: int, num_total: int) -> None:
+        if num_loaded == 1:
+            raise EngineDead("stop")
 
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_broken_generation_config_is_told(
-    seen: dict[str, Any], tmp_path: Path, text: str
-) -> None:
-    (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(CorruptFile, match="generation_config"):
-        load_engine(Settings(model="m"))
+    with pytest.raises(EngineDead):
+        load_engine(Settings(model="m"), report)
 
 
 def test_errors_of_loading_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +65,7 @@ def test_a_log_gets_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_a_terminal_gets_a_bar(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress = LoadProgress("loading m")
     progress(1, 4)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import FakeAsyncEngine
 from prometheus_client.parser import text_string_to_metric_families
 
+from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock.engine import RequestOutput
 from penstock.generation.sequence import FinishReason
@@ -75,9 +75,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["vllm:kv_cache_usage_perc"] == 0.25
 
 
-def test_nothing_of_the_engine_while_it_loads(
-    metrics: RequestMetrics, engine: FakeAsyncEngine
-) -> None:
+def test_nothing_of_the_engine_while_it_loads(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
     engine.status = EngineStatus("loading", 0, 4)
     found = samples(metrics)
     assert "vllm:num_requests_running" not in found
@@ -114,7 +112,5 @@ def test_requests_are_measured(make_client: MakeClient, engine: FakeAsyncEngine)
     client = make_client(engine)
     client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 3})
     text = client.get("/metrics").text
-    assert (
-        'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 6.0' in text
-    )
+    assert 'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 6.0' in text
     assert 'vllm:request_params_n_sum{model_name="tiny"} 3.0' in text

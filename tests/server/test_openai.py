@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from fakes import FakeAsyncEngine, FakeModel, Script
 from starlette.testclient import TestClient
 
+from fakes import FakeAsyncEngine, FakeModel, Script
 from penstock.async_engine import EngineStatus
 from penstock.errors import EngineDead
 from penstock.generation.sequence import SamplingParams
@@ -134,14 +134,17 @@ def test_too_many_answers(client: TestClient) -> None:
 def test_token_ids_as_prompt(client: TestClient, engine: FakeAsyncEngine) -> None:
     complete(client, prompt=[72, 105])
     assert engine.streams[0].prompt == [72, 105]
-    assert complete(client, prompt=[70000]).json()["error"]["param"] == "prompt"
+    for unfit in ([70000], "", ["Hi", ""]):
+        answer = complete(client, prompt=unfit, echo=True)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    unfit = complete(client, logit_bias={"70000": 1})
+    assert (unfit.status_code, unfit.json()["error"]["param"]) == (400, "logit_bias")
 
 
 def test_models_defaults_hold_where_the_request_is_silent(make_client: MakeClient) -> None:
     engine = FakeAsyncEngine()
-    defaults: dict[str, float] = {}
-    client = make_client(engine, defaults)
-    defaults["temperature"] = 0.6  # known only after loading
+    engine.model.default_sampling = {"temperature": 0.6}
+    client = make_client(engine)
     chat(client)
     chat(client, temperature=0)
     assert [stream.params.temperature for stream in engine.streams] == [0.6, 0]
@@ -202,9 +205,7 @@ def test_other_content_types(client: TestClient, kind: str | None) -> None:
     assert answer.status_code == 415
     assert answer.json()["error"]["code"] == "unsupported_media_type"
     ours = {"Content-Type": "application/json; charset=utf-8"}
-    assert (
-        client.post("/v1/completions", content=b'{"prompt": "x"}', headers=ours).status_code == 200
-    )
+    assert client.post("/v1/completions", content=b'{"prompt": "x"}', headers=ours).status_code == 200
 
 
 def test_chat_stream(client: TestClient) -> None:
@@ -217,7 +218,7 @@ def test_chat_stream(client: TestClient) -> None:
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == "Hello!"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 6
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 7
 
 
 def test_completion_stream_of_several_choices(client: TestClient) -> None:
@@ -278,5 +279,5 @@ def test_a_model_without_chat_template_says_what_to_do(make_client: MakeClient) 
 
 
 def test_stop_reason_is_told(client: TestClient) -> None:
-    choice = complete(client, stop=["END"]).json()["choices"][0]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "END")
+    choice = complete(client, stop_token_ids=[7]).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 7)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fakes import FakeAsyncEngine
 from starlette.testclient import TestClient
 
+from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock_server import __version__
 
@@ -43,9 +43,7 @@ def test_dead(make_client: MakeClient, path: str) -> None:
 @pytest.mark.parametrize(
     ("state", "status"), [("loading", 200), ("ready", 200), ("dead", 503), ("stopped", 503)]
 )
-def test_live_unless_only_a_restart_can_help(
-    make_client: MakeClient, state: str, status: int
-) -> None:
+def test_live_unless_only_a_restart_can_help(make_client: MakeClient, state: str, status: int) -> None:
     client = client_in(make_client, EngineStatus(state, 1, 2))  # type: ignore[arg-type]
     assert client.get("/health/live").status_code == status
 

@@ -10,9 +10,9 @@ import socket
 from typing import Any
 
 import pytest
-from fakes import FakeAsyncEngine, FakeModel
 
-from penstock.errors import CheckpointNotFound, ConfigError, EngineDead
+from fakes import FakeAsyncEngine, FakeModel
+from penstock.errors import ConfigError, EngineDead
 from penstock_server import serve
 from penstock_server.settings import Settings
 
@@ -126,10 +126,8 @@ async def test_a_signal_while_loading_is_no_failure(started: Any) -> None:
 
 async def test_a_model_that_can_not_be_loaded_ends_it(started: Any) -> None:
     engine, task, _ = await started()
-    error = EngineDead("loading failed")
-    error.__cause__ = CheckpointNotFound("no such folder")
-    engine.loaded.set_exception(error)
-    with pytest.raises(CheckpointNotFound, match="no such folder"):
+    engine.loaded.set_exception(EngineDead("no such folder"))
+    with pytest.raises(EngineDead, match="no such folder"):
         await task
     assert engine.is_stopped
 

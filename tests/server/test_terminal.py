@@ -9,8 +9,8 @@ import signal
 from typing import Any
 
 import pytest
-from fakes import FakeEngine
 
+from fakes import FakeEngine
 from penstock.errors import InvalidParameter, RequestError
 from penstock_server import terminal
 from penstock_server.settings import Settings
@@ -26,7 +26,8 @@ def options(**given: Any) -> argparse.Namespace:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
-    monkeypatch.setattr(terminal, "load_engine", lambda settings: (engine, {"temperature": 0.6}))
+    monkeypatch.setattr(terminal, "load_engine", lambda settings: engine)
+    engine.default_sampling = {"temperature": 0.6}
     return engine
 
 
@@ -111,7 +112,7 @@ def test_a_message_that_is_too_long_is_forgotten(
     type_lines(monkeypatch, "x" * 2000, "Hi")
     terminal.chat(SETTINGS, options())
     assert engine.prompts == ["user: Hi\nassistant:"]
-    assert "too long (/reset begins anew)" in capsys.readouterr().err
+    assert "(/reset begins anew)" in capsys.readouterr().err
 
 
 def test_chat_needs_a_template(engine: FakeEngine) -> None:

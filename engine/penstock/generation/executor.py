@@ -37,9 +37,7 @@ class Executor:
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
-    def forward(
-        self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False
-    ) -> Tensor:
+    def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
         """Logits float32 [num_sampled, vocab_size]; writes K and V of all the step's tokens.
 
         is_cancelled is asked before each layer; Cancelled is raised once it says yes. The KV cache then

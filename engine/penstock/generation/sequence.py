@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import random
 from dataclasses import dataclass, field
 
 from penstock.errors import InvalidParameter
@@ -116,6 +117,8 @@ class Sequence:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_total_tokens = max_total_tokens
+        #: Of the draws; fixed for the sequence's life.
+        self.seed = params.seed if params.seed is not None else random.getrandbits(63)
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
         self.block_table: list[int] = []

@@ -135,9 +135,7 @@ class NativeKernels(ReferenceKernels):
             kv.k.dtype == torch.float16, num_kv_heads, head_dim, block_size,
         )  # fmt: skip
 
-    def paged_attention(
-        self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec
-    ) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         _, num_kv_heads, head_dim, block_size = kv.k.shape
         if head_dim > MAX_HEAD_DIM:  # a rare shape, not worth a second code path in C
             return super().paged_attention(q, kv, batch, spec)

@@ -118,9 +118,7 @@ class ReferenceKernels:
         kv.k[block, :, :, offset] = k.to(kv.k.dtype)
         kv.v[block, :, offset] = v.to(kv.v.dtype)
 
-    def paged_attention(
-        self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec
-    ) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         """Causal attention of the step's tokens over all that their sequences have cached.
 
         q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The

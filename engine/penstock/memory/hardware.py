@@ -8,9 +8,7 @@ from pathlib import Path
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def free_memory_bytes(
-    meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = CGROUP_ROOT
-) -> int:
+def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = CGROUP_ROOT) -> int:
     """Memory that can be taken without pushing anything out: what the system has available, or what is
     left of the cgroup's limit (v2 or v1), whichever is less."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

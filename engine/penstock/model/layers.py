@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
@@ -56,7 +57,7 @@ def attend(
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
     qkv = kernels.int8_linear(x, weights.matrix("qkv"), weights.optional("qkv.bias"))
     heads = qkv.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
-    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if head_norm_offset is not None:
         offset = head_norm_offset
         q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)
@@ -66,24 +67,18 @@ def attend(
         kernels.rope(q, cos, sin)
         kernels.rope(k, cos, sin)
     kernels.write_kv(k, v, kv, batch.slot_mapping)
-    mixed = kernels.paged_attention(
-        q, kv, batch, replace(attention, window=spec.sliding_window(index))
-    )
+    mixed = kernels.paged_attention(q, kv, batch, replace(attention, window=spec.sliding_window(index)))
     return kernels.int8_linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
 
 
-def gated_mlp(
-    kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction
-) -> Tensor:
+def gated_mlp(kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(gate x) * up x), with "gate_up" holding the gate's rows first (arXiv 2002.05202)."""
     gate_up = kernels.int8_linear(x, weights.matrix("gate_up"), weights.optional("gate_up.bias"))
     activated = kernels.gated_activation(gate_up, function)
     return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))
 
 
-def mlp(
-    kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction
-) -> Tensor:
+def mlp(kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(up x))."""
     up = kernels.int8_linear(x, weights.matrix("up"), weights.optional("up.bias"))
     activated = kernels.activation(up, function)

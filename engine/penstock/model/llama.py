@@ -47,7 +47,10 @@ class Llama(Family):
     @classmethod
     def _spec(cls, config: dict[str, Any], **differences: Any) -> LlamaSpec:
         num_heads = int(read(config, "num_attention_heads"))
-        hidden_size, num_layers = int(read(config, "hidden_size")), int(read(config, "num_hidden_layers"))
+        hidden_size, num_layers = (
+            int(read(config, "hidden_size")),
+            int(read(config, "num_hidden_layers")),
+        )
         head_dim = int(config.get("head_dim") or hidden_size // num_heads)
         return LlamaSpec(
             architecture=cls.architectures[0],

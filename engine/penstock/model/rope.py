@@ -30,9 +30,7 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
         )
     scaling.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
     if config.get("original_max_position_embeddings"):
-        scaling.setdefault(
-            "original_max_position_embeddings", config["original_max_position_embeddings"]
-        )
+        scaling.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
     return RopeSpec(float(theta), rotary_dim, kind, scaling)
 
 
@@ -119,9 +117,7 @@ def _yarn(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
     attention = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     if "mscale" in rope.parameters or "mscale_all_dim" in rope.parameters:
         raise UnsupportedModel("YaRN with mscale is not supported")
-    return frequencies * (1 - stretch + stretch / factor), _number(
-        rope, "attention_factor", attention
-    )
+    return frequencies * (1 - stretch + stretch / factor), _number(rope, "attention_factor", attention)
 
 
 def _longrope(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:

@@ -134,13 +134,11 @@ class Checkpoint:
                 self._descriptors[entry.file] = os.open(entry.file, os.O_RDONLY)
             except OSError as error:
                 raise CorruptFile(f"{entry.file} can't be opened any more: {error.strerror}") from error
-        view = memoryview(buffer.numpy()).cast("B")
+        view = memoryview(buffer.numpy().data).cast("B")
         done = 0
         while done < len(view):
             try:
-                count = os.preadv(
-                    self._descriptors[entry.file], [view[done:]], entry.offset + start + done
-                )
+                count = os.preadv(self._descriptors[entry.file], [view[done:]], entry.offset + start + done)
             except OSError as error:
                 raise CorruptFile(
                     f"reading tensor {entry.name} from {entry.file} failed: {error.strerror}"
@@ -231,10 +229,7 @@ def read_header(file: Path) -> list[TensorEntry]:
 def _entry(file: Path, name: str, value: dict[str, Any], data_start: int) -> TensorEntry:
     dtype, shape = str(value["dtype"]), tuple(int(size) for size in value["shape"])
     begin, end = (int(offset) for offset in value["data_offsets"])
-    if dtype in DTYPES:
-        item_bytes = DTYPES[dtype].itemsize
-    else:
-        item_bytes = OTHER_DTYPE_BYTES.get(dtype, 0)
+    item_bytes = DTYPES[dtype].itemsize if dtype in DTYPES else OTHER_DTYPE_BYTES.get(dtype, 0)
     expected = math.prod(shape) * item_bytes
     if begin < 0 or end < begin or (item_bytes and end - begin != expected) or min(shape, default=0) < 0:
         raise CorruptFile(

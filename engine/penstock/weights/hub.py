@@ -49,8 +49,10 @@ def _download(repository: str, revision: str | None, offline: bool) -> Path:
             )
         )
     except LocalEntryNotFoundError as error:
-        where = "is not in the local cache, and --offline forbids fetching it" if offline else (
-            "is not in the local cache and the hub can't be reached"
+        where = (
+            "is not in the local cache, and --offline forbids fetching it"
+            if offline
+            else ("is not in the local cache and the hub can't be reached")
         )
         raise DownloadError(
             f"{repository} (revision {revision or 'main'}) {where}. There is no folder of that name either"

@@ -160,7 +160,7 @@ class WeightStore:
         entry = self._find(part)
         step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
         if tensor.is_transposed:
-            yield from self._quantized(part, self._rows(tensor, part).split(step))
+            yield from self._quantized(part, torch.split(self._rows(tensor, part), step))
             return
         scales = self._read(part + "_scale").float().flatten() if entry.dtype == "I8" else None
         for start in range(0, entry.shape[0], step):
@@ -259,18 +259,21 @@ def check_quantization(config: dict[str, Any]) -> None:
     method = quantization.get("quant_method")
     groups = quantization.get("config_groups") or {}
     weights = [group.get("weights") or {} for group in groups.values()]
-    if method == "compressed-tensors" and weights and all(
-        scheme.get("num_bits") == 8
-        and scheme.get("type") == "int"
-        and scheme.get("symmetric", True)
-        and scheme.get("strategy") == "channel"
-        for scheme in weights
-    ) and quantization.get("format") == "int-quantized":
+    if (
+        method == "compressed-tensors"
+        and weights
+        and all(
+            scheme.get("num_bits") == 8
+            and scheme.get("type") == "int"
+            and scheme.get("symmetric", True)
+            and scheme.get("strategy") == "channel"
+            for scheme in weights
+        )
+        and quantization.get("format") == "int-quantized"
+    ):
         return
     raise UnsupportedModel(
         f"the checkpoint is quantized ({method}, {quantization.get('format', 'no format given')}); Penstock "
         "reads unquantized checkpoints, which it quantizes itself, and compressed-tensors "
         "`int-quantized` with 8 bits per channel. Use the original, unquantized repository"
     )
-
-

@@ -57,4 +57,3 @@ class LayerStreamer:
         self.stall_s += time.perf_counter() - started
         self.streamed_bytes += self._store.bytes_read - before
         return weights
-

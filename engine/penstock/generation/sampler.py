@@ -1,0 +1,178 @@
+"""Sampler: logits -> token ids, each row by its own sequence's parameters.
+
+Batch invariance: rows that need more than an argmax are processed one by one, so that the same row meets
+the same operations on the same shapes whatever else is in the batch; and a draw depends on the
+sequence's seed and the index of the token alone, so a preempted sequence draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ComputationError
+from penstock.generation.sequence import SamplingParams, Sequence, TokenLogprobs
+
+#: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
+FIRST_CANDIDATES = 1024
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """What was chosen for one sequence."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class Sampler:
+    """Chooses tokens for one model."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken]:
+        """logits float32 [num_sampled, vocab_size]; row i belongs to sequences[i].
+
+        Raises ComputationError if a row holds NaN.
+        """
+        largest, best = logits.max(dim=-1)
+        if bool(largest.isnan().any()):
+            row = int(largest.isnan().nonzero()[0])
+            raise ComputationError(
+                f"the model computed NaN for sequence {sequences[row].sequence_id}: its weights or the "
+                "numbers on the way exceed float32; the checkpoint may be damaged"
+            )
+        greedy = best.tolist()
+        return [
+            self._sample_row(row, token_id, sequence)
+            for row, token_id, sequence in zip(logits, greedy, sequences, strict=True)
+        ]
+
+    def _sample_row(self, logits: Tensor, greedy: int, sequence: Sequence) -> SampledToken:
+        params = sequence.params
+        token_id = greedy
+        adjusted = logits
+        if needs_adjusting(sequence):
+            adjusted = self._adjust(logits, sequence)
+            token_id = int(adjusted.argmax())
+        if params.temperature > 0:
+            token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
+        if params.logprobs is None:
+            return SampledToken(token_id, None)
+        return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))
+
+    def _adjust(self, logits: Tensor, sequence: Sequence) -> Tensor:
+        """Bias, penalties and forbidden ends, in that order, on a copy."""
+        params, output = sequence.params, sequence.output_token_ids
+        logits = logits.clone()
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias))
+            logits[ids] += torch.tensor(list(params.logit_bias.values()))
+        if params.repetition_penalty != 1:
+            ids = torch.tensor(sorted(set(sequence.token_ids)))
+            seen = logits[ids]
+            penalty = params.repetition_penalty
+            logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+        if output and (params.presence_penalty or params.frequency_penalty):
+            counts = Counter(output)
+            ids, times = torch.tensor(list(counts)), torch.tensor(list(counts.values()))
+            logits[ids] -= params.presence_penalty + params.frequency_penalty * times
+        if len(output) < params.min_tokens:
+            ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+            logits[[token for token in ends if token < self._vocab_size]] = -torch.inf
+        return logits
+
+
+def needs_adjusting(sequence: Sequence) -> bool:
+    """Whether a sequence's logits change before the choice."""
+    params = sequence.params
+    return bool(
+        params.logit_bias
+        or params.repetition_penalty != 1
+        or params.presence_penalty
+        or params.frequency_penalty
+        or sequence.num_output_tokens < params.min_tokens
+    )
+
+
+def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    values, ids = logprobs.topk(num_top)
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(token_id, float(logprobs[token_id]), top)
+
+
+def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
+    """A token from the filtered distribution: the first whose cumulative probability exceeds u.
+
+    logits [vocab_size]; filters in vLLM's and transformers' order: temperature, top_k, top_p, min_p.
+    """
+    scaled = logits.double() / params.temperature
+    weights = torch.exp(scaled - scaled.max())
+    is_filtered = 0 < params.top_k < len(logits) or params.top_p < 1
+    ids: Tensor | None = None
+    if is_filtered:
+        weights, ids = _likeliest(weights, params)
+    if params.min_p > 0:
+        weights = torch.where(weights >= params.min_p * weights.max(), weights, 0.0)
+    cumulative = weights.cumsum(0)
+    index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
+    # u * total may round up to total: the last token that has any probability.
+    index = min(index, int(weights.nonzero()[-1]))
+    return index if ids is None else int(ids[index])
+
+
+def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """The weights that top_k and then top_p keep, largest first, and their ids."""
+    limit = params.top_k if params.top_k > 0 else len(weights)
+    count = min(limit, len(weights))
+    if params.top_p < 1 and count > FIRST_CANDIDATES:
+        total = float(weights.sum())
+        kept, ids = _sorted(weights, FIRST_CANDIDATES)
+        if limit >= len(weights) and float(kept.sum()) >= params.top_p * total:
+            return _nucleus(kept, ids, params.top_p * total)
+    kept, ids = _sorted(weights, count)
+    return _nucleus(kept, ids, params.top_p * float(kept.sum())) if params.top_p < 1 else (kept, ids)
+
+
+def _sorted(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest, largest first, ties by id."""
+    if count >= len(weights):
+        values, ids = weights.sort(descending=True, stable=True)
+        return values, ids
+    threshold = weights.topk(count).values[-1]
+    # topk breaks ties as it likes: take all that are as large as the last, in order of id.
+    candidates = (weights >= threshold).nonzero().flatten()
+    values, order = weights[candidates].sort(descending=True, stable=True)
+    return values[:count], candidates[order[:count]]
+
+
+def _nucleus(weights: Tensor, ids: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """The fewest of the sorted weights that reach `mass`, at least one."""
+    before = weights.cumsum(0) - weights
+    keep = max(1, int((before < mass).sum()))
+    return weights[:keep], ids[:keep]
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on (seed, index) alone: SplitMix64 (Steele, Lea, Flood, "Fast
+    splittable pseudorandom number generators", 2014), the index-th number of the seed's stream."""
+    mask = (1 << 64) - 1
+    mixed = _mix(seed & mask)  # neighbouring seeds (n choices get seed + i) must not share a stream
+    return (_mix((mixed + (index + 1) * 0x9E3779B97F4A7C15) & mask) >> 11) * math.ldexp(1.0, -53)
+
+
+def _mix(x: int) -> int:
+    mask = (1 << 64) - 1
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)

@@ -1,0 +1,46 @@
+"""Chat messages -> token ids by the model's own template, in transformers' sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import InvalidParameter
+from penstock.text.tokenizer import Tokenizer
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    chat_template: str | None = None,
+    **template_kwargs: Any,
+) -> list[int]:
+    """Token ids of a conversation, ready for the assistant's answer.
+
+    Raises InvalidParameter if the model has no template, or if the template refuses the messages.
+    """
+    from jinja2.exceptions import TemplateError
+
+    if not (chat_template or tokenizer.has_chat_template):
+        raise InvalidParameter(
+            "messages",
+            "this model has no chat template, so it can't be asked by messages: use /v1/completions with "
+            "a prompt, or put a chat_template.jinja into its folder",
+        )
+    try:
+        text: str = tokenizer.backend.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            **template_kwargs,
+        )
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise InvalidParameter(
+            "messages", f"the model's chat template refuses these messages: {error}"
+        ) from error
+    # The template has written the special tokens already.
+    return tokenizer.encode(text, add_special_tokens=False)

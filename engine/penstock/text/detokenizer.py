@@ -1,0 +1,89 @@
+"""Detokenizer: token ids of an answer, one at a time -> text that is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.text.tokenizer import Tokenizer
+
+#: Prompt tokens that are decoded before the answer's, so that its first token meets its context:
+#: sentencepiece drops the space of whatever it is given first.
+CONTEXT_TOKENS = 6
+INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """Emits complete characters only, and nothing that might be the beginning of a stop string. All that
+    it returns concatenates to the answer's text, cut at the stop string that is complete first."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        stop: tuple[str, ...] = (),
+        *,
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._include_stop = include_stop_str_in_output
+        self._skip_special = skip_special_tokens
+        self._token_ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
+        #: Tokens from `_begin` are decoded each time; the text of those before `_read` is out. The window
+        #: moves on with each emission, so the cost of a token does not grow with the answer.
+        self._begin, self._read = 0, len(self._token_ids)
+        self._held = ""
+        #: The stop string that ended the answer.
+        self.stopped_by: str | None = None
+
+    def add(self, token_id: int) -> str:
+        """The text that this token makes certain."""
+        self._token_ids.append(token_id)
+        text = self._new_text()
+        if text.endswith(INCOMPLETE):
+            return ""
+        self._advance()
+        return self._emit(text)
+
+    def finish(self) -> str:
+        """What was held back; bytes of an incomplete character as U+FFFD. "" after a stop string."""
+        if self.stopped_by is not None:
+            return ""
+        text = self._emit(self._new_text())
+        self._advance()
+        if self.stopped_by is None:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _advance(self) -> None:
+        self._begin, self._read = self._read, len(self._token_ids)
+
+    def _new_text(self) -> str:
+        known = self._decode(self._token_ids[self._begin : self._read])
+        return self._decode(self._token_ids[self._begin :])[len(known) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, self._skip_special) if token_ids else ""
+
+    def _emit(self, text: str) -> str:
+        """What of held and new text is certain."""
+        self._held += text
+        if not self._stop:
+            text, self._held = self._held, ""
+            return text
+        found = [(start + len(stop), start, stop) for stop in self._stop
+                 if (start := self._held.find(stop)) >= 0]  # fmt: skip
+        if found:
+            end, start, self.stopped_by = min(found)
+            return self._held[: end if self._include_stop else start]
+        keep = max(_overlap(self._held, stop) for stop in self._stop)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of `text` that are a beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

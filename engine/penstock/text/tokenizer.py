@@ -1,0 +1,124 @@
+"""Tokenizer: strings <-> token ids, through transformers' AutoTokenizer, from local files alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CheckpointNotFound, CorruptFile
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "*.tiktoken",
+    "*.spm",
+    "*.model",
+)
+
+
+class Tokenizer:
+    """One model's tokenizer."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
+        """`tokenizer` is a transformers tokenizer."""
+        self.backend = tokenizer
+        self.vocab_size: int = len(tokenizer)
+        self.eos_token_ids = eos_token_ids
+        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't be read."""
+        from transformers import AutoTokenizer  # takes a second, so only when it is needed
+
+        if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
+            raise CheckpointNotFound(
+                f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the "
+                "tokenizer files of the original repository into it"
+            )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # whatever transformers and its parsers raise: the files are at fault
+            raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
+        return cls(tokenizer, _eos_token_ids(folder, tokenizer))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens are those that the model wants around a prompt."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD. Spaces are never tidied up."""
+        text: str = self.backend.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.backend.chat_template)
+
+    def token_text(self, token_id: int) -> str:
+        """One token alone as text; a part of a character becomes U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that a token stands for (special tokens: their name)."""
+        piece = self.backend.convert_ids_to_tokens(token_id)
+        if piece is None:
+            return b""
+        if token_id in self._added_ids:
+            return str(piece).encode()
+        if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in piece):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
+        if isinstance(piece, bytes):  # tiktoken-style
+            return piece
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return str(piece).replace("\u2581", " ").encode()
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_vocab().values())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether pieces are spelled with GPT-2's stand-ins for bytes."""
+        fast = getattr(self.backend, "backend_tokenizer", None)
+        if fast is None:
+            return bool(getattr(self.backend, "byte_decoder", None))
+        return '"ByteLevel"' in json.dumps(json.loads(fast.to_str()).get("decoder"))
+
+
+def _byte_stand_ins() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the other bytes, in
+    order, for the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = {chr(byte): byte for byte in printable}
+    return stand_ins | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_stand_ins()
+
+
+def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Where answers end: generation_config.json, else config.json, else the tokenizer's own."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise CorruptFile(f"{path} is not readable JSON ({error})") from error
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset(() if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
