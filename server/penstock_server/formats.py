@@ -203,10 +203,10 @@ class CompletionFormat:
         )
 
     def _likeliest(self, token: TokenLogprobs) -> dict[str, float]:
-        """By text; where two tokens have the same text (pieces of characters), the likelier."""
-        pairs = [*token.top, (token.token_id, token.logprob)]
+        """By text. Tokens may share one (pieces of characters): there the chosen token comes first, then
+        the likelier."""
         found: dict[str, float] = {}
-        for token_id, logprob in pairs:
+        for token_id, logprob in [(token.token_id, token.logprob), *token.top]:
             found.setdefault(self._tokenizer.token_text(token_id), logprob)
         return found
 

@@ -110,7 +110,8 @@ class OpenAIRoutes:
 
     def _check_model(self, name: str | None) -> None:
         names = self._settings.model_names
-        if name is not None and name not in names:
+        # What the server was started with is a name, too, though no list shows it.
+        if name not in (None, self._settings.model, *names):
             message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
             raise ApiError(404, message, code="model_not_found", param="model")
 
@@ -118,9 +119,10 @@ class OpenAIRoutes:
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         engine = self._ready_engine(body)
+        if len(body.prompts) * body.num_choices > MAX_ANSWERS:
+            message = f"More than {MAX_ANSWERS} answers are asked for, prompts times n."
+            raise ApiError(400, message, code="invalid_value", param="n")
         prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
-        if len(prompts) * body.num_choices > MAX_ANSWERS:
-            raise ApiError(400, f"More than {MAX_ANSWERS} answers are asked for.", param="n")
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
         params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs)

@@ -58,22 +58,30 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError if the address can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that name it
+    # (socket.create_server's don't): with it, each answer waits 40 ms for the client's ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
+        listener.close()
         reason = error.strerror or str(error)
         raise ConfigError(
             f"cannot listen on {host}, port {port}: {reason}; choose another --host or --port"
         ) from None
+    return listener
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, and the engine's beginning and end around it."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, settings: Settings, url: str) -> None:
         super().__init__(config)
         self._engine = engine
         self._settings = settings
+        self._url = url
         self._is_leaving = False
         self._watch: asyncio.Task[None] | None = None
         #: Why the model could not be loaded.
@@ -81,10 +89,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        port = sockets[0].getsockname()[1] if sockets else self.config.port
-        self._watch = asyncio.create_task(self._announce(port))
+        self._watch = asyncio.create_task(self._announce())
 
-    async def _announce(self, port: int) -> None:
+    async def _announce(self) -> None:
         """Says that the model is ready, or ends the process if it can't be loaded."""
         try:
             await self._engine.wait_until_ready()
@@ -93,7 +100,7 @@ class _Server(uvicorn.Server):
                 self.failure = error
                 self.should_exit = True
         else:
-            print(greeting(self._settings, self._engine.engine, port), flush=True)
+            print(greeting(self._settings, self._engine.engine, self._url), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._is_leaving:
@@ -126,16 +133,22 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
-    server = _Server(config, engine, settings)
+    url = address(settings.host, listener.getsockname()[1])
+    logger.info("listening at %s; %s is loading", url, settings.model_names[0])
+    server = _Server(config, engine, settings, url)
     await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
 
 
-def greeting(settings: Settings, engine: Engine, port: int) -> str:
+def address(host: str, port: int) -> str:
+    """As a client on this machine would write it."""
+    host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def greeting(settings: Settings, engine: Engine, url: str) -> str:
     """What is served where, and a command to try it."""
-    host = {"0.0.0.0": "localhost", "::": "localhost"}.get(settings.host, settings.host)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if engine.tokenizer.has_chat_template:
         path = "chat/completions"
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}

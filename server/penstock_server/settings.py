@@ -3,8 +3,8 @@ nothing else in Penstock does.
 
 A setting `max_num_seqs` is the flag --max-num-seqs and the variable PENSTOCK_MAX_NUM_SEQS. A flag
 wins over the variable, the variable over the default. A PENSTOCK_* variable that is no setting is
-an error, because it is a typing mistake; only those that Kubernetes sets for a service called
-"penstock" are left alone.
+an error, because it is a typing mistake; only those of the client library, and those that
+Kubernetes sets for a service called "penstock", are left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.errors import ConfigError
 
 PREFIX = "PENSTOCK_"
 
-_SERVICE_LINK = re.compile(r"PENSTOCK_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
+_NOT_OURS = re.compile(r"PENSTOCK_(BASE_URL|SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
 
 
 def parse_bytes(text: str) -> int:
@@ -293,7 +293,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     fields = {PREFIX + field.name.upper(): field for field in dataclasses.fields(Settings)}
     values = {}
     for name, text in environ.items():
-        if not name.startswith(PREFIX) or _is_service_link(name, text):
+        if not name.startswith(PREFIX) or _is_not_ours(name, text):
             continue
         if name not in fields:
             raise ConfigError(f"{name} is no setting of Penstock; `penstock serve --help` has all")
@@ -311,8 +311,8 @@ def _read_variable(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _is_service_link(name: str, text: str) -> bool:
-    return bool(_SERVICE_LINK.fullmatch(name)) or (
+def _is_not_ours(name: str, text: str) -> bool:
+    return bool(_NOT_OURS.fullmatch(name)) or (
         name == "PENSTOCK_PORT" and text.startswith(("tcp://", "udp://"))
     )
 

@@ -49,6 +49,13 @@ def test_models_are_listed_while_loading(make_client: MakeClient) -> None:
     assert [(model["id"], model["max_model_len"]) for model in listed] == [("a", None), ("b", None)]
 
 
+def test_a_path_is_a_name_that_no_list_shows(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
+    client = make_client(engine, model="/models/tiny")
+    for name in ("tiny", "/models/tiny"):
+        assert complete(client, model=name).json()["model"] == "tiny"
+    assert "/models/" not in client.get("/v1/models").text
+
+
 @pytest.mark.parametrize("send", [chat, complete])
 def test_another_model_is_not_found(client: TestClient, send: Any) -> None:
     answer = send(client, model="gpt-4")

@@ -36,6 +36,21 @@ def test_a_port_in_use_is_told() -> None:
             serve.bind("127.0.0.1", port)
 
 
+async def test_answers_are_not_held_back_by_nagle() -> None:
+    is_off: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        is_off.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = serve.bind("127.0.0.1", 0)
+    async with await asyncio.start_server(accepted, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await is_off
+        writer.close()
+
+
 def test_an_address_that_is_not_ours_is_told() -> None:
     with pytest.raises(ConfigError, match="192.0.2.1"):
         serve.bind("192.0.2.1", 0)
@@ -43,23 +58,35 @@ def test_an_address_that_is_not_ours_is_told() -> None:
 
 def greeting(model: FakeModel | None = None, **settings: Any) -> str:
     fake: Any = model or FakeModel()
-    return serve.greeting(Settings(**({"model": "tiny"} | settings)), fake, 8000)
+    text: str = serve.greeting(Settings(**({"model": "tiny"} | settings)), fake, "http://host:8000")
+    return text
 
 
 def test_greeting_has_a_command_that_works() -> None:
     first, _, command = greeting().splitlines()
-    assert first == "tiny is ready at http://127.0.0.1:8000/v1"
+    assert first == "tiny is ready at http://host:8000/v1"
     words = shlex.split(command)
-    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert words[:2] == ["curl", "http://host:8000/v1/chat/completions"]
     assert json.loads(words[-1])["messages"]
 
 
 def test_greeting_fits_the_model_and_the_settings() -> None:
     assert "/v1/completions" in greeting(FakeModel(has_chat_template=False))
-    assert "http://localhost:8000" in greeting(host="0.0.0.0")
-    assert "http://[::1]:8000" in greeting(host="::1")
     assert "Bearer" in greeting(api_key=("secret",))
     assert "secret" not in greeting(api_key=("secret",))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://localhost:80"),
+        ("::", "http://localhost:80"),
+        ("::1", "http://[::1]:80"),
+    ],
+)
+def test_address(host: str, url: str) -> None:
+    assert serve.address(host, 80) == url
 
 
 class Loading(FakeAsyncEngine):

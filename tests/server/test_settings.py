@@ -48,14 +48,15 @@ def test_unknown_variable_is_an_error() -> None:
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    kubernetes = {
+    others = {
+        "PENSTOCK_BASE_URL": "http://elsewhere:8000",
         "PENSTOCK_SERVICE_HOST": "10.0.0.1",
         "PENSTOCK_SERVICE_PORT_HTTP": "8000",
         "PENSTOCK_PORT": "tcp://10.0.0.1:8000",
         "PENSTOCK_PORT_8000_TCP_ADDR": "10.0.0.1",
         "HOME": "/root",
     }
-    assert read_environment(kubernetes) == {}
+    assert read_environment(others) == {}
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ class ScheduledSequence:
 
     sequence: Sequence
     num_new_tokens: int
+    #: These are all that were pending, so the next token can be chosen.
+    is_sampled: bool
 
-    @property
-    def is_sampled(self) -> bool:
-        """The last pending token is computed, so the next one can be chosen."""
-        return self.num_new_tokens == self.sequence.num_pending_tokens
+    @classmethod
+    def of(cls, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
+        return cls(sequence, num_new_tokens, num_new_tokens == sequence.num_pending_tokens)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Scheduler:
                 break
             count = self._reserve(sequence, budget)
             if count:
-                scheduled.append(ScheduledSequence(sequence, count))
+                scheduled.append(ScheduledSequence.of(sequence, count))
                 budget -= count
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
             if self.num_preemptions > preemptions_before:
@@ -100,7 +101,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             count = min(budget, sequence.num_pending_tokens)
             self.block_manager.grow(sequence, sequence.num_tokens)
-            scheduled.append(ScheduledSequence(sequence, count))
+            scheduled.append(ScheduledSequence.of(sequence, count))
             budget -= count
         return Batch(tuple(scheduled))
 

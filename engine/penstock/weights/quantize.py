@@ -25,7 +25,7 @@ def quantize(weight: Tensor) -> QuantizedTensor:
     # A subnormal scale has too few bits to divide by; what it would stand for is nothing.
     scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 0.0)
     divisor = torch.where(scale > 0, scale, torch.inf)
-    qweight = torch.round(exact / divisor[:, None]).clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
+    qweight = (exact / divisor[:, None]).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
     return QuantizedTensor(qweight.to(torch.int8), scale)
 
 

@@ -1,7 +1,7 @@
 """WeightStore: a model's layers as buffers ready to compute with, whatever the checkpoint holds.
 
 A layer is one contiguous buffer (LayerLayout); INT8 matrices are quantized on the way in, some rows at a
-time, so that reading a layer takes the layer's INT8 bytes and a few megabytes, never a float copy of it.
+time, so that reading a layer takes the layer's INT8 bytes and about five megabytes, never a float copy of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.weights.checkpoint import Checkpoint, TensorEntry
 from penstock.weights.quantize import QuantizationError, quantize
 
 #: Bytes of float32 that are quantized at a time.
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
 

@@ -1,0 +1,222 @@
+"""The whole of it: a real process, the real engine, the demo model, the real `openai` package."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from .conftest import MODEL
+from .server_process import ServerProcess, command, environment
+
+PROMPT = "Once upon a time"
+#: For tests that need an answer of some length, whatever the model makes of the prompt.
+GO_ON = {"ignore_eos": True}
+MESSAGES: list[Any] = [{"role": "user", "content": "Hello!"}]
+
+
+def complete(client: openai.OpenAI, **fields: Any) -> str:
+    return client.completions.create(**({"model": MODEL, "prompt": PROMPT} | fields)).choices[0].text
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    text = httpx2.get(f"{server.url}/metrics").text
+    (line,) = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return float(line.rpartition(" ")[2])
+
+
+def wait_until_idle(server: ServerProcess) -> None:
+    """Waits without a limit of its own until no sequence runs or waits."""
+    ticker = threading.Event()
+    while metric(server, "vllm:num_requests_running") or metric(server, "vllm:num_requests_waiting"):
+        ticker.wait(0.05)
+
+
+def test_the_greeting_is_a_command_that_works(server: ServerProcess) -> None:
+    words = shlex.split(server.greeting[-1])
+    header, _, value = words[words.index("-H") + 1].partition(": ")
+    body = json.loads(words[-1]) | {"max_tokens": 4, "ignore_eos": True}
+    answer = httpx2.post(words[1], headers={header: value}, json=body)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_model_and_probes(server: ServerProcess, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).model_dump()["max_model_len"] == 512
+    for path in ("/health", "/health/live", "/health/ready", "/ping", "/version"):
+        assert httpx2.get(server.url + path).status_code == 200
+
+
+def test_streamed_is_whole(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=24, temperature=0)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=24,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content and text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.usage == whole.usage
+
+
+def test_an_answer_does_not_depend_on_its_company(client: openai.OpenAI) -> None:
+    """The same seed gives the same text alone, among choices, and among other clients' requests."""
+    fields: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 7, "extra_body": GO_ON}
+    alone = complete(client, **fields)
+    choices = client.completions.create(model=MODEL, prompt=PROMPT, n=3, **fields).choices
+    assert choices[0].text == alone
+    assert len({choice.text for choice in choices}) == 3
+    with ThreadPoolExecutor(4) as threads:
+        others = [threads.submit(complete, client, **(fields | {"seed": i})) for i in range(3)]
+        mine = threads.submit(complete, client, **fields)
+        assert mine.result() == alone
+        assert all(other.result() for other in others)
+
+
+def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
+    whole = complete(client, max_tokens=24, temperature=0, extra_body=GO_ON)
+    stop = whole[8:11]
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop], extra_body=GO_ON
+    ).choices[0]
+    assert answer.text == whole[: whole.index(stop)]
+    assert answer.finish_reason == "stop" and answer.model_dump()["stop_reason"] == stop
+
+
+def test_logprobs_and_echo(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2
+    ).choices[0]
+    assert answer.logprobs is not None and answer.logprobs.content
+    for token in answer.logprobs.content:
+        assert token.logprob == max(top.logprob for top in token.top_logprobs) <= 0
+    joined = b"".join(bytes(token.bytes or []) for token in answer.logprobs.content)
+    assert joined.decode(errors="replace") == answer.message.content
+    assert complete(client, max_tokens=4, echo=True).startswith(PROMPT)
+
+
+def test_several_prompts_of_both_kinds(client: openai.OpenAI) -> None:
+    texts = client.completions.create(
+        model=MODEL, prompt=["Once", "A girl"], n=2, max_tokens=6, temperature=0
+    )
+    assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
+    assert texts.choices[0].text == texts.choices[1].text
+    ids = client.completions.create(model=MODEL, prompt=[[5, 6], [7]], max_tokens=6)
+    assert len(ids.choices) == 2 and ids.usage is not None and ids.usage.prompt_tokens == 3
+
+
+def test_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as long:
+        complete(client, max_tokens=600)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as unknown:
+        complete(client, extra_body={"made_up": 1})
+    assert unknown.value.param == "made_up"
+    with pytest.raises(openai.NotFoundError):
+        complete(client, model="other")
+    with pytest.raises(openai.BadRequestError):
+        complete(client, prompt=[2**31 - 1], echo=True)
+
+
+def test_health_answers_while_steps_run(server: ServerProcess, client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model=MODEL, prompt=PROMPT, n=4, max_tokens=100, stream=True, extra_body=GO_ON
+    )
+    next(stream)
+    for path in ("/health", "/v1/models", "/metrics"):
+        assert httpx2.get(server.url + path).status_code == 200
+    stream.close()
+    wait_until_idle(server)
+
+
+def test_clients_that_leave_free_their_sequences(server: ServerProcess, client: openai.OpenAI) -> None:
+    for _ in range(5):
+        stream = client.completions.create(
+            model=MODEL, prompt=PROMPT, n=3, max_tokens=400, stream=True, extra_body=GO_ON
+        )
+        next(stream)
+        stream.close()
+    wait_until_idle(server)
+    assert metric(server, "vllm:kv_cache_usage_perc") == 0
+    assert complete(client, max_tokens=4)
+
+
+def test_metrics_count_tokens(server: ServerProcess, client: openai.OpenAI) -> None:
+    before = metric(server, "vllm:generation_tokens_total")
+    complete(client, max_tokens=5, extra_body=GO_ON)
+    assert metric(server, "vllm:generation_tokens_total") == before + 5
+    assert metric(server, "penstock:steps_total") > 0
+
+
+def test_streamed_layers_give_the_same_answer(client: openai.OpenAI) -> None:
+    """A server that keeps no layer in memory, guarded by a key."""
+    fields: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
+    here = complete(client, **fields)
+    with ServerProcess(MODEL, "--resident-layers", "0", "--api-key", "secret") as server:
+        server.wait_until_ready()
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 401
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as other:
+            assert complete(other, **fields) == here
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal.Signals) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 100_000, "stream": True, "ignore_eos": True}
+    with ServerProcess(MODEL) as server:
+        server.wait_until_ready()
+        limit = httpx2.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"]
+        body["max_tokens"] = limit - 100
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            ending = threading.Thread(target=server.end, args=(number,))
+            ending.start()
+            *_, error, done = [line for line in lines if line.startswith("data: ")]
+            ending.join()
+        assert "error" in json.loads(error.removeprefix("data: ")) and done == "data: [DONE]"
+        assert server.end() == 0
+        assert not any("Traceback" in line for line in server.log)
+
+
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), input=text, capture_output=True, text=True, env=environment())
+
+
+@pytest.mark.parametrize("name", ["serve", "generate"])
+def test_a_model_that_is_not_there_is_one_line(name: str) -> None:
+    done = run(name, "/no/such/folder", *(["--port", "0"] if name == "serve" else []))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("penstock: ") and "/no/such/folder" in last
+
+
+def test_generate_prints_what_the_server_answers(client: openai.OpenAI) -> None:
+    flags = ("--max-tokens", "12", "--temperature", "0")
+    done = run("generate", MODEL, *flags, text=PROMPT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == complete(client, max_tokens=12, temperature=0) + "\n"
+    assert "tokens/s" in done.stderr
+
+
+def test_chat_in_the_terminal(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12, temperature=0)
+    flags = ("--max-tokens", "12", "--temperature", "0")
+    done = run("chat", MODEL, *flags, text="Hello!\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    assert str(whole.choices[0].message.content) in done.stdout
+    assert "tokens/s" in done.stderr

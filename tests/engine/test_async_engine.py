@@ -1,0 +1,147 @@
+"""The engine thread: delivery, cancellation, death, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.async_engine import AsyncEngine
+from penstock.engine import Engine
+from penstock.errors import CheckpointNotFound, ContextOverflow, EngineDead
+from penstock.generation.sequence import FinishReason, SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def load_from(folder: Path) -> Callable[[Callable[[int, int], None]], Engine]:
+    return lambda report_progress: Engine.load(folder, report_progress=report_progress)
+
+
+async def ready(folder: Path) -> AsyncEngine:
+    engine = AsyncEngine(load_from(folder))
+    engine.start()
+    await engine.wait_until_ready()
+    return engine
+
+
+def test_streams_deliver_what_the_engine_generates(tiny_llama: Path) -> None:
+    prompts = [[5, 6, 7], [9] * 30, [100]]
+    expected = [c.token_ids for c in Engine.load(tiny_llama).generate(prompts, PARAMS)]
+
+    async def collect(engine: AsyncEngine, prompt: list[int]) -> list[int]:
+        outputs = [output async for output in engine.generate(prompt, PARAMS)]
+        assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        return [token for output in outputs for token in output.token_ids]
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        assert (engine.status.state, engine.status.loaded_layers, engine.status.total_layers) == ("ready", 3, 3)
+        assert await asyncio.gather(*(collect(engine, prompt) for prompt in prompts)) == expected
+        await engine.stop()
+        assert engine.status.state == "stopped"
+
+    asyncio.run(scenario())
+
+
+def test_before_it_is_ready_requests_are_refused(tiny_llama: Path) -> None:
+    may_load = threading.Event()
+
+    def load(report_progress: Callable[[int, int], None]) -> Engine:
+        report_progress(1, 3)
+        may_load.wait()
+        return Engine.load(tiny_llama)
+
+    async def scenario() -> None:
+        engine = AsyncEngine(load)
+        engine.start()
+        while engine.status.loaded_layers == 0:
+            await asyncio.sleep(0)
+        assert (engine.status.state, engine.status.total_layers) == ("loading", 3)
+        with pytest.raises(EngineDead, match="loading"):
+            engine.generate([5], PARAMS)
+        may_load.set()
+        await engine.wait_until_ready()
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = AsyncEngine(load_from(tmp_path / "nowhere"))
+        engine.start()
+        with pytest.raises(EngineDead, match="not a folder"):
+            await engine.wait_until_ready()
+        assert engine.status.state == "dead"
+        await engine.stop()
+
+    asyncio.run(scenario())
+    assert issubclass(CheckpointNotFound, Exception)
+
+
+def test_impossible_requests_fail_at_once_and_the_engine_goes_on(tiny_llama: Path) -> None:
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        with pytest.raises(ContextOverflow):
+            engine.generate([5] * 1000, PARAMS)
+        assert [output async for output in engine.generate([5], PARAMS)]
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_leaving_a_stream_frees_its_sequence(tiny_llama: Path) -> None:
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        manager = engine.engine.scheduler.block_manager
+        endless = SamplingParams(temperature=0, ignore_eos=True, max_tokens=200)
+        async with engine.generate([5] * 40, endless) as stream:
+            await anext(stream)
+            assert manager.num_free < manager.num_blocks
+        stream.abort()  # once more: nothing happens
+        # A later request is carried out after the abort before it.
+        assert [output async for output in engine.generate([5], PARAMS)]
+        assert manager.num_free == manager.num_blocks
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_engine_fails_its_requests(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+
+        def explode(*_: object) -> None:
+            raise ZeroDivisionError("injected")
+
+        monkeypatch.setattr(engine.engine, "step", explode)
+        streams = [engine.generate([5], PARAMS), engine.generate([6], PARAMS)]
+        for stream in streams:
+            with pytest.raises(EngineDead, match="injected"):
+                await anext(stream)
+        assert engine.status.state == "dead" and "injected" in (engine.status.error or "")
+        with pytest.raises(EngineDead):
+            engine.generate([5], PARAMS)
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_stopping_ends_requests_in_flight(tiny_llama: Path) -> None:
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        stream = engine.generate([5], SamplingParams(temperature=0, ignore_eos=True, max_tokens=250))
+        await anext(stream)
+        await engine.stop()
+        with pytest.raises(EngineDead, match="stopped"):
+            async for _ in stream:
+                pass
+
+    asyncio.run(scenario())

@@ -1,0 +1,245 @@
+"""The engine's promise: the tokens and logprobs of a request are those it gets alone, whatever shares its
+steps; and its bookkeeping: ends, errors, aborts, blocks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.config import EngineConfig
+from penstock.engine import Completion, Engine
+from penstock.errors import CapacityError, ConfigError, ContextOverflow, InvalidParameter
+from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.kernels.cpu import compiled_builds
+
+#: KV bytes per block of the tiny model: 2 (K, V) * 3 layers * 2 heads * 16 dims * 2 bytes * 16 tokens.
+BLOCK_BYTES = 2 * 3 * 2 * 16 * 2 * 16
+
+GENERATOR = random.Random(5)
+PROMPTS = [[GENERATOR.randrange(2, 278) for _ in range(size)] for size in (1, 5, 17, 40, 100, 33)]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3),
+    SamplingParams(temperature=1.5, seed=1, max_tokens=30, ignore_eos=True, logprobs=0),
+    SamplingParams(temperature=0.9, seed=2, top_p=0.8, max_tokens=20, ignore_eos=True, logprobs=1),
+    SamplingParams(temperature=2.0, seed=3, top_k=20, min_p=0.01, max_tokens=25, ignore_eos=True, logprobs=1),
+    SamplingParams(
+        temperature=1.2, seed=4, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2,
+        max_tokens=28, ignore_eos=True, logprobs=2,
+    ),
+    SamplingParams(temperature=0, logit_bias={7: 3.0}, max_tokens=26, ignore_eos=True, logprobs=2),
+]  # fmt: skip
+
+
+def exact(completions: list[Completion]) -> list[tuple[object, ...]]:
+    """Everything that has to be identical, floats included."""
+    return [(c.token_ids, c.logprobs, c.text, c.finish_reason) for c in completions]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_llama: Path) -> list[tuple[object, ...]]:
+    """Each request by itself, on a fresh engine of default configuration."""
+    engine = Engine.load(tiny_llama)
+    return exact([engine.generate([p], s)[0] for p, s in zip(PROMPTS, PARAMS, strict=True)])
+
+
+CONFIGS = {
+    "in one batch": EngineConfig(),
+    "with chunked prompts": EngineConfig(max_num_batched_tokens=7),
+    "with two at a time": EngineConfig(max_num_seqs=2),
+    "with preemptions": EngineConfig(kv_cache_bytes=12 * BLOCK_BYTES, max_model_len=150),
+    "with one layer resident": EngineConfig(num_resident_layers=1),
+    "with no layer resident": EngineConfig(num_resident_layers=0, max_num_batched_tokens=50),
+    "with one thread": EngineConfig(num_threads=1),
+    "with larger blocks": EngineConfig(block_size=64),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_request_gets_what_it_gets_alone(
+    case: str, tiny_llama: Path, alone: list[tuple[object, ...]]
+) -> None:
+    engine = Engine.load(tiny_llama, CONFIGS[case])
+    assert exact(engine.generate(PROMPTS, PARAMS)) == alone
+    assert (engine.metrics.num_preemptions > 0) == (case == "with preemptions")
+    assert engine.metrics.kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("kernels", ["torch", "reference", "native"])
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_every_set_of_kernels_keeps_the_promise(kernels: str, activations: str, tiny_llama: Path) -> None:
+    """Few tokens: the plain kernels are slow."""
+    params = [SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)] * 3
+    config = {"kernels": kernels, "activations": activations}
+    engine = Engine.load(tiny_llama, EngineConfig(**config))
+    expected = exact([engine.generate([prompt], params[0])[0] for prompt in PROMPTS[:3]])
+    chunked = Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=6, **config))
+    assert exact(chunked.generate(PROMPTS[:3], params)) == expected
+
+
+def test_arrivals_in_the_middle_change_nothing(tiny_llama: Path, alone: list[tuple[object, ...]]) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=30))
+    completions = [Completion() for _ in PROMPTS]
+    pending = list(enumerate(zip(PROMPTS, PARAMS, strict=True)))
+    while pending or engine.has_work:
+        if pending and engine.metrics.num_steps >= 3 * (len(PROMPTS) - len(pending)):
+            index, (prompt, params) = pending.pop(0)
+            engine.add(str(index), prompt, params)
+        for output in engine.step():
+            completions[int(output.request_id)].extend(output)
+    assert exact(completions) == alone
+
+
+def test_same_seed_same_text_other_seed_other_text(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama)
+    params = [SamplingParams(temperature=2.0, seed=seed, max_tokens=20) for seed in (9, 9, 10)]
+    first, second, other = engine.generate([PROMPTS[2]] * 3, params)
+    assert first.token_ids == second.token_ids != other.token_ids
+
+
+def test_fresh_seeds_differ(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama)
+    answers = engine.generate([PROMPTS[2]] * 4, SamplingParams(temperature=2.0, max_tokens=20))
+    assert len({tuple(answer.token_ids) for answer in answers}) > 1
+
+
+def greedy(engine: Engine, **params: object) -> Completion:
+    return engine.generate([PROMPTS[3]], SamplingParams(temperature=0, **params))[0]
+
+
+def test_max_tokens_and_the_context_end_an_answer(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(max_model_len=60))
+    short = greedy(engine, max_tokens=5, ignore_eos=True)
+    assert (len(short.token_ids), short.finish_reason) == (5, FinishReason.LENGTH)
+    full = greedy(engine, ignore_eos=True)
+    assert (len(full.token_ids), full.finish_reason) == (20, FinishReason.LENGTH)
+    assert full.text == engine.tokenizer.decode(full.token_ids)
+
+
+def test_stop_tokens_and_eos_end_an_answer_and_are_not_in_its_text(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama)
+    free = greedy(engine, max_tokens=12, ignore_eos=True)
+    stop = free.token_ids[6]
+    first = free.token_ids.index(stop)
+    stopped = greedy(engine, max_tokens=12, ignore_eos=True, stop_token_ids=(stop,))
+    assert stopped.token_ids == free.token_ids[: first + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == (FinishReason.STOP, stop)
+    assert stopped.text == engine.tokenizer.decode(free.token_ids[:first])
+    forced = greedy(engine, max_tokens=12, logit_bias={1: 100.0})
+    assert (forced.token_ids, forced.text, forced.finish_reason) == ([1], "", FinishReason.STOP)
+    assert forced.stop_reason is None
+    later = greedy(engine, max_tokens=12, logit_bias={1: 100.0}, min_tokens=5)
+    assert len(later.token_ids) == 6 and later.token_ids[-1] == 1
+
+
+def test_stop_strings_end_an_answer_across_tokens(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama)
+    free = greedy(engine, max_tokens=60, ignore_eos=True)
+    middle = len(free.text) // 2
+    stop = free.text[middle - 2 : middle + 2]
+    stopped = greedy(engine, max_tokens=60, ignore_eos=True, stop=(stop,))
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == (FinishReason.STOP, stop)
+    kept = greedy(engine, max_tokens=60, ignore_eos=True, stop=(stop,), include_stop_str_in_output=True)
+    assert kept.text == stopped.text + stop
+
+
+def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(max_model_len=64))
+    with pytest.raises(ContextOverflow, match="60 tokens.*10 more.*70.*64") as caught:
+        engine.add("a", [5] * 60, SamplingParams(max_tokens=10))
+    assert (caught.value.num_prompt_tokens, caught.value.max_model_len) == (60, 64)
+    for prompt, params, name in (
+        ([], SamplingParams(), "prompt"),
+        ([278], SamplingParams(), "prompt"),
+        ([-1], SamplingParams(), "prompt"),
+        ([1], SamplingParams(logit_bias={278: 1.0}), "logit_bias"),
+    ):
+        with pytest.raises(InvalidParameter) as refused:
+            engine.add("a", prompt, params)
+        assert refused.value.param == name
+    assert not engine.has_work
+    engine.add("a", [5] * 63, SamplingParams())  # one token fits
+    with pytest.raises(InvalidParameter, match="being computed"):
+        engine.add("a", [5], SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -2),
+        ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("logit_bias", {3: 101.0}), ("seed", 2**63),
+        ("stop", ("",)), ("max_tokens", 0), ("min_tokens", -1), ("logprobs", 21),
+    ],
+)  # fmt: skip
+def test_parameters_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(InvalidParameter, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_aborts_free_blocks_wherever_the_request_is(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(max_num_seqs=1))
+    for name in ("running", "waiting", "other"):
+        engine.add(name, PROMPTS[3], SamplingParams(max_tokens=50, ignore_eos=True))
+    engine.step()
+    engine.abort("running")
+    engine.abort("waiting")
+    engine.abort("never heard of")
+    assert [output.request_id for output in engine.step()] == ["other"]
+    engine.abort("other")
+    assert engine.step() == [] and not engine.has_work
+    assert engine.scheduler.block_manager.num_free == engine.scheduler.block_manager.num_blocks
+
+
+def test_a_sweep_nobody_wants_ends_between_layers(
+    tiny_llama: Path, alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aborted during layer 1 of 3: layer 2 is not computed, and another request is none the worse."""
+    engine = Engine.load(tiny_llama)
+    aborted: set[str] = set()
+    computed: list[int] = []
+    family = engine.executor._family
+    layer = family.layer
+
+    def watch(index: int, *arguments: object) -> torch.Tensor:
+        computed.append(index)
+        if index == 1:
+            aborted.add("gone")
+        return layer(index, *arguments)
+
+    monkeypatch.setattr(family, "layer", watch)
+    engine.add("gone", PROMPTS[4], SamplingParams())
+    assert engine.step(aborted) == []
+    assert computed == [0, 1]
+    engine.abort("gone")
+    monkeypatch.undo()
+    assert exact(engine.generate(PROMPTS, PARAMS)) == alone
+
+
+def test_a_kv_budget_too_small_is_refused_and_a_modest_one_cuts_the_context(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(CapacityError, match="--kv-cache-memory"):
+        Engine.load(tiny_llama, EngineConfig(kv_cache_bytes=BLOCK_BYTES - 1))
+    with pytest.raises(CapacityError, match="100"):
+        Engine.load(tiny_llama, EngineConfig(kv_cache_bytes=2 * BLOCK_BYTES, max_model_len=100))
+    engine = Engine.load(tiny_llama, EngineConfig(kv_cache_bytes=3 * BLOCK_BYTES))
+    assert engine.max_model_len == 48
+    assert "cut to 48" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"block_size": 24}, {"max_num_seqs": 0}, {"activations": "int4"}, {"kv_dtype": "int8"}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        EngineConfig(**wrong)
+
+
+def test_native_kernels_serve_where_they_were_compiled(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama)
+    assert (engine.executor._family.kernels.name == "native") == bool(compiled_builds())

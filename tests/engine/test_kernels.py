@@ -1,0 +1,248 @@
+"""Fast kernels against kernels/reference.py, and the reference against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
+from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
+from penstock.weights.quantize import quantize
+
+BUILDS = compiled_builds()
+
+
+def kernels(kind: str, activations: str = "int16") -> ReferenceKernels:
+    return TorchKernels(activations) if kind == "torch" else NativeKernels(activations, build=kind)
+
+
+def random_matrix(rows: int, columns: int, generator: torch.Generator) -> QuantizedTensor:
+    qweight = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    return QuantizedTensor(qweight, torch.rand(rows, generator=generator) * 0.01)
+
+
+def test_the_compiled_kernels_are_here() -> None:
+    """make install compiles them where there is a C compiler; without this the tests below would pass by
+    testing nothing."""
+    assert "generic" in BUILDS
+
+
+def test_an_unknown_build_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no native CPU kernels"):
+        NativeKernels(build="z80")
+
+
+@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@settings(deadline=None, max_examples=25)
+@given(
+    num_tokens=st.integers(1, 40),
+    in_features=st.integers(1, 300),
+    out_features=st.integers(1, 90),
+    seed=st.integers(0, 2**31),
+)
+def test_int8_linear_equals_the_reference_bit_for_bit(
+    kind: str, activations: str, num_tokens: int, in_features: int, out_features: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_tokens, in_features, generator=generator)
+    x *= 10 ** torch.randn(in_features, generator=generator)
+    x[num_tokens // 2] *= float(seed % 2)  # a row of zeros now and then
+    weight = random_matrix(out_features, in_features, generator)
+    bias = torch.randn(out_features, generator=generator) if seed % 3 else None
+    expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
+    assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_extreme_integers_do_not_overflow(kind: str) -> None:
+    """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""
+    weight = QuantizedTensor(torch.full((64, 8192), 127, dtype=torch.int8), torch.linspace(1e-3, 1, 64))
+    weight.qweight[1::2] *= -1
+    x = torch.ones(3, 8192) * torch.tensor([[1.0], [-1.0], [1e30]])
+    expected = ReferenceKernels().int8_linear(x, weight)
+    assert torch.equal(kernels(kind).int8_linear(x, weight), expected)
+
+
+@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+def test_tiny_rows_count_as_zero(kind: str) -> None:
+    x = torch.full((2, 64), 1e-42)
+    weight = random_matrix(8, 64, torch.Generator().manual_seed(0))
+    assert torch.equal(kernels(kind).int8_linear(x, weight), torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize(("activations", "limit"), [("int16", 5e-4), ("int8", 0.2)])
+def test_outlier_channels_keep_their_neighbours_exact(activations: str, limit: float) -> None:
+    """Six channels 60 times the rest, against the same INT8 weights in float64. INT8 activations lose
+    the small channels (that is why they are not the default): they must be worse than the bound of the
+    default, or this test measures nothing."""
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(3):
+        generator.manual_seed(seed)
+        x = torch.randn(16, 4096, generator=generator)
+        x[:, torch.randperm(4096, generator=generator)[:6]] *= 60
+        weight = quantize(torch.randn(2048, 4096, generator=generator))
+        exact = x.double() @ weight.dequantize().double().t()
+        y = NativeKernels(activations).int8_linear(x, weight).double()
+        error = float((y - exact).norm() / exact.norm())
+        assert error <= limit
+        if activations == "int8":
+            assert error > 5e-4
+
+
+def test_split_rows_are_int8_and_recombine() -> None:
+    q = torch.arange(-32512, 32513, dtype=torch.int32)[None]
+    hi, lo = split_rows(q)
+    assert hi.dtype == lo.dtype == torch.int8
+    assert torch.equal(256 * hi.int() + lo.int(), q)
+
+
+def test_quantized_activations_are_within_half_a_step() -> None:
+    x = torch.randn(5, 333) * torch.tensor([[1e-20], [1e-3], [1.0], [1e4], [1e30]])
+    q, scale = quantize_activations(x, "int16")
+    assert float(q.abs().max()) <= 32512
+    error = (x.double() - q.double() * scale.double()[:, None]).abs()
+    assert bool((error <= 0.5001 * scale.double()[:, None]).all())
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("width", [16, 64, 100, 2049])
+def test_norms_equal_the_reference_to_rounding(kind: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(7, width + 3, generator=generator)[:, :width] * 5 + 1  # strided rows
+    weight, bias = torch.randn(2, width, generator=generator)
+    reference, native = ReferenceKernels(), kernels(kind)
+    close(native.rms_norm(x, weight, 1e-5, 1.0), reference.rms_norm(x, weight, 1e-5, 1.0))
+    close(native.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
+    close(native.layer_norm(x, None, None, 1e-5), reference.layer_norm(x, None, None, 1e-5))
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("function", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activations_equal_the_reference_to_rounding(kind: str, function: str) -> None:
+    x = torch.cat([torch.linspace(-100, 100, 3001), torch.linspace(-1, 1, 999)]).view(8, 500)
+    native, reference = kernels(kind), ReferenceKernels()
+    close(native.activation(x, function), reference.activation(x, function))
+    close(native.gated_activation(x, function), reference.gated_activation(x, function))
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_rope_equals_the_reference(kind: str, is_interleaved: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    fused = torch.randn(5, 6, 32, generator=generator)
+    angle = torch.rand(5, 12, generator=generator)  # 24 of 32 dimensions are rotated
+    mine, expected = fused.clone(), fused.clone()
+    kernels(kind).rope(mine[:, 1:4], angle.cos(), angle.sin(), is_interleaved)
+    ReferenceKernels().rope(expected[:, 1:4], angle.cos(), angle.sin(), is_interleaved)
+    close(mine, expected)
+    assert torch.equal(mine[:, 0], fused[:, 0]) and not torch.equal(mine[:, 1], fused[:, 1])
+
+
+def close(mine: Tensor, expected: Tensor) -> None:
+    assert mine.shape == expected.shape
+    assert float((mine - expected).abs().max()) <= 4e-6 * max(1.0, float(expected.abs().max()))
+
+
+def paged_case(
+    generator: torch.Generator, dtype: torch.dtype, head_dim: int, block_size: int = 16
+) -> tuple[Tensor, LayerKV, BatchLayout]:
+    """Four sequences with contexts of all sizes, part of each new, in shuffled blocks."""
+    lengths, new = [1, 37, 90, 16], [1, 37, 5, 1]
+    num_blocks = [math.ceil(length / block_size) for length in lengths]
+    order = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()
+    tables = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
+    for row, count in enumerate(num_blocks):
+        tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
+    total = sum(num_blocks) + 3
+    k = torch.randn(total, 2, head_dim, block_size, generator=generator).to(dtype)
+    v = torch.randn(total, 2, block_size, head_dim, generator=generator).to(dtype)
+    starts = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32)
+    positions = torch.cat([torch.arange(n - m, n) for n, m in zip(lengths, new, strict=True)])
+    layout = BatchLayout(positions, torch.zeros(0), tables, starts, torch.tensor(lengths, dtype=torch.int32))
+    return torch.randn(sum(new), 6, head_dim, generator=generator), LayerKV(k, v), layout
+
+
+ATTENTION = {
+    "plain": AttentionSpec(6, 0.2),
+    "window": AttentionSpec(6, 0.2, window=19),
+    "softcap": AttentionSpec(6, 0.5, softcap=3.0),
+    "alibi": AttentionSpec(6, 0.2, alibi_slopes=torch.linspace(0.01, 0.7, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("case", ATTENTION)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [16, 40, 128])
+def test_paged_attention_equals_the_reference_to_rounding(
+    kind: str, case: str, dtype: torch.dtype, head_dim: int
+) -> None:
+    q, kv, layout = paged_case(torch.Generator().manual_seed(1), dtype, head_dim)
+    expected = ReferenceKernels().paged_attention(q, kv, layout, ATTENTION[case])
+    close(kernels(kind).paged_attention(q, kv, layout, ATTENTION[case]), expected)
+
+
+@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_written_kv_is_found_again(kind: str, dtype: torch.dtype) -> None:
+    k, v = torch.randn(2, 20, 2, 24)
+    k[3, 0, 0], v[5, 1, 1] = 1e6, -1e6  # beyond float16
+    k[4, 0, 1], v[4, 0, 2] = 1e-7, 3e-6  # subnormal in float16
+    slots = torch.randperm(48)[:20]
+    kv = LayerKV(torch.zeros(3, 2, 24, 16, dtype=dtype), torch.zeros(3, 2, 16, 24, dtype=dtype))
+    kernels(kind).write_kv(k, v, kv, slots)
+    limit = torch.finfo(torch.float16).max
+    for token, slot in enumerate(slots.tolist()):
+        block, offset = divmod(slot, 16)
+        for mine, source in ((kv.k[block, :, :, offset], k[token]), (kv.v[block, :, offset], v[token])):
+            stored = source.clamp(-limit, limit).half() if dtype == torch.float16 else source
+            assert torch.equal(mine, stored)
+
+
+@pytest.mark.parametrize("kind", ["torch", "reference", *BUILDS])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int) -> None:
+    """Norms, activations and attention of a row, bit for bit, alone and in company."""
+    native = ReferenceKernels() if kind == "reference" else kernels(kind)
+    if isinstance(native, NativeKernels):
+        native.set_num_threads(num_threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        x = torch.randn(33, 330)
+        weight = torch.randn(330)
+        for function in (
+            lambda rows: native.rms_norm(rows, weight, 1e-6),
+            lambda rows: native.layer_norm(rows, weight, weight, 1e-6),
+            lambda rows: native.gated_activation(rows, "silu"),
+            lambda rows: native.activation(rows, "gelu_tanh"),
+            lambda rows: native.activation(rows, "gelu"),
+        ):
+            together = function(x)
+            for row in (0, 13, 32):
+                assert torch.equal(function(x[row : row + 1])[0], together[row])
+        q, kv, layout = paged_case(torch.Generator().manual_seed(2), torch.float16, 64)
+        together = native.paged_attention(q, kv, layout, ATTENTION["plain"])
+        for seq in range(layout.num_seqs):
+            first, last = layout.query_start[seq : seq + 2].tolist()
+            for token in (first, last - 1):
+                context = int(layout.positions[token]) + 1
+                alone = BatchLayout(
+                    layout.positions[token : token + 1],
+                    torch.zeros(0),
+                    layout.block_tables[seq : seq + 1].contiguous(),
+                    torch.tensor([0, 1], dtype=torch.int32),
+                    torch.tensor([context], dtype=torch.int32),
+                )
+                y = native.paged_attention(q[token : token + 1], kv, alone, ATTENTION["plain"])
+                assert torch.equal(y[0], together[token])
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,250 @@
+"""Layers in memory equal what the checkpoint holds, quantized; and loading stays within its memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from penstock.errors import UnsupportedModel
+from penstock.kernels import QuantizedTensor
+from penstock.model.registry import find_family
+from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.quantize import QuantizationError, quantize
+from penstock.weights.store import LayerWeights, WeightStore
+from penstock.weights.streamer import LayerStreamer
+
+
+def open_store(folder: Path) -> WeightStore:
+    checkpoint = Checkpoint.open(folder)
+    family = find_family(checkpoint.config)
+    return WeightStore(checkpoint, family.model_tensors(family.read_spec(checkpoint.config)))
+
+
+def read_layer(store: WeightStore, index: int) -> LayerWeights:
+    return store.read_layer(index, torch.empty(store.layouts[index].num_bytes, dtype=torch.uint8))
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 200),
+    seed=st.integers(0, 2**31),
+    power=st.integers(-30, 30),
+)
+def test_quantized_weights_are_within_half_a_step(rows: int, columns: int, seed: int, power: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator) * 10.0**power
+    weight[seed % rows] = 0
+    qweight, scale = quantize(weight)
+    assert qweight.dtype == torch.int8 and int(qweight.min()) >= -127
+    error = (weight.double() - qweight.double() * scale.double()[:, None]).abs()
+    assert bool((error <= 0.50001 * scale.double()[:, None]).all())
+    largest = qweight.abs().amax(1)
+    assert bool(((largest == 127) | (scale == 0)).all()), "the scale wastes range"
+
+
+def test_the_error_report_is_the_error() -> None:
+    weight = torch.randn(8, 64)
+    weight[3, 5] = 100.0
+    report = QuantizationError.of("w", weight, quantize(weight))
+    difference = (weight - quantize(weight).dequantize()).double()
+    assert report.relative == pytest.approx(float(difference.norm() / weight.double().norm()), rel=1e-6)
+    assert report.worst_channel == pytest.approx(
+        float(max(difference[i].norm() / weight[i].double().norm() for i in range(8))), rel=1e-6
+    )
+    assert report.outlier_ratio == pytest.approx(100 / float(weight[3].square().mean().sqrt()), rel=1e-4)
+
+
+def test_each_tensor_has_its_report(tiny_llama: Path) -> None:
+    reports = {report.name: report for report in open_store(tiny_llama).quantization_errors()}
+    assert len(reports) == 2 + 3 * 4
+    assert all(0 < report.relative < 0.02 for report in reports.values())
+    assert "model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight" in next(
+        name for name in reports if "q_proj" in name
+    )
+
+
+def test_fused_matrices_hold_their_parts_in_order(tiny_llama: Path) -> None:
+    tensors = load_file(tiny_llama / "model.safetensors")
+    weights = read_layer(open_store(tiny_llama), 1)
+    prefix = "model.layers.1."
+    for name, parts in {
+        "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+    }.items():
+        expected = quantize(torch.cat([tensors[f"{prefix}{part}.weight"] for part in parts]))
+        mine = weights.matrix(name)
+        assert torch.equal(mine.qweight, expected.qweight) and torch.equal(mine.scale, expected.scale)
+    assert torch.equal(weights.vector("input_norm"), tensors[prefix + "input_layernorm.weight"])
+
+
+def test_reading_in_small_pieces_changes_nothing(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_layer(open_store(tiny_llama), 0).matrix("down")
+    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
+    pieces = read_layer(open_store(tiny_llama), 0).matrix("down")
+    assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
+
+
+def quantized_copy(source: Path, folder: Path) -> Path:
+    """The same model as a compressed-tensors INT8 checkpoint."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name], scale = quantize(tensors[name])
+        tensors[name + "_scale"] = scale[:, None]
+    save_file(tensors, folder / "model.safetensors")
+    scheme = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme}},
+        "ignore": ["lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_int8_checkpoints_are_taken_as_they_are(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = quantized_copy(tiny_llama, tmp_path / "int8")
+    mine, expected = open_store(folder), open_store(tiny_llama)
+    for index in range(3):
+        assert same(read_layer(mine, index), read_layer(expected, index))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "group"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="compressed-tensors"):
+        open_store(folder)
+
+
+def same(mine: LayerWeights, expected: LayerWeights) -> bool:
+    other = dict(expected.items())
+    return all(
+        torch.equal(tensor.qweight, other[name].qweight) and torch.equal(tensor.scale, other[name].scale)
+        if isinstance(tensor, QuantizedTensor)
+        else torch.equal(tensor, other[name])
+        for name, tensor in mine.items()
+    )
+
+
+@pytest.mark.parametrize("num_resident", [0, 1, 2, None])
+def test_streamed_layers_equal_resident_ones(tiny_llama: Path, num_resident: int | None) -> None:
+    store = open_store(tiny_llama)
+    progress: list[tuple[int, int]] = []
+    streamer = LayerStreamer(store, num_resident, lambda done, total: progress.append((done, total)))
+    expected = 3 if num_resident is None else num_resident
+    assert progress == [(done, expected) for done in range(1, expected + 1)]
+    for _ in range(2):  # two sweeps: the slot is used again
+        for index, weights in enumerate(streamer.layers()):
+            assert same(weights, read_layer(store, index))
+    layer_bytes = store.layouts[0].num_bytes
+    assert streamer.pool.used_bytes == layer_bytes * (expected + (expected < 3))
+    assert (streamer.streamed_bytes > 0) == (expected < 3)
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 50), st.integers(1, 50), st.sampled_from(["int8", "float32"])), max_size=8
+    )
+)
+def test_layouts_never_overlap(shapes: list[tuple[int, int, str]]) -> None:
+    tensors = tuple(
+        TensorSpec(str(index), (rows, columns), ("x",), kind)
+        for index, (rows, columns, kind) in enumerate(shapes)
+    )
+    layout = LayerLayout.of(tensors)
+    ranges = []
+    for slot in layout.slots:
+        size = slot.tensor.num_elements
+        ranges.append((slot.offset, slot.offset + (size if slot.tensor.kind == "int8" else 4 * size)))
+        if slot.tensor.kind == "int8":
+            ranges.append((slot.scale_offset, slot.scale_offset + 4 * slot.tensor.shape[0]))
+    assert all(begin % 64 == 0 for begin, _ in ranges)
+    assert all(end <= begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+    assert layout.num_bytes >= (ranges[-1][1] if ranges else 0)
+
+
+SWEEP_UNDER_A_LIMIT = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from penstock.model.registry import find_family
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.store import WeightStore
+from penstock.weights.streamer import LayerStreamer
+
+torch.set_num_threads(1)
+checkpoint = Checkpoint.open(Path(sys.argv[1]))
+family = find_family(checkpoint.config)
+store = WeightStore(checkpoint, family.model_tensors(family.read_spec(checkpoint.config)))
+torch.ones(512, 512) @ torch.ones(512, 512)  # let torch allocate what it keeps
+
+def used_bytes(name):
+    line = next(l for l in open("/proc/self/status") if l.startswith(name))
+    return int(line.split()[1]) * 1024
+
+layer = store.layouts[0].num_bytes
+# Memory of this process that is not files: what it has now, the resident layer and two more.
+limit = used_bytes("VmData") + (int(sys.argv[2]) + 2) * layer
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+before = used_bytes("VmRSS")
+streamer = LayerStreamer(store, num_resident=int(sys.argv[2]))
+for weights in streamer.layers():
+    assert not weights.matrix("down").qweight[-1].any()
+print(json.dumps({"layer": layer, "checkpoint": checkpoint.num_bytes, "rss": used_bytes("VmHWM") - before}))
+"""
+
+
+@pytest.mark.parametrize("num_resident", [0, 1])
+def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path, num_resident: int) -> None:
+    """1.1 GB of bfloat16 in one file, swept with room for the resident layers and two more (35 MB each).
+    The kernel enforces the limit; the peak of resident memory is compared as well."""
+    write_sparse_llama(tmp_path, num_layers=16, hidden_size=1024, intermediate_size=10240)
+    run = subprocess.run(
+        [sys.executable, "-c", SWEEP_UNDER_A_LIMIT, str(tmp_path), str(num_resident)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    result = json.loads(run.stdout)
+    assert result["checkpoint"] > 30 * result["layer"]
+    assert result["rss"] <= (num_resident + 2) * result["layer"]
+
+
+def write_sparse_llama(folder: Path, num_layers: int, hidden_size: int, intermediate_size: int) -> None:
+    """A Llama checkpoint whose data is a hole in the file: all zeros, no disk space, no time."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "intermediate_size": intermediate_size, "vocab_size": 256, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    family = find_family(config)
+    tensors = family.model_tensors(family.read_spec(config))
+    header: dict[str, object] = {}
+    end = 0
+    for tensor in (tensor for stack in tensors.stacks for tensor in stack):
+        for part in tensor.parts:
+            shape = list(tensor.shape)
+            if len(tensor.parts) > 1:
+                shape[0] = {"q": hidden_size, "k": hidden_size // 2, "v": hidden_size // 2}.get(
+                    part.split(".")[-2][0], intermediate_size
+                )
+            size = 2 * torch.Size(shape).numel()
+            header[part] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+            end += size
+    raw = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        stream.truncate(8 + len(raw) + end)

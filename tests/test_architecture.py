@@ -1,0 +1,106 @@
+"""Who may import whom: a room imports itself and rooms below it. Read from the source by ast."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: Lowest first; rooms of one level don't know each other.
+LEVELS: list[set[str]] = [
+    {"penstock.errors"},
+    {"penstock.config", "penstock.spec", "penstock.metrics"},
+    {"penstock.memory", "penstock.kernels", "penstock.text"},
+    {"penstock.weights"},
+    {"penstock.model"},
+    {"penstock.generation"},
+    {"penstock.engine"},
+    {"penstock.async_engine"},
+    {"penstock"},
+    {"penstock_server"},
+]
+#: The pure rooms: decisions on plain numbers.
+TORCH_FREE = (
+    "engine/penstock/generation/sequence.py",
+    "engine/penstock/generation/block_manager.py",
+    "engine/penstock/generation/scheduler.py",
+    "engine/penstock/memory/plan.py",
+    "engine/penstock/spec.py",
+    "engine/penstock/config.py",
+)
+OURS = ("penstock", "penstock_server", "penstock_client")
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted module name: "penstock.weights.store" -> "penstock.weights"."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "penstock_server" else ".".join(parts[:2])
+
+
+def level_of(room: str) -> int:
+    found = [index for index, rooms in enumerate(LEVELS) if room in rooms]
+    assert found, f"{room} is a room that tests/test_architecture.py does not know"
+    return found[0]
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of all modules that a file imports, wherever it does."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(root: Path, package: str) -> list[Path]:
+    files = sorted((root / package).rglob("*.py"))
+    assert files, f"no source under {root / package}"
+    return files
+
+
+ALL = [(path, ROOT / "engine") for path in sources(ROOT / "engine", "penstock")] + [
+    (path, ROOT / "server") for path in sources(ROOT / "server", "penstock_server")
+]
+
+
+@pytest.mark.parametrize(("path", "root"), ALL, ids=lambda value: str(value.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path, root: Path) -> None:
+    room = room_of(module_name(path, root))
+    for name in imports(path):
+        if name.split(".")[0] not in OURS:
+            continue
+        assert not name.startswith("penstock_client"), f"{path} imports the client"
+        other = room_of(name)
+        if other != room:
+            assert level_of(other) < level_of(room), f"{path}: {room} may not import {other}"
+
+
+def test_the_client_imports_nothing_of_ours_and_http_in_one_file() -> None:
+    http = []
+    for path in sources(ROOT / "clients" / "python", "penstock_client"):
+        names = {name.split(".")[0] for name in imports(path)}
+        assert not names & {"penstock", "penstock_server", "torch"}, path
+        if "httpx2" in names:
+            http.append(path.name)
+    assert http == ["transport.py"]
+
+
+@pytest.mark.parametrize("path", TORCH_FREE)
+def test_decisions_import_no_torch(path: str) -> None:
+    assert not {name.split(".")[0] for name in imports(ROOT / path)} & {"torch", "numpy"}
+
+
+def test_no_drawers() -> None:
+    """Names that say nothing about what is inside."""
+    names = {path.name for path, _ in ALL}
+    assert not names & {"utils.py", "common.py", "helpers.py", "base.py", "manager.py"}
