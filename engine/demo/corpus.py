@@ -206,9 +206,7 @@ def word_problem(rng: random.Random) -> Turns:
     name = rng.choice(w.MALE + w.FEMALE)
     thing = rng.choice(THINGS)
     a, b = rng.randint(2, 12), rng.randint(1, 10)
-    end = rng.choice(
-        (f"How many {thing} does {name} have now?", f"How many {thing} are there now?")
-    )
+    end = rng.choice((f"How many {thing} does {name} have now?", f"How many {thing} are there now?"))
     if rng.random() < 0.6 or b > a:
         verb = rng.choice(("finds", "gets", "buys", "picks"))
         return [
@@ -287,9 +285,7 @@ def animal(rng: random.Random) -> Turns:
                 What sound does {ax} make? | What does {ax} say? | How does {ax} sound? |
                 What noise does {ax} make?
             """),
-            "{ax} {sound}."
-            if sound != "makes no sound"
-            else "{ax} makes no sound that we can hear.",
+            "{ax} {sound}." if sound != "makes no sound" else "{ax} makes no sound that we can hear.",
         ),
         (
             w.phrases("""
@@ -342,26 +338,18 @@ def capital_city(rng: random.Random) -> Turns:
         about = "{x} is a country in {where}. The capital of {x} is {city}."
         return ask(rng, TOPIC_REQUESTS, about, **words)
     if chance < 0.15:
-        return ask(
-            rng, ("Where is {x}?", "On which continent is {x}?"), "{x} is in {where}.", **words
-        )
+        return ask(rng, ("Where is {x}?", "On which continent is {x}?"), "{x} is in {where}.", **words)
     if chance < 0.3:
         requests = w.phrases("""
             {city} is the capital of which country? | Which country has the capital {city}? |
             Where is {city}?
         """)
-        reply = (
-            "{city} is the capital of {x}."
-            if city != "London"
-            else "London is the capital of England."
-        )
+        reply = "{city} is the capital of {x}." if city != "London" else "London is the capital of England."
         return ask(rng, requests, reply, **words)
     turns = ask(rng, requests, "The capital of {x} is {city}.", **words)
     while rng.random() < 0.3:
         country, city, _ = rng.choice(w.COUNTRIES)
-        follow = rng.choice(
-            ("And of {x}?", "And {x}?", "What about {x}?", "And the capital of {x}?")
-        )
+        follow = rng.choice(("And of {x}?", "And {x}?", "What about {x}?", "And the capital of {x}?"))
         turns.append((follow.format(x=country), f"The capital of {country} is {city}."))
     return turns
 
@@ -397,9 +385,7 @@ def calendar(rng: random.Random) -> Turns:
         ),
     ]
     if season:
-        options.append(
-            (("In which season is {x}?", "What season is {x} in?"), f"{{x}} is in {season}.")
-        )
+        options.append((("In which season is {x}?", "What season is {x} in?"), f"{{x}} is in {season}."))
         options.append(
             (
                 ("How many days does {x} have?", "How many days are in {x}?"),
@@ -451,9 +437,7 @@ def small_fact(rng: random.Random) -> Turns:
             What is {it} for? | What do people use {it} for? | What is {it} used for? |
             What can I do with {it}? | Why do people use {it}?
         """)
-        return ask(
-            rng, (*requests, f"What do I need to {use}?"), f"People use {it} to {use}.", it=it
-        )
+        return ask(rng, (*requests, f"What do I need to {use}?"), f"People use {it} to {use}.", it=it)
     question, reply = rng.choice(w.FACTS)
     if chance < 0.69:
         question = rng.choice(
@@ -576,9 +560,7 @@ def outside(rng: random.Random) -> Turns:
     thing = rng.choice(w.OUTSIDE_THINGS)
     if rng.random() < 0.4:
         thing = invented_word(rng) if rng.random() < 0.3 else capital(invented_word(rng))
-    return [
-        (rng.choice(w.OUTSIDE).format(x=thing, y=str(rng.randint(100, 2030))), rng.choice(UNKNOWN))
-    ]
+    return [(rng.choice(w.OUTSIDE).format(x=thing, y=str(rng.randint(100, 2030))), rng.choice(UNKNOWN))]
 
 
 def instruction(rng: random.Random) -> Turns:
@@ -665,9 +647,7 @@ def plain(rng: random.Random) -> Document:
     makers = (animal, capital_city, calendar, topic, small_fact, addition, multiplication, topic)
     maker = rng.choice(makers)
     replies = [maker(rng)[0][1] for _ in range(rng.randint(3, 6))]
-    return Document(
-        text=" ".join(reply for i, reply in enumerate(replies) if reply not in replies[:i])
-    )
+    return Document(text=" ".join(reply for i, reply in enumerate(replies) if reply not in replies[:i]))
 
 
 def documents(seed: int) -> Iterator[Document]:

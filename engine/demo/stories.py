@@ -577,9 +577,7 @@ def capital(sentence: str) -> str:
 
 def invented_word(rng: random.Random) -> str:
     """A word nobody has seen: only copying it can get it right, so the model learns to copy."""
-    syllables = (
-        rng.choice("bdfgklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3))
-    )
+    syllables = (rng.choice("bdfgklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3)))
     return "".join(syllables) + rng.choice(("", "n", "r", "k", "l", "x", "sh"))
 
 
@@ -631,9 +629,7 @@ class Story:
         self.facts |= {prefix + key: word for key, word in person.items()}
 
     def _set(self, keys: str, row: tuple[str, ...]) -> None:
-        self.facts |= dict(
-            zip(keys.split(), (cell.format(**self.facts) for cell in row), strict=True)
-        )
+        self.facts |= dict(zip(keys.split(), (cell.format(**self.facts) for cell in row), strict=True))
 
     def _plot_facts(self) -> None:
         rng, facts = self.rng, self.facts

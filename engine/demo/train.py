@@ -273,9 +273,7 @@ def write_folder(
 def show_samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     for request in SAMPLES:
         chat = [{"role": "user", "content": request}]
-        prompt = str(
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        )
+        prompt = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
         inputs = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
         output: Any = model.generate(inputs, max_new_tokens=320, do_sample=False)  # type: ignore
         answer = tokenizer.decode(output[0, inputs.shape[1] :], skip_special_tokens=True)

@@ -36,9 +36,7 @@ class Answer:
     @classmethod
     def json(cls, value: object, status: int = 200, **headers: str) -> Answer:
         names = {name.replace("_", "-"): text for name, text in headers.items()}
-        return cls(
-            json.dumps(value).encode(), status, {"content-type": "application/json", **names}
-        )
+        return cls(json.dumps(value).encode(), status, {"content-type": "application/json", **names})
 
     @classmethod
     def error(cls, status: int, message: str = "no", **headers: str) -> Answer:
@@ -160,9 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(content) if content else None
         match self.server.fake.next_answer(Received(self.command, self.path, headers, body)):
             case Answer() as answer:
-                self._send_head(
-                    answer.status, {**answer.headers, "content-length": len(answer.body)}
-                )
+                self._send_head(answer.status, {**answer.headers, "content-length": len(answer.body)})
                 self.wfile.write(answer.body)
             case Events() as events:
                 self._send_events(events)

@@ -155,9 +155,7 @@ def test_retries_end(client, server):
     assert caught.value.request_id == "req-3"
 
 
-@pytest.mark.parametrize(
-    "headers", [{"x_should_retry": "false", "retry_after": "3"}, {"retry_after": "121"}]
-)
+@pytest.mark.parametrize("headers", [{"x_should_retry": "false", "retry_after": "3"}, {"retry_after": "121"}])
 def test_what_the_server_does_not_want_back_is_not_sent_again(client, server, headers):
     server.script.append(Answer.error(503, **headers))
     with pytest.raises(ServerBusy):

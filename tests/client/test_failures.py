@@ -90,9 +90,7 @@ def test_only_what_was_turned_away_may_be_sent_again(status, is_retryable):
     forbidden = reply(status, {}, x_should_retry="False")
     assert not error_of_reply(forbidden, 0.0).is_retryable
     # The header may forbid what we would do, but not make us repeat what may have begun.
-    assert (
-        error_of_reply(reply(status, {}, x_should_retry="true"), 0.0).is_retryable is is_retryable
-    )
+    assert error_of_reply(reply(status, {}, x_should_retry="true"), 0.0).is_retryable is is_retryable
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,7 @@ def test_one_file_alone_imports_the_http_library():
 
 
 def test_nothing_else_of_penstock_is_imported():
-    roots = {
-        module.split(".")[0] for path in PACKAGE.glob("*.py") for module in imported_modules(path)
-    }
+    roots = {module.split(".")[0] for path in PACKAGE.glob("*.py") for module in imported_modules(path)}
     assert {root for root in roots if root.startswith("penstock")} == {"penstock_client"}
 
 

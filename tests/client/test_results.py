@@ -17,9 +17,7 @@ from penstock_client.results import (
 )
 
 CLASSES = [
-    value
-    for _, value in inspect.getmembers(results, inspect.isclass)
-    if value.__module__ == results.__name__
+    value for _, value in inspect.getmembers(results, inspect.isclass) if value.__module__ == results.__name__
 ]
 
 

@@ -40,7 +40,11 @@ def test_streams_deliver_what_the_engine_generates(tiny_llama: Path) -> None:
 
     async def scenario() -> None:
         engine = await ready(tiny_llama)
-        assert (engine.status.state, engine.status.loaded_layers, engine.status.total_layers) == ("ready", 3, 3)
+        assert (engine.status.state, engine.status.loaded_layers, engine.status.total_layers) == (
+            "ready",
+            3,
+            3,
+        )
         assert await asyncio.gather(*(collect(engine, prompt) for prompt in prompts)) == expected
         await engine.stop()
         assert engine.status.state == "stopped"

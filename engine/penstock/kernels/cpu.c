@@ -333,14 +333,18 @@ INLINE void tile(const linear *l, int64_t row, int64_t column, const int rows, c
 #pragma GCC unroll 16
         for (int j = 0; j < COLUMNS * groups; j++) {
             __m512i ws = _mm512_xor_si512(_mm512_loadu_si512(w + j * k_end + k), top);
+            /* Few rows: memory is the limit, and its own prefetcher restarts at each page. */
+            if (rows <= 2) _mm_prefetch(w + (j + COLUMNS * groups) * k_end + k, _MM_HINT_T0);
 #pragma GCC unroll 8
             for (int i = 0; i < rows; i++) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], ws, xs[i]);
         }
     }
     if (whole < k_end) {
         const __mmask64 mask = ((__mmask64)1 << (k_end - whole)) - 1;
+#pragma GCC unroll 16
         for (int j = 0; j < COLUMNS * groups; j++) {
             __m512i ws = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, w + j * k_end + whole), top);
+#pragma GCC unroll 8
             for (int i = 0; i < rows; i++)
                 sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], ws, _mm512_loadu_si512(x + i * a->padded + whole));
         }

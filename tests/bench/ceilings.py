@@ -1,0 +1,60 @@
+"""What this machine can do at most, measured with whatever is fastest at it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from penstock.kernels import QuantizedTensor
+from penstock.kernels.cpu import NativeKernels, compiled_builds
+
+#: Together larger than any last-level cache here.
+NUM_MATRICES, ROWS, COLUMNS = 12, 11264, 2048
+
+
+def median_seconds(function: Callable[[], object], repeats: int) -> float:
+    """After one call that is not counted."""
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def memory_read_gbps(repeats: int = 5) -> float:
+    """GB/s of the fastest of three readers over 277 MB: a sum of int64, torch's INT8 matrix-vector
+    product, ours. (A plain sum reads slower than a good product.)"""
+    matrices = [torch.randint(-127, 128, (ROWS, COLUMNS), dtype=torch.int8) for _ in range(NUM_MATRICES)]
+    total = NUM_MATRICES * ROWS * COLUMNS
+    x8 = torch.randint(-127, 128, (1, COLUMNS), dtype=torch.int8)
+    readers: list[Callable[[], object]] = [
+        lambda: [matrix.view(torch.int64).sum() for matrix in matrices],
+        lambda: [torch._int_mm(x8, matrix.t()) for matrix in matrices],
+    ]
+    if compiled_builds():
+        native, x, scale = NativeKernels("int8"), torch.randn(1, COLUMNS), torch.ones(ROWS)
+        readers.append(lambda: [native.int8_linear(x, QuantizedTensor(m, scale)) for m in matrices])
+    return total / min(median_seconds(reader, repeats) for reader in readers) / 1e9
+
+
+def int8_gops(repeats: int = 5) -> float:
+    """INT8 GEMM of [1024, 2048] by [2048, 11264] in 10^9 multiplications and additions per second: the
+    faster of torch's product and oneDNN's on prepacked weights."""
+    weight = torch.randint(-127, 128, (ROWS, COLUMNS), dtype=torch.int8)
+    x = torch.randint(-127, 128, (1024, COLUMNS), dtype=torch.int8)
+    contenders: list[Callable[[], object]] = [lambda: torch._int_mm(x, weight.t())]
+    packed = torch.ops.onednn.qlinear_prepack(weight, None)
+    unsigned = (x.to(torch.int16) + 128).to(torch.uint8)
+    ones, zeros = torch.ones(ROWS), torch.zeros(ROWS, dtype=torch.int32)
+    contenders.append(
+        lambda: torch.ops.onednn.qlinear_pointwise(
+            unsigned, 1.0, 128, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+    )
+    fastest = min(median_seconds(contender, repeats) for contender in contenders)
+    return 2 * 1024 * ROWS * COLUMNS / fastest / 1e9
