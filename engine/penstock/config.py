@@ -40,7 +40,7 @@ class EngineConfig:
     #: Which kernels: "native" (compiled C), "torch" (torch's integer operators),
     #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
     kernels: KernelChoice = "auto"
-    #: Verify nothing but the shape of things, or refuse tensors that the model does not know.
+    #: Load a checkpoint although it holds tensors that the model does not know.
     ignore_unexpected_tensors: bool = False
 
     def __post_init__(self) -> None:

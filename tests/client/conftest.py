@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from penstock_client import AsyncClient, Client, PenstockError
 
 from .fake_server import FakeServer

@@ -1,4 +1,5 @@
 import pytest
+
 from penstock_client.assembler import StreamAssembler
 from penstock_client.errors import ProtocolError, StreamError, StreamInterrupted
 from penstock_client.parsing import parse_chat_chunk, parse_completion_chunk

@@ -1,6 +1,7 @@
 """Both clients against a real server: `client` and `make_client` give first one, then the other."""
 
 import pytest
+
 from penstock_client import (
     APIError,
     AuthenticationFailed,

@@ -4,6 +4,7 @@ import pickle
 import re
 
 import pytest
+
 from penstock_client import errors
 from penstock_client.errors import (
     APIError,

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from penstock_client.errors import ProtocolError
 from penstock_client.exchange import Reply, Request, parse_json_object
 

@@ -2,6 +2,7 @@ import doctest
 import json
 
 import pytest
+
 from penstock_client import failures
 from penstock_client.errors import (
     APIError,

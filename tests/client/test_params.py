@@ -1,6 +1,7 @@
 import doctest
 
 import pytest
+
 from penstock_client import params
 from penstock_client.params import ChatParams, CompletionParams, check_keywords
 

@@ -1,4 +1,5 @@
 import pytest
+
 from penstock_client.requests import chat_request, completion_request
 from penstock_client.results import Message
 

@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 
 import pytest
+
 from penstock_client import results
 from penstock_client.results import (
     ChatChoice,

@@ -1,4 +1,5 @@
 import pytest
+
 from penstock_client.errors import ConnectionFailed, ServerBusy, ServerError
 from penstock_client.retries import RetryPolicy
 

@@ -1,4 +1,5 @@
 import pytest
+
 from penstock_client.settings import Settings
 
 

@@ -3,6 +3,7 @@
 import doctest
 
 import pytest
+
 from penstock_client import sse
 from penstock_client.sse import Event, SSEParser
 

@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+
 from penstock_client import (
     BadRequest,
     Client,

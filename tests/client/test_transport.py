@@ -5,6 +5,7 @@ What needs a misbehaving server is tested with both clients in test_client.py.
 
 import httpx2
 import pytest
+
 from penstock_client.errors import ConnectionFailed, ProtocolError, StreamInterrupted, Timeout
 from penstock_client.exchange import Request
 from penstock_client.settings import Settings
