@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError, ContextOverflow, InvalidParameter
+from penstock.errors import CapacityError, ConfigError, ContextOverflow, InvalidParameter
 from penstock.generation.batch import ModelInputs
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Cancelled, Executor
@@ -314,6 +314,10 @@ def _allocate_kv(spec: ModelSpec, config: EngineConfig) -> tuple[KVCache, int]:
     dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
     per_token = spec.kv_bytes_per_token(dtype.itemsize)
     context = config.max_model_len or spec.max_position_embeddings
+    if context > spec.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {context}; the model was made for {spec.max_position_embeddings} positions"
+        )
     num_bytes = config.kv_cache_bytes or default_kv_cache_bytes(
         per_token, config.block_size, config.max_num_seqs, context, free_memory_bytes()
     )

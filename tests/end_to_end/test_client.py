@@ -6,6 +6,7 @@ import asyncio
 
 import openai
 import pytest
+
 from penstock_client import AsyncClient, BadRequest, Client, NotFound
 
 from .server_process import ServerProcess

@@ -41,13 +41,13 @@ class Sampler:
     def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken]:
         """logits float32 [num_sampled, vocab_size]; row i belongs to sequences[i].
 
-        Raises ComputationError if a row holds NaN.
+        Raises ComputationError if a row holds NaN, or infinity as its largest.
         """
         largest, best = logits.max(dim=-1)
-        if bool(largest.isnan().any()):
-            row = int(largest.isnan().nonzero()[0])
+        if not bool(largest.isfinite().all()):
+            row = int(largest.isfinite().logical_not().nonzero()[0])
             raise ComputationError(
-                f"the model computed NaN for sequence {sequences[row].sequence_id}: its weights or the "
+                f"the model computed {float(largest[row])} for sequence {sequences[row].sequence_id}: its weights or the "
                 "numbers on the way exceed float32; the checkpoint may be damaged"
             )
         greedy = best.tolist()
@@ -74,20 +74,22 @@ class Sampler:
         params, output = sequence.params, sequence.output_token_ids
         logits = logits.clone()
         if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias))
-            logits[ids] += torch.tensor(list(params.logit_bias.values()))
+            ids = torch.tensor(list(params.logit_bias), device=logits.device)
+            logits[ids] += logits.new_tensor(list(params.logit_bias.values()))
         if params.repetition_penalty != 1:
-            ids = torch.tensor(sorted(set(sequence.token_ids)))
+            ids = torch.tensor(sorted(set(sequence.token_ids)), device=logits.device)
             seen = logits[ids]
             penalty = params.repetition_penalty
-            logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+            penalized = torch.where(seen > 0, seen / penalty, seen * penalty)
+            logits[ids] = penalized.clamp(max=torch.finfo(logits.dtype).max)  # a penalty may be tiny
         if output and (params.presence_penalty or params.frequency_penalty):
             counts = Counter(output)
-            ids, times = torch.tensor(list(counts)), torch.tensor(list(counts.values()))
+            ids = torch.tensor(list(counts), device=logits.device)
+            times = logits.new_tensor(list(counts.values()))
             logits[ids] -= params.presence_penalty + params.frequency_penalty * times
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
-            logits[[token for token in ends if token < self._vocab_size]] = -torch.inf
+            logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
         return logits
 
 
@@ -106,7 +108,7 @@ def needs_adjusting(sequence: Sequence) -> bool:
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
     """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
     logprobs = torch.log_softmax(logits, dim=-1)
-    values, ids = logprobs.topk(num_top)
+    values, ids = _sorted(logprobs, min(num_top, len(logits)))
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token_id, float(logprobs[token_id]), top)
 
@@ -116,8 +118,8 @@ def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
 
     logits [vocab_size]; filters in vLLM's and transformers' order: temperature, top_k, top_p, min_p.
     """
-    scaled = logits.double() / params.temperature
-    weights = torch.exp(scaled - scaled.max())
+    below = logits.double() - logits.max()  # first, so that no temperature is too small
+    weights = torch.exp(below / params.temperature)
     is_filtered = 0 < params.top_k < len(logits) or params.top_p < 1
     ids: Tensor | None = None
     if is_filtered:
@@ -149,6 +151,8 @@ def _sorted(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count >= len(weights):
         values, ids = weights.sort(descending=True, stable=True)
         return values, ids
+    if count == 0:
+        return weights[:0], torch.empty(0, dtype=torch.long)
     threshold = weights.topk(count).values[-1]
     # topk breaks ties as it likes: take all that are as large as the last, in order of id.
     candidates = (weights >= threshold).nonzero().flatten()

@@ -80,11 +80,49 @@ class Family(ABC):
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         """The norm before the head."""
 
+    def layer_norm(self, name: str, weights: LayerWeights, x: Tensor) -> Tensor:
+        """The layer norm that layer_norm_tensors() declared."""
+        bias = weights.optional(f"{name}.bias")
+        return self.kernels.layer_norm(x, weights.vector(name), bias, self.spec.norm_eps)
+
     def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
         """hidden [num_sampled, hidden_size] -> logits float32 [num_sampled, vocab_size]."""
         matrix = weights.matrix("head") if "head" in weights else embedding.matrix("embedding")
         normed = self.norm_final(weights, hidden)
         return self.kernels.int8_linear(normed, matrix, weights.optional("head.bias"))
+
+
+def linear_tensors(
+    name: str,
+    shape: tuple[int, int],
+    parts: tuple[str, ...],
+    has_bias: bool = True,
+    is_transposed: bool = False,
+    row_order: tuple[int, ...] | None = None,
+) -> tuple[TensorSpec, ...]:
+    """The INT8 matrix `name` (out_features, in_features) of checkpoint modules `parts`, and its bias."""
+    weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
+    matrix = TensorSpec(name, shape, weights, "int8", is_transposed, row_order)
+    bias = TensorSpec(f"{name}.bias", shape[:1], biases, row_order=row_order)
+    return (matrix, bias) if has_bias else (matrix,)
+
+
+def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, TensorSpec]:
+    """Weight and bias of a layer norm."""
+    return (
+        TensorSpec(name, (width,), (f"{part}.weight",)),
+        TensorSpec(f"{name}.bias", (width,), (f"{part}.bias",)),
+    )
+
+
+def interleaved_qkv(num_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Row order of a checkpoint's fused [num_heads, 3, head_dim] for our [3, num_heads, head_dim]."""
+    return tuple(
+        (head * 3 + part) * head_dim + row
+        for part in range(3)
+        for head in range(num_heads)
+        for row in range(head_dim)
+    )
 
 
 def look_up(embedding: QuantizedTensor, input_ids: Tensor) -> Tensor:

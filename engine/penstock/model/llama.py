@@ -4,12 +4,12 @@ norms on the heads of q and k, and sliding windows."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
-from penstock.model.family import Family, read, require, sliding_windows
+from penstock.model.family import Family, linear_tensors, read, require, sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.rope import read_rope
 from penstock.spec import ModelSpec, TensorSpec
@@ -31,6 +31,9 @@ class Llama(Family):
     """rms_norm, rope, grouped heads, gated mlp."""
 
     architectures = ("LlamaForCausalLM",)
+    #: Modules of the checkpoint that make up our fused matrices.
+    qkv_parts: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    gate_up_parts: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
     spec: LlamaSpec
 
     @classmethod
@@ -52,22 +55,22 @@ class Llama(Family):
             int(read(config, "num_hidden_layers")),
         )
         head_dim = int(config.get("head_dim") or hidden_size // num_heads)
-        return LlamaSpec(
-            architecture=cls.architectures[0],
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-            head_dim=head_dim,
-            intermediate_size=int(read(config, "intermediate_size")),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "max_position_embeddings")),
-            norm_eps=float(read(config, "rms_norm_eps")),
-            is_tied=bool(config.get("tie_word_embeddings", False)),
-            rope=read_rope(config, head_dim),
-            activation=activation_function(config.get("hidden_act", "silu")),
-            **differences,
-        )
+        numbers: dict[str, Any] = {
+            "architecture": cls.architectures[0],
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
+            "head_dim": head_dim,
+            "intermediate_size": int(read(config, "intermediate_size")),
+            "vocab_size": int(read(config, "vocab_size")),
+            "max_position_embeddings": int(read(config, "max_position_embeddings")),
+            "norm_eps": float(read(config, "rms_norm_eps")),
+            "is_tied": bool(config.get("tie_word_embeddings", False)),
+            "rope": read_rope(config, head_dim),
+            "activation": activation_function(config.get("hidden_act", "silu")),
+        }
+        return LlamaSpec(**(numbers | differences))
 
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
@@ -79,19 +82,12 @@ class Llama(Family):
         assert isinstance(spec, LlamaSpec)
         prefix, hidden, ffn = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
         q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        qkv = tuple(f"{prefix}self_attn.{part}_proj" for part in "qkv")
-        gate_up = tuple(f"{prefix}mlp.{part}_proj" for part in ("gate", "up"))
+        qkv = tuple(f"{prefix}self_attn.{part}" for part in cls.qkv_parts)
+        gate_up = tuple(f"{prefix}mlp.{part}" for part in cls.gate_up_parts)
         o, down = (f"{prefix}self_attn.o_proj",), (f"{prefix}mlp.down_proj",)
 
         def norm(name: str, checkpoint_name: str, width: int = hidden) -> TensorSpec:
             return TensorSpec(name, (width,), (f"{prefix}{checkpoint_name}.weight",))
-
-        def linear(
-            name: str, rows: int, columns: int, parts: tuple[str, ...], has_bias: bool
-        ) -> tuple[TensorSpec, ...]:
-            weight = TensorSpec(name, (rows, columns), tuple(f"{p}.weight" for p in parts), "int8")
-            bias = TensorSpec(f"{name}.bias", (rows,), tuple(f"{p}.bias" for p in parts))
-            return (weight, bias) if has_bias else (weight,)
 
         head_norms = (
             norm("q_norm", "self_attn.q_norm", spec.head_dim),
@@ -99,12 +95,12 @@ class Llama(Family):
         )
         return (
             norm("input_norm", "input_layernorm"),
-            *linear("qkv", q_rows + 2 * kv_rows, hidden, qkv, spec.has_qkv_bias),
+            *linear_tensors("qkv", (q_rows + 2 * kv_rows, hidden), qkv, spec.has_qkv_bias),
             *(head_norms if spec.has_head_norms else ()),
-            *linear("o", hidden, q_rows, o, spec.has_o_bias),
+            *linear_tensors("o", (hidden, q_rows), o, spec.has_o_bias),
             norm("post_norm", "post_attention_layernorm"),
-            *linear("gate_up", 2 * ffn, hidden, gate_up, spec.has_mlp_bias),
-            *linear("down", hidden, ffn, down, spec.has_mlp_bias),
+            *linear_tensors("gate_up", (2 * ffn, hidden), gate_up, spec.has_mlp_bias),
+            *linear_tensors("down", (hidden, ffn), down, spec.has_mlp_bias),
         )
 
     @classmethod

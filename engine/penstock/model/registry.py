@@ -5,10 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import UnsupportedModel
+from penstock.model.bloom import Bloom
 from penstock.model.family import Family
+from penstock.model.gemma2 import Gemma2
+from penstock.model.gpt2 import GPT2
+from penstock.model.gpt_neox import GPTNeoX
 from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
+from penstock.model.opt import OPT
+from penstock.model.phi3 import Phi3
 
-FAMILIES: tuple[type[Family], ...] = (Llama, Mistral, Qwen2, Qwen3)
+FAMILIES: tuple[type[Family], ...] = (
+    Bloom,
+    Gemma2,
+    GPT2,
+    GPTNeoX,
+    Llama,
+    Mistral,
+    OPT,
+    Phi3,
+    Qwen2,
+    Qwen3,
+)
 
 
 def find_family(config: dict[str, Any]) -> type[Family]:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from penstock.errors import InvalidParameter
 from penstock.text.tokenizer import Tokenizer
+
+#: What a template raises, on purpose or because a message is not what it expects.
+_REFUSALS = (
+    TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def render_chat(
@@ -21,8 +34,6 @@ def render_chat(
 
     Raises InvalidParameter if the model has no template, or if the template refuses the messages.
     """
-    from jinja2.exceptions import TemplateError
-
     if not (chat_template or tokenizer.has_chat_template):
         raise InvalidParameter(
             "messages",
@@ -38,7 +49,7 @@ def render_chat(
             chat_template=chat_template,
             **template_kwargs,
         )
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
+    except _REFUSALS as error:
         raise InvalidParameter(
             "messages", f"the model's chat template refuses these messages: {error}"
         ) from error

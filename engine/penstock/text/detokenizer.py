@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
@@ -9,6 +10,8 @@ from penstock.text.tokenizer import Tokenizer
 #: Prompt tokens that are decoded before the answer's, so that its first token meets its context:
 #: sentencepiece drops the space of whatever it is given first.
 CONTEXT_TOKENS = 6
+#: A character has four bytes at most, so a longer run of tokens without a complete one is not UTF-8.
+MAX_INCOMPLETE_TOKENS = 8
 INCOMPLETE = "\ufffd"
 
 
@@ -30,20 +33,33 @@ class Detokenizer:
         self._include_stop = include_stop_str_in_output
         self._skip_special = skip_special_tokens
         self._token_ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        #: Tokens from `_begin` are decoded each time; the text of those before `_read` is out. The window
-        #: moves on with each emission, so the cost of a token does not grow with the answer.
+        #: Tokens from `_begin` are decoded each time; `_known` is what of their text is out, and all of
+        #: those before `_read`. The window moves on with each emission, so the cost of a token does not
+        #: grow with the answer.
         self._begin, self._read = 0, len(self._token_ids)
+        self._known = self._decode(self._token_ids)
         self._held = ""
         #: The stop string that ended the answer.
         self.stopped_by: str | None = None
 
     def add(self, token_id: int) -> str:
-        """The text that this token makes certain."""
+        """The text that this token makes certain; "" after a stop string."""
+        if self.stopped_by is not None:
+            return ""
         self._token_ids.append(token_id)
         text = self._new_text()
-        if text.endswith(INCOMPLETE):
+        if not text and not self._decode([token_id, token_id]):  # twice: a first space may be dropped
+            self._token_ids.pop()  # a special token is no context for what follows
             return ""
-        self._advance()
+        if text.endswith(INCOMPLETE):
+            if len(self._token_ids) - self._read <= MAX_INCOMPLETE_TOKENS:
+                return ""
+            # These are no characters in the making, except perhaps the last.
+            self._advance(len(self._token_ids) - CONTEXT_TOKENS)
+            self._known = self._known[:-1]
+            return self._emit(text[:-1])
+        if text:
+            self._advance(self._read)
         return self._emit(text)
 
     def finish(self) -> str:
@@ -51,17 +67,19 @@ class Detokenizer:
         if self.stopped_by is not None:
             return ""
         text = self._emit(self._new_text())
-        self._advance()
+        self._advance(self._read)
         if self.stopped_by is None:
             text, self._held = text + self._held, ""
         return text
 
-    def _advance(self) -> None:
-        self._begin, self._read = self._read, len(self._token_ids)
+    def _advance(self, begin: int) -> None:
+        self._begin, self._read = begin, len(self._token_ids)
+        self._known = self._decode(self._token_ids[begin:])
 
     def _new_text(self) -> str:
-        known = self._decode(self._token_ids[self._begin : self._read])
-        return self._decode(self._token_ids[self._begin :])[len(known) :]
+        text = self._decode(self._token_ids[self._begin :])
+        # Not only its length: a prompt may end within a character, which then reads differently.
+        return text[len(os.path.commonprefix([self._known, text])) :]
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, self._skip_special) if token_ids else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +19,9 @@ TOKENIZER_FILES = (
     "*.spm",
     "*.model",
 )
+
+#: sentencepiece's spelling of a byte that no piece covers.
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -80,8 +84,8 @@ class Tokenizer:
             return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
         if isinstance(piece, bytes):  # tiktoken-style
             return piece
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            return bytes([int(piece[3:5], 16)])
+        if match := _BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(match[1])
         return str(piece).replace("\u2581", " ").encode()
 
     @cached_property

@@ -1,0 +1,106 @@
+"""BLOOM (arXiv 2211.05100): ALiBi instead of positions, a norm on the embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.model.family import (
+    Family,
+    interleaved_qkv,
+    layer_norm_tensors,
+    linear_tensors,
+    read,
+    require,
+)
+from penstock.model.layers import attend, mlp
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights
+
+
+class Bloom(Family):
+    """layer_norm, qkv fused per head, plain mlp."""
+
+    architectures = ("BloomForCausalLM",)
+    optional_prefix = "transformer."
+
+    def __init__(self, spec: ModelSpec, kernels: Kernels, max_model_len: int) -> None:
+        super().__init__(spec, kernels, max_model_len)
+        self.slopes = alibi_slopes(spec.num_heads)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
+        require(config, "apply_residual_connection_post_layernorm", False)
+        hidden_size = int(read(config, "hidden_size", "n_embed"))
+        num_heads = int(read(config, "n_head", "num_attention_heads"))
+        return ModelSpec(
+            architecture=cls.architectures[0],
+            hidden_size=hidden_size,
+            num_layers=int(read(config, "n_layer", "num_hidden_layers")),
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=hidden_size // num_heads,
+            intermediate_size=4 * hidden_size,
+            vocab_size=int(read(config, "vocab_size")),
+            # ALiBi has no table that ends; this is the length of the training texts.
+            max_position_embeddings=int(config.get("seq_length", 2048)),
+            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+        )
+
+    @classmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        shape, name = (spec.vocab_size, spec.hidden_size), "transformer.word_embeddings"
+        return (
+            TensorSpec("embedding", shape, (f"{name}.weight",), "int8"),
+            *layer_norm_tensors("embedding_norm", spec.hidden_size, f"{name}_layernorm"),
+        )
+
+    @classmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        prefix, hidden, ffn = f"transformer.h.{index}.", spec.hidden_size, spec.intermediate_size
+        order = interleaved_qkv(spec.num_heads, spec.head_dim)
+        qkv = (f"{prefix}self_attention.query_key_value",)
+        return (
+            *layer_norm_tensors("input_norm", hidden, f"{prefix}input_layernorm"),
+            *linear_tensors("qkv", (3 * hidden, hidden), qkv, row_order=order),
+            *linear_tensors("o", (hidden, hidden), (f"{prefix}self_attention.dense",)),
+            *layer_norm_tensors("post_norm", hidden, f"{prefix}post_attention_layernorm"),
+            *linear_tensors("up", (ffn, hidden), (f"{prefix}mlp.dense_h_to_4h",)),
+            *linear_tensors("down", (hidden, ffn), (f"{prefix}mlp.dense_4h_to_h",)),
+        )
+
+    @classmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        return norm if spec.is_tied else (*norm, head)
+
+    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.layer_norm("embedding_norm", weights, super().embed(weights, input_ids, positions))
+
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        spec = self.spec
+        attention = AttentionSpec(spec.num_heads, spec.head_dim**-0.5, alibi_slopes=self.slopes)
+        x = self.layer_norm("input_norm", weights, hidden)
+        hidden = hidden + attend(self, index, weights, x, kv, batch, attention)
+        x = self.layer_norm("post_norm", weights, hidden)
+        return hidden + mlp(self.kernels, weights, x, "gelu_tanh")
+
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        return self.layer_norm("final_norm", weights, hidden)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """float32 [num_heads]: 2^(-8/n), 2^(-16/n), ... for n heads if n is a power of two; otherwise those of
+    the next lower power and, for the rest, every second one of the next higher (arXiv 2108.12409)."""
+    lower = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / lower) for i in range(lower)]
+    slopes += [2 ** (-4 * (2 * i + 1) / lower) for i in range(num_heads - lower)]
+    return torch.tensor(slopes, dtype=torch.float32)

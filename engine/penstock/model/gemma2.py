@@ -1,0 +1,91 @@
+"""Gemma 2 (arXiv 2408.00118): four norms a layer, soft caps, every second layer with a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
+from penstock.model.family import read, require, sliding_windows
+from penstock.model.layers import activation_function, attend, gated_mlp
+from penstock.model.llama import Llama, LlamaSpec
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights
+
+
+@dataclass(frozen=True)
+class Gemma2Spec(LlamaSpec):
+    """Caps of 0 are none."""
+
+    attention_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logits_softcap: float = 0.0
+
+
+class Gemma2(Llama):
+    """Norm weights are stored as their difference from 1; the embedding is scaled by sqrt(hidden_size)."""
+
+    architectures = ("Gemma2ForCausalLM",)
+    spec: Gemma2Spec
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> Gemma2Spec:
+        require(config, "attention_bias", False)
+        num_layers = int(read(config, "num_hidden_layers"))
+        types = config.get("layer_types") or [
+            "full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)
+        ]
+        base = cls._spec(
+            config | {"tie_word_embeddings": config.get("tie_word_embeddings", True)},
+            sliding_windows=sliding_windows(config | {"layer_types": types}, num_layers),
+        )
+        function = config.get("hidden_activation") or "gelu_pytorch_tanh"
+        return Gemma2Spec(
+            **vars(base) | {"activation": activation_function(function)},
+            attention_scale=float(read(config, "query_pre_attn_scalar")) ** -0.5,
+            attention_softcap=float(config.get("attn_logit_softcapping") or 0.0),
+            logits_softcap=float(config.get("final_logit_softcapping") or 0.0),
+        )
+
+    @classmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        def norm(name: str, part: str) -> TensorSpec:
+            return TensorSpec(name, (spec.hidden_size,), (f"model.layers.{index}.{part}.weight",))
+
+        return (
+            *super().layer_tensors(spec, index),
+            norm("pre_mlp_norm", "pre_feedforward_layernorm"),
+            norm("post_mlp_norm", "post_feedforward_layernorm"),
+        )
+
+    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
+        return super().embed(weights, input_ids, positions) * self.spec.hidden_size**0.5
+
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        spec = self.spec
+        attention = AttentionSpec(spec.num_heads, spec.attention_scale, softcap=spec.attention_softcap)
+        x = self._norm("input_norm", weights, hidden)
+        x = attend(self, index, weights, x, kv, batch, attention)
+        hidden = hidden + self._norm("post_norm", weights, x)
+        x = self._norm("pre_mlp_norm", weights, hidden)
+        x = gated_mlp(self.kernels, weights, x, spec.activation)
+        return hidden + self._norm("post_mlp_norm", weights, x)
+
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        return self._norm("final_norm", weights, hidden)
+
+    def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
+        logits, cap = super().head(weights, embedding, hidden), self.spec.logits_softcap
+        if not cap:
+            return logits
+        # float64: torch's vector and scalar tanh differ in the last bit, and which one an element meets
+        # depends on where it lies in the batch; rounded to float32 they agree.
+        capped: Tensor = cap * (logits.double() / cap).tanh()
+        return capped.float()
+
+    def _norm(self, name: str, weights: LayerWeights, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, weights.vector(name), self.spec.norm_eps, offset=1.0)

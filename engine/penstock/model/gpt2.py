@@ -1,0 +1,98 @@
+"""GPT-2 (Radford et al., 2019), which is also CPM-1 (arXiv 2012.00413): learned positions, layer norms,
+weights stored [in_features, out_features]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors, look_up, read, require
+from penstock.model.layers import activation_function, attend, mlp
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights
+
+
+@dataclass(frozen=True)
+class GPT2Spec(ModelSpec):
+    """The activation is the config's choice."""
+
+    activation: ActivationFunction = "gelu_tanh"
+
+
+class GPT2(Family):
+    """layer_norm, fused qkv with biases, plain mlp."""
+
+    architectures = ("GPT2LMHeadModel",)
+    optional_prefix = "transformer."
+    unused_tensors = (r"\.attn\.(bias|masked_bias)$",)
+    spec: GPT2Spec
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> GPT2Spec:
+        require(config, "scale_attn_weights", True)
+        require(config, "scale_attn_by_inverse_layer_idx", False)
+        require(config, "add_cross_attention", False)
+        hidden_size, num_heads = int(read(config, "n_embd")), int(read(config, "n_head"))
+        return GPT2Spec(
+            architecture=cls.architectures[0],
+            hidden_size=hidden_size,
+            num_layers=int(read(config, "n_layer")),
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=hidden_size // num_heads,
+            intermediate_size=int(config.get("n_inner") or 4 * hidden_size),
+            vocab_size=int(read(config, "vocab_size")),
+            max_position_embeddings=int(read(config, "n_positions")),
+            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            activation=activation_function(config.get("activation_function", "gelu_new")),
+        )
+
+    @classmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        words = (spec.vocab_size, spec.hidden_size)
+        positions = (spec.max_position_embeddings, spec.hidden_size)
+        return (
+            TensorSpec("embedding", words, ("transformer.wte.weight",), "int8"),
+            TensorSpec("positions", positions, ("transformer.wpe.weight",)),
+        )
+
+    @classmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        prefix, hidden, ffn = f"transformer.h.{index}.", spec.hidden_size, spec.intermediate_size
+
+        def linear(name: str, rows: int, columns: int, part: str) -> tuple[TensorSpec, ...]:
+            return linear_tensors(name, (rows, columns), (prefix + part,), is_transposed=True)
+
+        return (
+            *layer_norm_tensors("input_norm", hidden, f"{prefix}ln_1"),
+            *linear("qkv", 3 * hidden, hidden, "attn.c_attn"),
+            *linear("o", hidden, hidden, "attn.c_proj"),
+            *layer_norm_tensors("post_norm", hidden, f"{prefix}ln_2"),
+            *linear("up", ffn, hidden, "mlp.c_fc"),
+            *linear("down", hidden, ffn, "mlp.c_proj"),
+        )
+
+    @classmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        return norm if spec.is_tied else (*norm, head)
+
+    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
+        return look_up(weights.matrix("embedding"), input_ids) + weights.vector("positions")[positions]
+
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
+        x = self.layer_norm("input_norm", weights, hidden)
+        hidden = hidden + attend(self, index, weights, x, kv, batch, attention)
+        x = self.layer_norm("post_norm", weights, hidden)
+        return hidden + mlp(self.kernels, weights, x, self.spec.activation)
+
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        return self.layer_norm("final_norm", weights, hidden)

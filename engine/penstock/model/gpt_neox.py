@@ -1,0 +1,100 @@
+"""GPT-NeoX and Pythia (arXiv 2204.06745): rope on part of each head, attention and mlp in parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.model.family import (
+    Family,
+    interleaved_qkv,
+    layer_norm_tensors,
+    linear_tensors,
+    read,
+    require,
+)
+from penstock.model.layers import activation_function, attend, mlp
+from penstock.model.rope import read_rope
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights
+
+
+@dataclass(frozen=True)
+class GPTNeoXSpec(ModelSpec):
+    """Whether both blocks read the same hidden state, and the activation."""
+
+    activation: ActivationFunction = "gelu"
+    is_parallel: bool = True
+
+
+class GPTNeoX(Family):
+    """layer_norm, qkv fused per head, plain mlp."""
+
+    architectures = ("GPTNeoXForCausalLM",)
+    optional_prefix = "gpt_neox."
+    unused_tensors = (r"\.attention\.(bias|masked_bias)$",)
+    spec: GPTNeoXSpec
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> GPTNeoXSpec:
+        require(config, "attention_bias", True)
+        hidden_size, num_heads = int(read(config, "hidden_size")), int(read(config, "num_attention_heads"))
+        head_dim = hidden_size // num_heads
+        rope_parameters = config.get("rope_parameters") or {}
+        share = rope_parameters.get("partial_rotary_factor") or config.get("rotary_pct", 0.25)
+        return GPTNeoXSpec(
+            architecture=cls.architectures[0],
+            hidden_size=hidden_size,
+            num_layers=int(read(config, "num_hidden_layers")),
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=head_dim,
+            intermediate_size=int(read(config, "intermediate_size")),
+            vocab_size=int(read(config, "vocab_size")),
+            max_position_embeddings=int(read(config, "max_position_embeddings")),
+            norm_eps=float(config.get("layer_norm_eps", 1e-5)),
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            rope=read_rope(config, int(head_dim * float(share))),
+            activation=activation_function(config.get("hidden_act", "gelu")),
+            is_parallel=bool(config.get("use_parallel_residual", True)),
+        )
+
+    @classmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        shape = (spec.vocab_size, spec.hidden_size)
+        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), "int8"),)
+
+    @classmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        prefix, hidden, ffn = f"gpt_neox.layers.{index}.", spec.hidden_size, spec.intermediate_size
+        order = interleaved_qkv(spec.num_heads, spec.head_dim)
+        qkv = (f"{prefix}attention.query_key_value",)
+        return (
+            *layer_norm_tensors("input_norm", hidden, f"{prefix}input_layernorm"),
+            *linear_tensors("qkv", (3 * hidden, hidden), qkv, row_order=order),
+            *linear_tensors("o", (hidden, hidden), (f"{prefix}attention.dense",)),
+            *layer_norm_tensors("post_norm", hidden, f"{prefix}post_attention_layernorm"),
+            *linear_tensors("up", (ffn, hidden), (f"{prefix}mlp.dense_h_to_4h",)),
+            *linear_tensors("down", (hidden, ffn), (f"{prefix}mlp.dense_4h_to_h",)),
+        )
+
+    @classmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        norm = layer_norm_tensors("final_norm", spec.hidden_size, "gpt_neox.final_layer_norm")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), "int8")
+        return norm if spec.is_tied else (*norm, head)
+
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
+        x = self.layer_norm("input_norm", weights, hidden)
+        attended = hidden + attend(self, index, weights, x, kv, batch, attention)
+        x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
+        return attended + mlp(self.kernels, weights, x, self.spec.activation)
+
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        return self.layer_norm("final_norm", weights, hidden)

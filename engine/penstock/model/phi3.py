@@ -1,0 +1,28 @@
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama's layer, stored fused, with rope on part of each head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.model.family import read, sliding_windows
+from penstock.model.llama import Llama, LlamaSpec
+from penstock.model.rope import read_rope
+
+
+class Phi3(Llama):
+    """One checkpoint tensor for q, k, v and one for gate and up, in our order already."""
+
+    architectures = ("Phi3ForCausalLM",)
+    qkv_parts = ("qkv_proj",)
+    gate_up_parts = ("gate_up_proj",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        head_dim = int(read(config, "hidden_size")) // int(read(config, "num_attention_heads"))
+        rope_parameters = config.get("rope_parameters") or {}
+        share = rope_parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        return cls._spec(
+            config,
+            rope=read_rope(config, int(head_dim * float(share))),
+            sliding_windows=sliding_windows(config, int(read(config, "num_hidden_layers"))),
+        )

@@ -1,0 +1,214 @@
+"""Every family against transformers' own model with the dequantized weights, in float32.
+
+Run as a script, it prints the table: family, largest difference of logits over their range, greedy match.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_models import MODELS, VOCAB_SIZE, build
+from torch import Tensor
+
+from penstock.config import EngineConfig
+from penstock.errors import UnsupportedModel
+from penstock.generation.batch import ModelInputs
+from penstock.generation.block_manager import BlockManager
+from penstock.generation.executor import Executor
+from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.kernels import LayerKV, choose_kernels
+from penstock.memory.kv_cache import KVCache
+from penstock.memory.pools import MemoryPool
+from penstock.model.family import Family
+from penstock.model.registry import FAMILIES, find_family
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.quantize import quantize
+from penstock.weights.store import LayerWeights, WeightStore
+from penstock.weights.streamer import LayerStreamer
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
+NUM_GREEDY = 64
+# Tiny products gain nothing from threads, and lose much where other work keeps a core busy.
+torch.set_num_threads(1)
+GENERATOR = random.Random(3)
+PROMPTS = [[GENERATOR.randrange(3, VOCAB_SIZE) for _ in range(size)] for size in (1, 11, 30, 53)]
+
+
+class Model:
+    """One of our models, driven by hand: no scheduler, no sampler, blocks in shuffled order."""
+
+    def __init__(self, folder: Path, config: EngineConfig) -> None:
+        checkpoint = Checkpoint.open(folder)
+        family_type = find_family(checkpoint.config)
+        self.spec = family_type.read_spec(checkpoint.config)
+        self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
+        self.embedding = self.store.read_resident(self.store.tensors.embedding)
+        self.head = self.store.read_resident(self.store.tensors.head)
+        dtype = getattr(torch, config.kv_dtype)
+        pool = MemoryPool("test", 1 << 30)
+        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
+        self.family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
+        self.executor = Executor(
+            self.family, self.embedding, self.head, LayerStreamer(self.store), self.kv_cache
+        )
+        self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+        random.Random(0).shuffle(self.blocks._free)
+
+    def sequences(self) -> list[Sequence]:
+        return [Sequence(i, p, SamplingParams(), MAX_LEN) for i, p in enumerate(PROMPTS)]
+
+    def batch(self, sequences: list[Sequence]) -> Batch:
+        """All that is pending, in one ragged batch."""
+        for sequence in sequences:
+            self.blocks.grow(sequence, sequence.num_tokens)
+        return Batch(tuple(ScheduledSequence.of(s, s.num_pending_tokens) for s in sequences))
+
+    @torch.inference_mode()
+    def all_logits(self, sequences: list[Sequence]) -> Tensor:
+        """Logits of every token of the batch, not only of those that are sampled."""
+        inputs = ModelInputs.of(self.batch(sequences), BLOCK_SIZE)
+        hidden = self.family.embed(self.embedding, inputs.input_ids, inputs.layout.positions)
+        for index, layer in enumerate(self.store.layouts):
+            weights = self.store.read_layer(index, torch.empty(layer.num_bytes, dtype=torch.uint8))
+            kv = LayerKV(*self.kv_cache.layer(index))
+            hidden = self.family.layer(index, weights, hidden, kv, inputs.layout)
+        return self.family.head(self.head, self.embedding, hidden)
+
+    def greedy(self) -> list[list[int]]:
+        """The likeliest tokens, NUM_GREEDY for each prompt, all prompts in one batch."""
+        sequences = self.sequences()
+        for _ in range(NUM_GREEDY):
+            batch = self.batch(sequences)
+            logits = self.executor.forward(ModelInputs.of(batch, BLOCK_SIZE))
+            for sequence, row in zip(sequences, logits, strict=True):
+                sequence.num_computed_tokens = sequence.num_tokens
+                sequence.token_ids.append(int(row.argmax()))
+        return [sequence.output_token_ids for sequence in sequences]
+
+
+def dequantized(model: transformers.PreTrainedModel, folder: Path) -> transformers.PreTrainedModel:
+    """transformers' model with each INT8 tensor replaced by what its integers stand for."""
+    config = json.loads((folder / "config.json").read_text())
+    family_type = find_family(config)
+    tensors = family_type.model_tensors(family_type.read_spec(config))
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for tensor in (tensor for stack in tensors.stacks for tensor in stack):
+            for part in tensor.parts if tensor.kind == "int8" else ():
+                # transformers 5 saves GPT-NeoX's head under its old name.
+                weight = parameters["lm_head.weight" if part == "embed_out.weight" else part]
+                rows = weight.t() if tensor.is_transposed else weight
+                exact = quantize(rows).dequantize()
+                weight.copy_(exact.t() if tensor.is_transposed else exact)
+    return model
+
+
+@torch.inference_mode()
+def oracle_logits(model: transformers.PreTrainedModel) -> Tensor:
+    """Each prompt alone, whole."""
+    return torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
+
+
+@torch.inference_mode()
+def oracle_greedy(model: transformers.PreTrainedModel) -> list[list[int]]:
+    """Each prompt alone, the whole text computed again for each token: no cache to be wrong."""
+    answers = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(NUM_GREEDY):
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        answers.append(ids[len(prompt) :])
+    return answers
+
+
+def difference(folder: Path, oracle: transformers.PreTrainedModel, config: EngineConfig) -> float:
+    """Largest difference of logits over the range of the oracle's."""
+    expected = oracle_logits(oracle)
+    model = Model(folder, config)
+    mine = model.all_logits(model.sequences())
+    return float((mine - expected).abs().max() / (expected.max() - expected.min()))
+
+
+Built = tuple[Path, transformers.PreTrainedModel]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    folder = tmp_path_factory.mktemp("family")
+    yield folder, dequantized(build(request.param, folder), folder)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+def test_logits_equal_transformers(built: Built, kernels: str, kv_dtype: str) -> None:
+    assert difference(*built, EngineConfig(kernels=kernels, kv_dtype=kv_dtype)) <= 2e-3
+
+
+def test_greedy_tokens_equal_transformers(built: Built) -> None:
+    folder, oracle = built
+    assert Model(folder, EngineConfig(kv_dtype="float32")).greedy() == oracle_greedy(oracle)
+
+
+def test_every_family_is_tested() -> None:
+    classes = {
+        f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM" for kind, _ in MODELS.values()
+    }
+    assert classes == {name for family in FAMILIES for name in family.architectures}
+
+
+def test_the_bare_model_without_its_prefix_loads(tmp_path: Path) -> None:
+    """Checkpoints of GPT2Model, saved without a head, name their tensors without "transformer."."""
+    model = build("GPT-2", tmp_path / "whole")
+    model.transformer.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "config.json").write_text((tmp_path / "whole" / "config.json").read_text())
+    bare, whole = (Model(tmp_path / name, EngineConfig()) for name in ("bare", "whole"))
+    assert "h.0.attn.c_attn.weight" in bare.store.checkpoint.entries
+    assert torch.equal(bare.all_logits(bare.sequences()), whole.all_logits(whole.sequences()))
+
+
+REFUSED = {
+    "Llama": [{"pretraining_tp": 2}, {"hidden_act": "laurel"}],
+    "GPT-2": [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}],
+    "OPT": [{"do_layer_norm_before": False}, {"word_embed_proj_dim": 32}],
+    "BLOOM": [{"apply_residual_connection_post_layernorm": True}],
+    "GPT-NeoX": [{"attention_bias": False}],
+    "Gemma 2": [{"attention_bias": True}],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_variants_that_we_do_not_compute_are_refused(name: str, tmp_path: Path) -> None:
+    build(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    family = find_family(config)
+    family.read_spec(config)
+    for change in REFUSED[name]:
+        with pytest.raises(UnsupportedModel, match=str(next(iter(change.values())))):
+            family.read_spec(config | change)
+
+
+def test_layer_weights_know_what_they_lack() -> None:
+    assert LayerWeights({}).optional("bias") is None
+
+
+if __name__ == "__main__":
+    print(f"{'model':36} {'logits: difference / range':>27}   greedy tokens")
+    for name in sys.argv[1:] or MODELS:
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory)
+            oracle = dequantized(build(name, folder), folder)
+            worst = difference(folder, oracle, EngineConfig())
+            pairs = zip(
+                Model(folder, EngineConfig(kv_dtype="float32")).greedy(), oracle_greedy(oracle), strict=True
+            )
+            same = sum(a == b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+            print(f"{name:36} {worst:27.1e}   {same} of {NUM_GREEDY * len(PROMPTS)} equal")

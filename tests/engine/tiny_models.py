@@ -1,0 +1,103 @@
+"""Tiny random models of every family, made by transformers' own classes and saved as it saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 160
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 192,
+    "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+NO_GROUPS: dict[str, Any] = {name: v for name, v in SMALL.items() if name != "num_key_value_heads"}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN_ROPE = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 48,
+}  # fmt: skip
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+WINDOW = {"sliding_window": 9}
+
+#: name -> (transformers' class name without ForCausalLM etc., config)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("Llama", SMALL),
+    "Llama, tied, biases": (
+        "Llama",
+        SMALL | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "Llama, wide heads": ("Llama", SMALL | {"head_dim": 24}),
+    "Llama, rope llama3": ("Llama", SMALL | {"rope_parameters": LLAMA3_ROPE}),
+    "Llama, rope yarn": ("Llama", SMALL | {"rope_parameters": YARN_ROPE}),
+    "Llama, rope linear": ("Llama", SMALL | {"rope_parameters": LINEAR_ROPE}),
+    "Llama, rope dynamic": ("Llama", SMALL | {"rope_parameters": DYNAMIC_ROPE}),
+    "Mistral, window": ("Mistral", SMALL | WINDOW),
+    "Qwen2": ("Qwen2", SMALL),
+    "Qwen2, window": (
+        "Qwen2",
+        SMALL | WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+    ),
+    "Qwen3": ("Qwen3", SMALL | {"head_dim": 16, "tie_word_embeddings": True}),
+    "Phi-3": ("Phi3", SMALL),
+    "Phi-3, part of the head, window": (
+        "Phi3",
+        SMALL
+        | WINDOW
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "Gemma 2": (
+        "Gemma2",
+        SMALL
+        | WINDOW
+        | {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0,
+           "final_logit_softcapping": 12.0},
+    ),
+    "GPT-2": (
+        "GPT2",
+        {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 192,
+         "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "OPT": (
+        "OPT",
+        NO_GROUPS | {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.08, "pad_token_id": 1},
+    ),
+    "GPT-NeoX": ("GPTNeoX", NO_GROUPS),
+    "GPT-NeoX, sequential": ("GPTNeoX", NO_GROUPS | {"use_parallel_residual": False}),
+    "BLOOM": (
+        "Bloom",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4,
+         "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+    ),
+    "BLOOM, 6 heads": (
+        "Bloom",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 96, "n_layer": 2, "n_head": 6,
+         "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+    ),
+}  # fmt: skip
+
+
+def build(name: str, folder: Path) -> transformers.PreTrainedModel:
+    """Make a model of MODELS, save it in `folder` and return it (float32, eager attention).
+
+    Norms and biases, which start as ones and zeros, are moved, so that forgetting one shows.
+    """
+    kind, sizes = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config._attn_implementation = "eager"
+    suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    torch.manual_seed(10)
+    model = getattr(transformers, f"{kind}{suffix}")(config).float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                spread = 0.1 if parameter_name.endswith("bias") else 0.3
+                parameter += spread * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model
