@@ -105,11 +105,13 @@ def test_split_rows_are_int8_and_recombine() -> None:
 
 
 def test_quantized_activations_are_within_half_a_step() -> None:
-    x = torch.randn(5, 333) * torch.tensor([[1e-20], [1e-3], [1.0], [1e4], [1e30]])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 333, generator=generator) * torch.tensor([[1e-20], [1e-3], [1.0], [1e4], [1e30]])
     q, scale = quantize_activations(x, "int16")
     assert float(q.abs().max()) <= 32512
     error = (x.double() - q.double() * scale.double()[:, None]).abs()
-    assert bool((error <= 0.5001 * scale.double()[:, None]).all())
+    # x / scale is rounded to float32 before it is rounded to an integer: 32512 * 2^-24 = 0.002.
+    assert bool((error <= 0.502 * scale.double()[:, None]).all())
 
 
 @pytest.mark.parametrize("kind", BUILDS)

@@ -48,10 +48,12 @@ class Detokenizer:
             return ""
         self._token_ids.append(token_id)
         text = self._new_text()
-        if not text and not self._decode([token_id, token_id]):  # twice: a first space may be dropped
-            self._token_ids.pop()  # a special token is no context for what follows
+        is_incomplete = text.endswith(INCOMPLETE)
+        # A special token is no context for what follows. Decoded twice, as a first space may be dropped.
+        if (is_incomplete or not text) and not self._decode([token_id, token_id]):
+            self._token_ids.pop()
             return ""
-        if text.endswith(INCOMPLETE):
+        if is_incomplete:
             if len(self._token_ids) - self._read <= MAX_INCOMPLETE_TOKENS:
                 return ""
             # These are no characters in the making, except perhaps the last.
