@@ -24,7 +24,7 @@ def find_model(model: str | Path, revision: str | None = None, offline: bool = F
     if name == "demo":
         return DEMO_FOLDER
     path = Path(model).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if not isinstance(model, str) or path.exists() or not REPOSITORY.fullmatch(name):
         raise CheckpointNotFound(

@@ -1,0 +1,88 @@
+"""From a model's name to its folder, with the hub replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+from penstock.errors import CheckpointNotFound, DownloadError
+from penstock.weights.hub import DEMO_FOLDER, find_model
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """Calls that would have gone to the hub."""
+    calls: list[dict[str, Any]] = []
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        calls.append({"repository": repository, **options})
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return calls
+
+
+def test_folders_and_the_demo_never_ask_the_hub(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
+    assert find_model(tmp_path) == tmp_path
+    assert find_model(str(tmp_path)) == tmp_path
+    assert find_model("demo") == DEMO_FOLDER and (DEMO_FOLDER / "config.json").is_file()
+    assert hub == []
+
+
+def test_a_repository_is_fetched_at_its_revision_without_pickles(
+    tmp_path: Path, hub: list[dict[str, Any]]
+) -> None:
+    assert find_model("owner/name", revision="abc123") == tmp_path
+    assert find_model("gpt2", offline=True) == tmp_path
+    assert [call["repository"] for call in hub] == ["owner/name", "gpt2"]
+    assert hub[0]["revision"] == "abc123" and hub[0]["local_files_only"] is False
+    assert hub[1]["local_files_only"] is True
+    assert not any("bin" in pattern or "*.pt" in pattern for pattern in hub[0]["allow_patterns"])
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "a/b/c", "", "own er/name", "../up"])
+def test_what_is_neither_folder_nor_repository_is_refused(name: str, hub: list[dict[str, Any]]) -> None:
+    with pytest.raises(CheckpointNotFound, match="not a folder"):
+        find_model(name)
+    assert hub == []
+
+
+def test_offline_and_not_cached_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(repository: str, **options: Any) -> str:
+        raise LocalEntryNotFoundError("not cached")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(DownloadError, match=r"owner/name.*--offline"):
+        find_model("owner/name", offline=True)
+    with pytest.raises(DownloadError, match="can't be reached"):
+        find_model("owner/name")
+
+
+def test_offline_really_touches_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real huggingface_hub, with every way to open a connection forbidden."""
+    import socket
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was tried")
+
+    monkeypatch.setattr(socket.socket, "connect", forbidden)
+    monkeypatch.setattr(socket, "getaddrinfo", forbidden)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DownloadError, match="--offline"):
+        find_model("owner/never-downloaded", offline=True)
+
+
+def test_a_repository_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotThere(RepositoryNotFoundError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "404")
+
+    def refuse(repository: str, **options: Any) -> str:
+        raise NotThere
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(DownloadError, match="HF_TOKEN"):
+        find_model("owner/name")
