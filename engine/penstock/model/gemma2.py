@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ class Gemma2(Llama):
         )
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return super().embed(weights, input_ids, positions) * self.spec.hidden_size**0.5
+        return super().embed(weights, input_ids, positions) * math.sqrt(self.spec.hidden_size)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.model.bloom import Bloom
+from penstock.model.falcon import Falcon
 from penstock.model.family import Family
 from penstock.model.gemma2 import Gemma2
 from penstock.model.gpt2 import GPT2
@@ -16,6 +17,7 @@ from penstock.model.phi3 import Phi3
 
 FAMILIES: tuple[type[Family], ...] = (
     Bloom,
+    Falcon,
     Gemma2,
     GPT2,
     GPTNeoX,

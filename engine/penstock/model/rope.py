@@ -54,7 +54,8 @@ def _plain(rope: RopeSpec) -> Tensor:
 
 
 def _number(rope: RopeSpec, name: str, default: float | None = None) -> float:
-    value = rope.parameters.get(name, default)
+    value = rope.parameters.get(name)
+    value = default if value is None else value  # configs write null for "as by default"
     if not isinstance(value, int | float):
         raise UnsupportedModel(f"rope scaling {rope.scaling!r} lacks its parameter {name}")
     return float(value)

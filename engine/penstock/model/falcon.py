@@ -1,0 +1,99 @@
+"""Falcon as in the 7B model (arXiv 2311.16867): one head of k and v for all, attention and mlp in parallel
+behind one norm, rope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
+from penstock.model.layers import activation_function, attend, mlp
+from penstock.model.rope import read_rope
+from penstock.spec import ModelSpec, TensorSpec
+from penstock.weights.store import LayerWeights
+
+
+@dataclass(frozen=True)
+class FalconSpec(ModelSpec):
+    """Biases of all matrices or of none, and the activation."""
+
+    activation: ActivationFunction = "gelu"
+    has_bias: bool = False
+
+
+class Falcon(Family):
+    """The 40B and 180B models (several heads of k and v, two norms) and those with ALiBi are refused."""
+
+    architectures = ("FalconForCausalLM",)
+    optional_prefix = "transformer."
+    spec: FalconSpec
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> FalconSpec:
+        require(config, "new_decoder_architecture", False)
+        require(config, "multi_query", True)
+        require(config, "parallel_attn", True)
+        require(config, "num_ln_in_parallel_attn", None, 1)
+        require(config, "alibi", False)
+        hidden_size = int(read(config, "hidden_size", "n_embed"))
+        num_heads = int(read(config, "num_attention_heads", "n_head"))
+        head_dim = hidden_size // num_heads
+        return FalconSpec(
+            architecture=cls.architectures[0],
+            hidden_size=hidden_size,
+            num_layers=int(read(config, "num_hidden_layers", "n_layer")),
+            num_heads=num_heads,
+            # The config's num_kv_heads counts for the refused architecture alone.
+            num_kv_heads=1,
+            head_dim=head_dim,
+            intermediate_size=int(config.get("ffn_hidden_size") or 4 * hidden_size),
+            vocab_size=int(read(config, "vocab_size")),
+            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            rope=read_rope(config, head_dim),
+            activation=activation_function(config.get("activation", "gelu")),
+            has_bias=bool(config.get("bias", False)),
+        )
+
+    @classmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        shape = (spec.vocab_size, spec.hidden_size)
+        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), "int8"),)
+
+    @classmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        assert isinstance(spec, FalconSpec)
+        prefix, hidden, ffn = f"transformer.h.{index}.", spec.hidden_size, spec.intermediate_size
+
+        def linear(name: str, rows: int, columns: int, part: str) -> tuple[TensorSpec, ...]:
+            return linear_tensors(name, (rows, columns), (prefix + part,), spec.has_bias)
+
+        return (
+            *layer_norm_tensors("input_norm", hidden, f"{prefix}input_layernorm"),
+            # Rows of all heads' q, then k, then v: our order.
+            *linear("qkv", hidden + 2 * spec.head_dim, hidden, "self_attention.query_key_value"),
+            *linear("o", hidden, hidden, "self_attention.dense"),
+            *linear("up", ffn, hidden, "mlp.dense_h_to_4h"),
+            *linear("down", hidden, ffn, "mlp.dense_4h_to_h"),
+        )
+
+    @classmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        return norm if spec.is_tied else (*norm, head)
+
+    def layer(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
+        x = self.layer_norm("input_norm", weights, hidden)
+        attended = attend(self, index, weights, x, kv, batch, attention)
+        return hidden + attended + mlp(self.kernels, weights, x, self.spec.activation)
+
+    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        return self.layer_norm("final_norm", weights, hidden)

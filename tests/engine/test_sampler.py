@@ -1,0 +1,367 @@
+"""The sampler against transformers' processors, plain loops and float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.errors import ComputationError
+from penstock.generation.sampler import (
+    FIRST_CANDIDATES,
+    SampledToken,
+    Sampler,
+    draw,
+    token_logprobs,
+    uniform,
+)
+from penstock.generation.sequence import SamplingParams, Sequence
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_logits(*shape: int, seed: int = 0, scale: float = 2) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def sequence(params: SamplingParams, prompt: list[int], output: list[int]) -> Sequence:
+    made = Sequence(0, prompt, params, 1000)
+    made.token_ids += output
+    return made
+
+
+def choose(
+    logits: Tensor, params: SamplingParams, prompt: list[int], output: list[int], eos: int = 0
+) -> SampledToken:
+    sampler = Sampler(logits.shape[-1], frozenset([eos]))
+    return sampler.sample(logits[None], [sequence(params, prompt, output)])[0]
+
+
+def transformers_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+    """By transformers' own processors, in the order of its generate()."""
+    from transformers import (
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    ids, scores = torch.zeros(1, 1, dtype=torch.long), logits[None].double()
+    scores = TemperatureLogitsWarper(params.temperature)(ids, scores)
+    if params.top_k > 0:
+        scores = TopKLogitsWarper(params.top_k)(ids, scores)
+    if params.top_p < 1:
+        scores = TopPLogitsWarper(params.top_p)(ids, scores)
+    if params.min_p > 0:
+        scores = MinPLogitsWarper(params.min_p)(ids, scores)
+    return scores[0].softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.3},
+        {"temperature": 5.0},
+        {"top_k": 1},
+        {"top_k": 4},
+        {"top_k": 100},
+        {"top_k": -1},
+        {"top_p": 0.01},
+        {"top_p": 0.6},
+        {"top_p": 0.999},
+        {"min_p": 0.15},
+        {"min_p": 1.0},
+        {"temperature": 1.7, "top_k": 7, "top_p": 0.8, "min_p": 0.2},
+        {"temperature": 0.8, "top_p": 0.7, "min_p": 0.05},
+    ],
+)
+def test_draws_follow_the_distribution_of_transformers(options: dict[str, float]) -> None:
+    """The numbers of an even grid that give a token are as many as its probability says: each token's are
+    one interval, so the count is off by one at most."""
+    params, grid = SamplingParams(**options), 1500  # type: ignore[arg-type]
+    logits = random_logits(13, seed=1)
+    counts = Counter(draw(logits, params, (i + 0.5) / grid) for i in range(grid))
+    expected = transformers_probabilities(logits, params)
+    assert set(counts) <= set(expected.nonzero().flatten().tolist())
+    for token_id, probability in enumerate(expected.tolist()):
+        assert abs(counts[token_id] - probability * grid) <= 1 + 1e-6
+
+
+def edges(logits: Tensor, params: SamplingParams, grid: int) -> list[int]:
+    return [draw(logits, params, i / grid) for i in range(grid)] + [draw(logits, params, 1 - 2**-53)]
+
+
+@pytest.mark.parametrize("top_k", [0, 3000])
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+def test_a_flat_distribution_needs_more_than_the_first_candidates(top_p: float, top_k: int) -> None:
+    """Nearly flat, so that there are no ties: then what a full sort keeps is plain."""
+    logits = random_logits(5000, scale=0.05)
+    weights, order = logits.double().softmax(-1).sort(descending=True, stable=True)
+    if top_k:
+        weights = weights[:top_k] / weights[:top_k].sum()
+    kept = int(((weights.cumsum(0) - weights) < top_p).sum())
+    assert kept > FIRST_CANDIDATES or top_p == 0.1
+    cumulative = weights[:kept].cumsum(0)
+    for i in range(51):
+        u = min(i / 50, 1 - 2**-53)
+        index = min(int(torch.searchsorted(cumulative, u * cumulative[-1], right=True)), kept - 1)
+        assert draw(logits, SamplingParams(top_p=top_p, top_k=top_k), u) == int(order[index])
+
+
+def test_exact_ties_are_kept_by_lowest_id() -> None:
+    flat = torch.zeros(5000)
+    assert set(edges(flat, SamplingParams(top_k=3), 30)) == {0, 1, 2}
+    assert max(edges(flat, SamplingParams(top_p=0.5), 30)) == 2499
+    assert edges(flat, SamplingParams(top_p=1e-9), 5) == [0] * 6
+
+
+def test_impossible_tokens_are_never_drawn() -> None:
+    logits = torch.full((9,), -torch.inf)
+    logits[[3, 5]] = 0.0
+    for options in ({}, {"top_k": 4}, {"top_p": 0.99}, {"min_p": 0.1}):
+        assert set(edges(logits, SamplingParams(**options), 20)) == {3, 5}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-12, 100.0])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_extreme_temperatures(temperature: float, options: dict[str, float]) -> None:
+    logits = random_logits(50, scale=10)
+    params = SamplingParams(temperature=temperature, **options)  # type: ignore[arg-type]
+    drawn = edges(logits, params, 20)
+    if temperature < 1:
+        assert set(drawn) == {int(logits.argmax())}
+    else:
+        assert len(set(drawn)) >= 5
+
+
+def plain_adjust(
+    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int], eos: int
+) -> list[float]:
+    """Bias, penalties and forbidden ends, as their definitions say."""
+    adjusted = list(logits)
+    for token_id in range(len(adjusted)):
+        adjusted[token_id] += params.logit_bias.get(token_id, 0)
+        if token_id in prompt or token_id in output:
+            rises = adjusted[token_id] <= 0
+            adjusted[token_id] *= params.repetition_penalty if rises else 1 / params.repetition_penalty
+        times = output.count(token_id)
+        adjusted[token_id] -= times * params.frequency_penalty + (times > 0) * params.presence_penalty
+        is_end = token_id in params.stop_token_ids or (token_id == eos and not params.ignore_eos)
+        if is_end and len(output) < params.min_tokens:
+            adjusted[token_id] = -math.inf
+    return adjusted
+
+
+def test_penalties_bias_and_minimum_against_a_plain_loop() -> None:
+    rng = random.Random(0)
+    for trial in range(300):
+        params = SamplingParams(
+            temperature=0,
+            repetition_penalty=rng.choice([1.0, 0.7, 1.3, 2.0]),
+            presence_penalty=rng.choice([0.0, -1.5, 1.5]),
+            frequency_penalty=rng.choice([0.0, -0.7, 0.7]),
+            logit_bias={rng.randrange(20): rng.uniform(-5, 5) for _ in range(rng.randrange(4))},
+            min_tokens=rng.choice([0, 3]),
+            ignore_eos=rng.random() < 0.5,
+            stop_token_ids=tuple(rng.sample(range(30), rng.randrange(4))),
+        )
+        prompt = [rng.randrange(20) for _ in range(rng.randint(1, 6))]
+        output = [rng.randrange(20) for _ in range(rng.randrange(6))]
+        logits = random_logits(20, seed=trial)
+        expected = plain_adjust(logits.tolist(), params, prompt, output, eos=4)
+        assert choose(logits, params, prompt, output, eos=4).token_id == int(np.argmax(expected))
+        # The draw sees the same numbers.
+        drawn = choose(logits, dataclasses.replace(params, temperature=1, seed=trial), prompt, output, eos=4)
+        u = uniform(trial, len(output))
+        assert drawn.token_id == draw(torch.tensor(expected), SamplingParams(), u)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
+def test_repetition_penalty_is_transformers(penalty: float) -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    params = SamplingParams(temperature=0, repetition_penalty=penalty)
+    for seed in range(50):
+        logits, seen = random_logits(12, seed=seed), [1, 2, 2, 3, 5, 8]
+        theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits[None].clone())
+        assert choose(logits, params, seen[:4], seen[4:]).token_id == int(theirs.argmax())
+
+
+def test_a_tiny_penalty_does_not_overflow() -> None:
+    params = SamplingParams(repetition_penalty=1e-40, top_p=0.9, seed=1)
+    assert choose(torch.tensor([5.0, 6.0, 7.0]), params, [1], []).token_id == 1
+
+
+def test_the_ends_are_forbidden_until_the_minimum() -> None:
+    logits = torch.tensor([9.0, 8.0, 7.0, 6.0])
+    params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(1, 77))
+    chosen = [choose(logits, params, [3], [3] * done).token_id for done in range(4)]
+    assert chosen == [2, 2, 0, 0]
+    beyond = dataclasses.replace(params, stop_token_ids=(-1, 4))  # no ids of this vocabulary
+    assert choose(torch.tensor([0.0, 1.0, 2.0, 3.0]), beyond, [3], []).token_id == 3
+    only_eos_ignored = dataclasses.replace(params, stop_token_ids=(), ignore_eos=True)
+    assert choose(logits, only_eos_ignored, [3], []).token_id == 0
+
+
+def test_the_callers_logits_stay_as_they_are() -> None:
+    logits = random_logits(20)
+    before = logits.clone()
+    choose(logits, SamplingParams(logit_bias={3: 50}, repetition_penalty=2, min_tokens=1), [1, 2], [])
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_greedy_takes_the_lowest_of_equals(size: int) -> None:
+    logits = torch.zeros(size)
+    ties = [size // 2, size // 2 + 1, size - 1]
+    logits[ties] = 3.0
+    for num_threads in (1, 3):
+        torch.set_num_threads(num_threads)
+        for params in (GREEDY, dataclasses.replace(GREEDY, logit_bias={0: -1.0})):
+            token = choose(logits, dataclasses.replace(params, logprobs=2), [1], [])
+            assert token.token_id == ties[0]
+            assert token.logprobs is not None
+            assert [token_id for token_id, _ in token.logprobs.top] == ties[:2]
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = random_logits(151_936, scale=4)
+    expected = logits.double().log_softmax(-1)
+    params = SamplingParams(temperature=0.7, top_k=5, logit_bias={9: 100}, logprobs=20, seed=0)
+    token = choose(logits, params, [1], [])
+    assert token.token_id == 9  # by its bias
+    logprobs = token.logprobs
+    assert logprobs is not None and logprobs.token_id == 9
+    assert logprobs.logprob == pytest.approx(float(expected[9]), abs=1e-5)
+    values, ids = expected.topk(20)
+    assert [token_id for token_id, _ in logprobs.top] == ids.tolist()
+    assert [value for _, value in logprobs.top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_how_many_logprobs() -> None:
+    logits = random_logits(6)
+    assert choose(logits, GREEDY, [1], []).logprobs is None
+    none = choose(logits, dataclasses.replace(GREEDY, logprobs=0), [1], []).logprobs
+    assert none is not None and none.top == ()
+    assert none.logprob == pytest.approx(float(logits.double().log_softmax(-1).max()), abs=1e-5)
+    assert len(token_logprobs(logits, 0, 20).top) == 6  # a vocabulary smaller than what is asked for
+
+
+def varied_sequences(vocab_size: int) -> list[Sequence]:
+    options: list[dict[str, object]] = [
+        {"temperature": 0},
+        {"temperature": 0, "repetition_penalty": 1.2, "logprobs": 3},
+        {"logprobs": 20},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 3.0, "top_p": 0.999, "logprobs": 0},
+        {"top_k": 40, "min_p": 0.02},
+        {"top_k": 2000, "top_p": 0.95},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5, "logit_bias": {7: 3.0}},
+        {"min_tokens": 10, "min_p": 0.1},
+    ]
+    rng = random.Random(0)
+    made = []
+    for index, chosen in enumerate(options):
+        params = SamplingParams(seed=index, **chosen)  # type: ignore[arg-type]
+        tokens = [rng.randrange(vocab_size) for _ in range(9)]
+        made.append(sequence(params, tokens[:5], tokens[5:]))
+    return made
+
+
+@pytest.mark.parametrize("vocab_size", [997, 70_001])
+def test_a_row_is_sampled_alike_alone_and_in_any_batch(vocab_size: int) -> None:
+    """Bit for bit: token ids and logprobs, whatever is around it and however many threads compute."""
+    sampler = Sampler(vocab_size, frozenset([2]))
+    rows = varied_sequences(vocab_size)
+    logits = random_logits(len(rows), vocab_size, scale=3)
+    torch.set_num_threads(1)
+    alone = [sampler.sample(logits[i : i + 1].clone(), [row])[0] for i, row in enumerate(rows)]
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        order = list(range(len(rows)))
+        random.Random(num_threads).shuffle(order)
+        for size in (1, 4, len(rows)):
+            part = order[:size]
+            sampled = sampler.sample(logits[part], [rows[i] for i in part])
+            assert sampled == [alone[i] for i in part]
+
+
+def test_a_draw_depends_on_seed_and_index_alone() -> None:
+    logits = random_logits(500, scale=0.1)
+    params = SamplingParams(seed=5)
+    with_output = choose(logits, params, [1], [2, 3])
+    other_history = choose(logits, params, [4, 4, 4], [9, 9])
+    assert with_output == other_history
+    drawn = {choose(logits, params, [1], [2] * done).token_id for done in range(20)}
+    assert len(drawn) > 10
+
+
+def test_without_a_seed_each_sequence_has_its_own() -> None:
+    made = [Sequence(i, [1], SamplingParams(), 10) for i in range(20)]
+    assert len({one.seed for one in made}) == 20
+    logits = random_logits(5000, scale=0.1)
+    sampler = Sampler(5000, frozenset())
+    first = sampler.sample(logits.expand(20, -1), made)
+    assert first == sampler.sample(logits.expand(20, -1), made)
+    assert len({token.token_id for token in first}) > 10
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1, top_p=0.9)])
+def test_a_row_that_is_no_numbers_is_an_error(value: float, params: SamplingParams) -> None:
+    logits = random_logits(3, 40)
+    logits[1, 17] = value
+    rows = [Sequence(i + 70, [1], params, 10) for i in range(3)]
+    with pytest.raises(ComputationError, match="sequence 71"):
+        Sampler(40, frozenset()).sample(logits, rows)
+    logits[1] = -math.inf
+    with pytest.raises(ComputationError, match="sequence 71"):
+        Sampler(40, frozenset()).sample(logits, rows)
+
+
+def test_no_rows() -> None:
+    assert Sampler(40, frozenset()).sample(torch.empty(0, 40), []) == []
+
+
+def chi_square(values: np.ndarray, bins: int = 20) -> float:
+    counts, _ = np.histogram(values, bins=bins, range=(0, 1))
+    expected = len(values) / bins
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+LIMIT = 51.0  # of chi-square with 19 degrees of freedom: exceeded once in ten thousand
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**63 - 1, -1, -(2**63)])
+def test_uniform_numbers_of_one_seed(seed: int) -> None:
+    values = np.array([uniform(seed, index) for index in range(4000)])
+    assert (values >= 0).all() and (values < 1).all()
+    assert values.tolist() == [uniform(seed, index) for index in range(4000)]
+    assert len(set(values)) == 4000
+    assert chi_square(values) < LIMIT
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize("index", [0, 1, 100])
+def test_uniform_numbers_of_neighbouring_seeds(index: int) -> None:
+    """n choices get neighbouring seeds: their first draws are as unrelated as any."""
+    values = np.array([uniform(seed, index) for seed in range(4000)])
+    assert chi_square(values) < LIMIT
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.06
+    following = np.array([uniform(seed + 1, index - 1) for seed in range(4000)]) if index else values[::-1]
+    assert abs(np.corrcoef(values, following)[0, 1]) < 0.06
