@@ -106,7 +106,9 @@ def test_the_templates_own_refusal_is_passed_on(tokenizer: Tokenizer) -> None:
         [{}],
     ],
 )
-def test_messages_that_the_template_can_not_write(tokenizer: Tokenizer, messages: list[dict[str, object]]) -> None:
+def test_messages_that_the_template_can_not_write(
+    tokenizer: Tokenizer, messages: list[dict[str, object]]
+) -> None:
     with pytest.raises(InvalidParameter):
         render_chat(tokenizer, messages)
 

@@ -205,7 +205,9 @@ def test_the_prompt_has_no_part_in_a_stop_string(byte_level: Tokenizer) -> None:
     assert "".join(feed(detokenizer, byte_level.encode("b ab"))) == "b "
 
 
-@pytest.mark.parametrize("content", [b"the pipe ", "中文😀".encode(), b"\xff", b"\xe4", "\ufffd".encode(), b""])
+@pytest.mark.parametrize(
+    "content", [b"the pipe ", "中文😀".encode(), b"\xff", b"\xe4", "\ufffd".encode(), b""]
+)
 def test_the_cost_of_a_token_does_not_grow(
     byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:

@@ -170,7 +170,9 @@ def test_where_the_end_tokens_come_from(
     assert Tokenizer.load(folder).eos_token_ids == expected
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "\xff", '{"eos_token_id": "</s>"}', '{"eos_token_id": [1.5]}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", "\xff", '{"eos_token_id": "</s>"}', '{"eos_token_id": [1.5]}']
+)
 def test_a_broken_generation_config_is_a_corrupt_file(
     content: str, byte_level_folder: Path, tmp_path: Path
 ) -> None:

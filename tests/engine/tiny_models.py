@@ -12,7 +12,7 @@ VOCAB_SIZE = 160
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 192,
-    "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+    "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
 NO_GROUPS: dict[str, Any] = {name: v for name, v in SMALL.items() if name != "num_key_value_heads"}
 LLAMA3_ROPE = {
@@ -24,7 +24,25 @@ YARN_ROPE = {
 }  # fmt: skip
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.5 + 0.5 * i for i in range(8)],
+}  # fmt: skip
 WINDOW = {"sliding_window": 9}
+UNTIED = {"tie_word_embeddings": False}
+GEMMA2 = SMALL | WINDOW | {
+    "head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 12.0,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 192,
+    "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+OPT = NO_GROUPS | {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.14, "pad_token_id": 1}
+BLOOM: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4,
+    "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
 
 #: name -> (transformers' class name without ForCausalLM etc., config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,50 +64,48 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3": ("Qwen3", SMALL | {"head_dim": 16, "tie_word_embeddings": True}),
     "Phi-3": ("Phi3", SMALL),
-    "Phi-3, part of the head, window": (
+    "Phi-3, part of a head, window": (
         "Phi3",
         SMALL
         | WINDOW
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
-    "Gemma 2": (
-        "Gemma2",
-        SMALL
-        | WINDOW
-        | {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0,
-           "final_logit_softcapping": 12.0},
+    # Its table changes with the context's length; 170 is more than the tests' contexts.
+    "Phi-3, rope longrope": (
+        "Phi3",
+        SMALL | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 170},
     ),
-    "GPT-2": (
-        "GPT2",
-        {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 192,
-         "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1},
-    ),
-    "OPT": (
-        "OPT",
-        NO_GROUPS | {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.08, "pad_token_id": 1},
-    ),
+    "Gemma 2": ("Gemma2", GEMMA2),
+    "Gemma 2, untied": ("Gemma2", GEMMA2 | UNTIED),
+    "GPT-2": ("GPT2", GPT2),
+    "GPT-2, untied, narrow mlp": ("GPT2", GPT2 | UNTIED | {"n_inner": 96}),
+    "OPT": ("OPT", OPT),
+    "OPT, untied": ("OPT", OPT | UNTIED),
     "GPT-NeoX": ("GPTNeoX", NO_GROUPS),
     "GPT-NeoX, sequential": ("GPTNeoX", NO_GROUPS | {"use_parallel_residual": False}),
-    "BLOOM": (
-        "Bloom",
-        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4,
-         "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+    "GPT-NeoX, tied, whole heads": (
+        "GPTNeoX",
+        NO_GROUPS
+        | {"tie_word_embeddings": True, "hidden_act": "gelu_fast",
+           "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
     ),
-    "BLOOM, 6 heads": (
-        "Bloom",
-        {"vocab_size": VOCAB_SIZE, "hidden_size": 96, "n_layer": 2, "n_head": 6,
-         "initializer_range": 0.08, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
-    ),
+    "BLOOM": ("Bloom", BLOOM),
+    "BLOOM, untied": ("Bloom", BLOOM | UNTIED),
+    "BLOOM, 6 heads": ("Bloom", BLOOM | {"hidden_size": 96, "n_layer": 2, "n_head": 6}),
+    "Falcon": ("Falcon", NO_GROUPS | {"ffn_hidden_size": 96}),
+    "Falcon, untied, biases": ("Falcon", NO_GROUPS | UNTIED | {"bias": True}),
 }  # fmt: skip
+FAMILY_NAMES = tuple(MODELS)
 
 
-def build(name: str, folder: Path) -> transformers.PreTrainedModel:
-    """Make a model of MODELS, save it in `folder` and return it (float32, eager attention).
+def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedModel:
+    """Make a model of MODELS, its config with `overrides`, save it in `folder` and return it (float32, eager
+    attention).
 
     Norms and biases, which start as ones and zeros, are moved, so that forgetting one shows.
     """
     kind, sizes = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config = getattr(transformers, f"{kind}Config")(**(sizes | overrides))
     config._attn_implementation = "eager"
     suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     torch.manual_seed(10)

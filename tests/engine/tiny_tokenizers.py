@@ -38,7 +38,8 @@ def save_byte_level(folder: Path) -> None:
 def save_sentencepiece(folder: Path) -> Any:
     """A Llama-2 style tokenizer.json, byte fallback and all; returns the sentencepiece processor itself."""
     import sentencepiece
-    from transformers import LlamaTokenizer
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
     from transformers.tokenization_utils_sentencepiece import SentencePieceExtractor
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,5 +57,16 @@ def save_sentencepiece(folder: Path) -> Any:
     )
     model = f"{prefix}.model"
     vocab, _, merges = SentencePieceExtractor(model).extract(True)
-    LlamaTokenizer(vocab=vocab, merges=merges).save_pretrained(folder)
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
     return sentencepiece.SentencePieceProcessor(model_file=model)

@@ -34,6 +34,7 @@ class Gemma2(Llama):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> Gemma2Spec:
         require(config, "attention_bias", False)
+        require(config, "use_bidirectional_attention", None, False)
         num_layers = int(read(config, "num_hidden_layers"))
         types = config.get("layer_types") or [
             "full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)

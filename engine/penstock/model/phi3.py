@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.model.family import read, sliding_windows
+from penstock.model.family import read, require, sliding_windows
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.rope import read_rope
 
@@ -21,8 +21,11 @@ class Phi3(Llama):
         head_dim = int(read(config, "hidden_size")) // int(read(config, "num_attention_heads"))
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        rope = read_rope(config, int(head_dim * float(share)))
+        # Early configs say "yarn" and mean LongRoPE.
+        require({"model_type": "phi3", "rope type": rope.scaling}, "rope type", "default", "longrope")
         return cls._spec(
             config,
-            rope=read_rope(config, int(head_dim * float(share))),
+            rope=rope,
             sliding_windows=sliding_windows(config, int(read(config, "num_hidden_layers"))),
         )

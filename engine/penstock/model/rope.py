@@ -29,8 +29,8 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
             f"rope scaling {kind!r} is not supported; there are: {', '.join(_FREQUENCIES)}"
         )
     scaling.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
-    if config.get("original_max_position_embeddings"):
-        scaling.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
+    if config.get("original_max_position_embeddings"):  # transformers prefers it to the scaling's own
+        scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     return RopeSpec(float(theta), rotary_dim, kind, scaling)
 
 
@@ -127,7 +127,7 @@ def _longrope(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
     original = _number(rope, "original_max_position_embeddings")
     name = "long_factor" if max_model_len > original else "short_factor"
     factors = torch.tensor(rope.parameters[name], dtype=torch.float64)
-    ratio = _number(rope, "max_position_embeddings") / original
+    ratio = _number(rope, "factor", _number(rope, "max_position_embeddings") / original)
     attention = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     return _plain(rope) / factors, _number(rope, "attention_factor", attention)
 

@@ -123,6 +123,10 @@ def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
             ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         except (ValueError, AttributeError) as error:
             raise CorruptFile(f"{path} is not readable JSON ({error})") from error
-        if ids is not None:
-            return frozenset(ids if isinstance(ids, list) else [ids])
+        if ids is None:
+            continue
+        ids = ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise CorruptFile(f"{path}: eos_token_id is {ids}; it must be one token id or a list of them")
+        return frozenset(ids)
     return frozenset(() if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
