@@ -47,8 +47,8 @@ class Sampler:
         if not bool(largest.isfinite().all()):
             row = int(largest.isfinite().logical_not().nonzero()[0])
             raise ComputationError(
-                f"the model computed {float(largest[row])} for sequence {sequences[row].sequence_id}: its weights "
-                "or the numbers on the way exceed float32; the checkpoint may be damaged"
+                f"the model computed {float(largest[row])} for sequence {sequences[row].sequence_id}: its "
+                "weights or the numbers on the way exceed float32; the checkpoint may be damaged"
             )
         greedy = best.tolist()
         return [
