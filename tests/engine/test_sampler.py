@@ -126,7 +126,7 @@ def test_a_flat_distribution_needs_more_than_the_first_candidates(top_p: float, 
 def test_exact_ties_are_kept_by_lowest_id() -> None:
     flat = torch.zeros(5000)
     assert set(edges(flat, SamplingParams(top_k=3), 30)) == {0, 1, 2}
-    assert max(edges(flat, SamplingParams(top_p=0.5), 30)) == 2499
+    assert max(edges(flat, SamplingParams(top_p=0.5), 5)) == 2499
     assert edges(flat, SamplingParams(top_p=1e-9), 5) == [0] * 6
 
 
@@ -137,7 +137,7 @@ def test_impossible_tokens_are_never_drawn() -> None:
         assert set(edges(logits, SamplingParams(**options), 20)) == {3, 5}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-12, 100.0])
+@pytest.mark.parametrize("temperature", [1e-308, 1e-12, 100.0])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
 def test_extreme_temperatures(temperature: float, options: dict[str, float]) -> None:
     logits = random_logits(50, scale=10)
@@ -203,7 +203,7 @@ def test_repetition_penalty_is_transformers(penalty: float) -> None:
 
 
 def test_a_tiny_penalty_does_not_overflow() -> None:
-    params = SamplingParams(repetition_penalty=1e-40, top_p=0.9, seed=1)
+    params = SamplingParams(repetition_penalty=1e-40, top_k=2, seed=1)
     assert choose(torch.tensor([5.0, 6.0, 7.0]), params, [1], []).token_id == 1
 
 
@@ -327,7 +327,7 @@ def test_a_row_that_is_no_numbers_is_an_error(value: float, params: SamplingPara
     logits = random_logits(3, 40)
     logits[1, 17] = value
     rows = [Sequence(i + 70, [1], params, 10) for i in range(3)]
-    with pytest.raises(ComputationError, match="sequence 71"):
+    with pytest.raises(ComputationError, match=f"{value} for sequence 71"):
         Sampler(40, frozenset()).sample(logits, rows)
     logits[1] = -math.inf
     with pytest.raises(ComputationError, match="sequence 71"):

@@ -126,7 +126,7 @@ def test_an_added_token_is_its_text(byte_level_folder: Path, tmp_path: Path) -> 
     assert tokenizer.token_text(token_id) == "<é中 >"
 
 
-def test_a_piece_that_only_looks_like_a_byte_is_text(llama2: tuple[Tokenizer, Any]) -> None:
+def test_a_piece_that_only_looks_like_a_byte_is_text() -> None:
     class Backend:
         bos_token_id = None
         pieces = ["<0xZZ>", "<0x4g>", "<0x41>", "<0x41>\n"]

@@ -107,7 +107,8 @@ def needs_adjusting(sequence: Sequence) -> bool:
 
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
     """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
-    logprobs = torch.log_softmax(logits, dim=-1)
+    # In float64: a float32 sum over a large vocabulary is off by more than 1e-5.
+    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
     values, ids = _sorted(logprobs, min(num_top, len(logits)))
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token_id, float(logprobs[token_id]), top)

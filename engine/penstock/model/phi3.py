@@ -23,7 +23,7 @@ class Phi3(Llama):
         share = rope_parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         rope = read_rope(config, int(head_dim * float(share)))
         # Early configs say "yarn" and mean LongRoPE.
-        require({"model_type": "phi3", "rope type": rope.scaling}, "rope type", "default", "longrope")
+        require(config | {"rope scaling": rope.scaling}, "rope scaling", "default", "longrope")
         return cls._spec(
             config,
             rope=rope,

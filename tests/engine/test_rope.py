@@ -1,0 +1,107 @@
+"""Rope tables against those of transformers' own models, for each scaling, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Phi3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+from penstock.errors import UnsupportedModel
+from penstock.model.phi3 import Phi3
+from penstock.model.rope import RopeTable, read_rope
+
+HEAD_DIM, MAX_LEN = 16, 100
+SIZES: dict[str, Any] = {
+    "hidden_size": 4 * HEAD_DIM, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "max_position_embeddings": 192, "pad_token_id": None,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    LLAMA3,
+    YARN,
+    YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.3},
+    YARN | {"truncate": False, "attention_factor": None},
+]
+SHORT, LONG = ([start + 0.3 * i for i in range(HEAD_DIM // 2)] for start in (1.0, 2.0))
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG}
+
+
+def oracle(embedding: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin at positions 0..MAX_LEN - 1. transformers repeats each for the head's second half."""
+    cos, sin = embedding(torch.zeros(1), torch.arange(MAX_LEN)[None])
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half], sin[0, :, :half]
+
+
+def assert_equal(table: RopeTable, expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """transformers multiplies position and frequency in float32: that is 6e-6 off at position 100."""
+    for mine, theirs in zip(table.at(torch.arange(MAX_LEN)), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(map(str, scaling.values())))
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+def test_tables_equal_transformers(scaling: dict[str, Any], theta: float) -> None:
+    config = LlamaConfig(**SIZES, rope_parameters=scaling | {"rope_theta": theta})
+    rope = read_rope(config.to_dict(), HEAD_DIM)
+    assert rope.theta == theta
+    assert_equal(RopeTable(rope, MAX_LEN), oracle(LlamaRotaryEmbedding(config)))
+
+
+@pytest.mark.parametrize("original", [MAX_LEN, MAX_LEN - 1])
+@pytest.mark.parametrize("more", [{}, {"factor": 6.0}, {"attention_factor": 1.7}])
+def test_longrope_equals_transformers(original: int, more: dict[str, float]) -> None:
+    """The short list serves up to the original length, the long one from there on."""
+    parameters = LONGROPE | more
+    config = Phi3Config(**SIZES, rope_parameters=parameters, original_max_position_embeddings=original)
+    rope = Phi3.read_spec(config.to_dict()).rope
+    assert rope is not None and rope.rotary_dim == HEAD_DIM
+    assert_equal(RopeTable(rope, MAX_LEN), oracle(Phi3RotaryEmbedding(config)))
+
+
+def test_old_configs_mean_the_same() -> None:
+    """rope_theta and rope_scaling beside each other, scalings named by "type"; "su" is longrope."""
+    new = read_rope({"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "max_position_embeddings": 192}, 16)
+    old = {name: value for name, value in LLAMA3.items() if name != "rope_type"}
+    assert new == read_rope(
+        {"rope_theta": 5e5, "rope_scaling": old | {"type": "llama3"}, "max_position_embeddings": 192}, 16
+    )
+    assert read_rope({"rope_theta": 5e5, "rope_scaling": None}, 16).scaling == "default"
+    assert read_rope({"rotary_emb_base": 300}, 16).theta == 300.0
+    assert (
+        read_rope({"rope_scaling": {"type": "su", **LONGROPE} | {"rope_type": None}}, 16).scaling
+        == "longrope"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "spiral"}, "'spiral' is not supported; there are: default, linear"),
+        ({"rope_type": "linear"}, "'linear' lacks its parameter factor"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "--max-model-len 64 or less"),
+        ({"rope_type": "llama3", "factor": 2.0}, "lacks its parameter low_freq_factor"),
+        (YARN | {"mscale": 1.0}, "mscale is not supported"),
+    ],
+)
+def test_what_is_not_computed_is_refused(scaling: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        RopeTable(read_rope({"rope_parameters": scaling, "max_position_embeddings": 64}, 16), MAX_LEN)
+
+
+def test_phi3_refuses_scalings_of_others() -> None:
+    """transformers reads Phi-3's "yarn" as longrope: computing YaRN would be another model."""
+    config = Phi3Config(**SIZES).to_dict() | {"rope_parameters": YARN}
+    with pytest.raises(UnsupportedModel, match="'yarn'; for phi3 .* only 'default' or 'longrope'"):
+        Phi3.read_spec(config)
