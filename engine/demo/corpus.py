@@ -475,7 +475,7 @@ def listing(rng: random.Random) -> Turns:
         """)
     names = members.split(", ")
     count = min(rng.randint(2, 5), len(names))
-    chosen = rng.sample(names, count)
+    chosen = sorted(rng.sample(names, count), key=names.index)  # one order: no thing comes twice
     if rng.random() < 0.25:
         question = f"What does one find {kind}?" if is_place else f"Which {kind} do you know?"
         return [(question, capital(joined(chosen)) + ".")]

@@ -11,7 +11,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from world import ANIMALS, BEINGS, FEMALE, MALE, RARE_HEROES, phrases, rows, words
+from world import (
+    ANIMALS,
+    BEINGS,
+    FEMALE,
+    HELPER_FEMALE,
+    HELPER_MALE,
+    MALE,
+    RARE_HEROES,
+    phrases,
+    rows,
+    words,
+)
 
 ABILITY = {row[0]: row[2] for row in ANIMALS} | {
     "dragon": "fly",
@@ -596,10 +607,8 @@ class Story:
         kind, helper = hero(rng), rng.choice(tuple(ABILITY))
         while helper == kind:
             helper = rng.choice(tuple(ABILITY))
-        self._person("", kind)
-        self._person("h", helper)
-        while facts["hn"] == facts["n"]:
-            self._person("h", helper)
+        self._person("", kind, FEMALE, MALE)
+        self._person("h", helper, HELPER_FEMALE, HELPER_MALE)
         adjective = rng.choice(ADJECTIVES) if rng.random() < 0.8 else ""
         facts |= {
             "adj": adjective,
@@ -616,13 +625,13 @@ class Story:
         }
         self._plot_facts()
 
-    def _person(self, prefix: str, kind: str) -> None:
+    def _person(self, prefix: str, kind: str, female: list[str], male: list[str]) -> None:
         """Name and pronouns; kinds that say it themselves (a queen, a boy) decide, else chance."""
         rng = self.rng
         is_she = kind in SHE or (kind not in HE and rng.random() < 0.5)
         he, him, his = ("she", "her", "her") if is_she else ("he", "him", "his")
-        name = rng.choice(FEMALE if is_she else MALE)
-        if rng.random() < 0.1:
+        name = rng.choice(female if is_she else male)
+        if not prefix and rng.random() < 0.1:
             name = capital(invented_word(rng))
         person = {"k": kind, "n": name, "he": he, "him": him, "his": his}
         person |= {"He": capital(he), "His": capital(his)}

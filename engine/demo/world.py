@@ -131,12 +131,15 @@ RARE_HEROES = words("""
     hamster parakeet snowflake
 """)
 
+# Heroes and helpers have lists of their own: a small model then never gives both the same name.
 MALE = words("""
     Milo Felix Oskar Tom Ben Hugo Leo Max Otto Finn Jasper Toby Arlo Emil Bruno Karl Pip Rufus
 """)
 FEMALE = words("""
     Lila Mina Rosa Ella Nora Ivy Clara Hazel Anna Ruby Wilma Greta Juna Tilda Maya Olive Dora Bea
 """)
+HELPER_MALE = words("Hans Theo Sam Jonas Anton Kasper Luca Nils Paul Simon Victor Willi")
+HELPER_FEMALE = words("Lotte Emma Frida Ida Paula Sofie Marta Lena Kira Vera Zoe Elsa")
 
 COUNTRIES = rows("""
 France | Paris | Europe

@@ -114,3 +114,26 @@ class ModelSpec:
     def sliding_window(self, layer_index: int) -> int:
         """The window of a layer in tokens; 0 is no window."""
         return self.sliding_windows[layer_index] if self.sliding_windows else 0
+
+
+@dataclass(frozen=True)
+class ModelFootprint:
+    """A model as the memory plan sees it: bytes of INT8 weights, and what a token costs."""
+
+    layer_bytes: tuple[int, ...]
+    embedding_bytes: int
+    #: Without what it shares with the embedding.
+    head_bytes: int
+    kv_bytes_per_token: int
+    #: Elements of all matrices that a token passes through in the layers, and in the head.
+    layer_elements: int
+    head_elements: int
+    max_position_embeddings: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_bytes)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.layer_bytes) + self.embedding_bytes + self.head_bytes

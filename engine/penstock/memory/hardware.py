@@ -3,9 +3,53 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class DiskProfile:
+    """How fast the file system under a model delivers, and how it has to be asked."""
+
+    read_gbps: float
+    #: Bytes per read and reads in flight at which it was fastest.
+    block_bytes: int
+    depth: int
+    #: O_DIRECT works there: reads bypass the page cache.
+    is_direct: bool
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """A GPU and the link that feeds it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    total_bytes: int
+    free_bytes: int
+    memory_gbps: float
+    #: From pinned RAM.
+    host_to_device_gbps: float
+    int8_gops: float
+    #: RAM that the driver lets a process pin.
+    pinnable_bytes: int
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """Capacities in bytes; rates in 1e9 bytes (or operations) a second, measured."""
+
+    num_cores: int
+    ram_bytes: int
+    #: What can be taken without pushing anything out, within the cgroup's limit.
+    free_ram_bytes: int
+    memory_read_gbps: float
+    #: Multiplications and additions of INT8 products on the CPU.
+    int8_gops: float
+    disk: DiskProfile | None = None
+    device: DeviceProfile | None = None
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = CGROUP_ROOT) -> int:
