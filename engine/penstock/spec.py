@@ -24,10 +24,6 @@ class TensorSpec:
     kind: TensorKind = "float32"
     #: The checkpoint stores [in_features, out_features] (GPT-2's Conv1D).
     is_transposed: bool = False
-    #: Row r of the tensor is row `row_order[r]` of the checkpoint's (fused q, k, v per head).
-    row_order: tuple[int, ...] | None = None
-    #: What a missing tensor means: None is an error, a number fills it.
-    default: float | None = None
 
     @property
     def num_elements(self) -> int:
@@ -46,32 +42,28 @@ class TensorSlot:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """How a layer's tensors lie in one contiguous buffer: name -> offset, and the size in bytes."""
+    """How a layer's tensors lie in one contiguous buffer, in memory as in a file: first everything that is
+    float32 (norms, biases, scales), so that it is aligned, then the INT8 matrices; each in the order in
+    which the layer uses them, without gaps, which safetensors does not allow. With the sizes that models
+    have, matrices begin on cache lines; kernels need not rely on it."""
 
     slots: tuple[TensorSlot, ...]
     num_bytes: int
 
-    #: Each tensor begins on a cache line, which is also the widest vector load.
-    ALIGNMENT = 64
-
     @classmethod
     def of(cls, tensors: tuple[TensorSpec, ...]) -> LayerLayout:
-        """Lay out `tensors` one after the other, in order."""
-        slots: list[TensorSlot] = []
-        end = 0
+        float_end, floats = 0, []
         for tensor in tensors:
-            offset, scale_offset = cls._aligned(end), -1
+            floats.append(float_end)
+            float_end += 4 * (tensor.shape[0] if tensor.kind == "int8" else tensor.num_elements)
+        slots, end = [], float_end
+        for tensor, offset in zip(tensors, floats, strict=True):
             if tensor.kind == "int8":
-                scale_offset = cls._aligned(offset + tensor.num_elements)
-                end = scale_offset + 4 * tensor.shape[0]
+                slots.append(TensorSlot(tensor, end, offset))
+                end += tensor.num_elements
             else:
-                end = offset + 4 * tensor.num_elements
-            slots.append(TensorSlot(tensor, offset, scale_offset))
-        return cls(tuple(slots), cls._aligned(end))
-
-    @classmethod
-    def _aligned(cls, num_bytes: int) -> int:
-        return -(-num_bytes // cls.ALIGNMENT) * cls.ALIGNMENT
+                slots.append(TensorSlot(tensor, offset, -1))
+        return cls(tuple(slots), end)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.family import (
     Family,
-    interleaved_qkv,
     layer_norm_tensors,
     linear_tensors,
     read,
@@ -63,11 +62,10 @@ class Bloom(Family):
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
         prefix, hidden, ffn = f"transformer.h.{index}.", spec.hidden_size, spec.intermediate_size
-        order = interleaved_qkv(spec.num_heads, spec.head_dim)
         qkv = (f"{prefix}self_attention.query_key_value",)
         return (
             *layer_norm_tensors("input_norm", hidden, f"{prefix}input_layernorm"),
-            *linear_tensors("qkv", (3 * hidden, hidden), qkv, row_order=order),
+            *linear_tensors("qkv", (3 * hidden, hidden), qkv),
             *linear_tensors("o", (hidden, hidden), (f"{prefix}self_attention.dense",)),
             *layer_norm_tensors("post_norm", hidden, f"{prefix}post_attention_layernorm"),
             *linear_tensors("up", (ffn, hidden), (f"{prefix}mlp.dense_h_to_4h",)),
@@ -89,7 +87,7 @@ class Bloom(Family):
         spec = self.spec
         attention = AttentionSpec(spec.num_heads, spec.head_dim**-0.5, alibi_slopes=self.slopes)
         x = self.layer_norm("input_norm", weights, hidden)
-        hidden = hidden + attend(self, index, weights, x, kv, batch, attention)
+        hidden = hidden + attend(self, index, weights, x, kv, batch, attention, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden)
         return hidden + mlp(self.kernels, weights, x, "gelu_tanh")
 

@@ -98,12 +98,11 @@ def linear_tensors(
     parts: tuple[str, ...],
     has_bias: bool = True,
     is_transposed: bool = False,
-    row_order: tuple[int, ...] | None = None,
 ) -> tuple[TensorSpec, ...]:
     """The INT8 matrix `name` (out_features, in_features) of checkpoint modules `parts`, and its bias."""
     weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
-    matrix = TensorSpec(name, shape, weights, "int8", is_transposed, row_order)
-    bias = TensorSpec(f"{name}.bias", shape[:1], biases, row_order=row_order)
+    matrix = TensorSpec(name, shape, weights, "int8", is_transposed)
+    bias = TensorSpec(f"{name}.bias", shape[:1], biases)
     return (matrix, bias) if has_bias else (matrix,)
 
 
@@ -112,16 +111,6 @@ def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, Te
     return (
         TensorSpec(name, (width,), (f"{part}.weight",)),
         TensorSpec(f"{name}.bias", (width,), (f"{part}.bias",)),
-    )
-
-
-def interleaved_qkv(num_heads: int, head_dim: int) -> tuple[int, ...]:
-    """Row order of a checkpoint's fused [num_heads, 3, head_dim] for our [3, num_heads, head_dim]."""
-    return tuple(
-        (head * 3 + part) * head_dim + row
-        for part in range(3)
-        for head in range(num_heads)
-        for row in range(head_dim)
     )
 
 

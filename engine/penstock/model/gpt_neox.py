@@ -10,7 +10,6 @@ from torch import Tensor
 from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
 from penstock.model.family import (
     Family,
-    interleaved_qkv,
     layer_norm_tensors,
     linear_tensors,
     read,
@@ -70,11 +69,10 @@ class GPTNeoX(Family):
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
         prefix, hidden, ffn = f"gpt_neox.layers.{index}.", spec.hidden_size, spec.intermediate_size
-        order = interleaved_qkv(spec.num_heads, spec.head_dim)
         qkv = (f"{prefix}attention.query_key_value",)
         return (
             *layer_norm_tensors("input_norm", hidden, f"{prefix}input_layernorm"),
-            *linear_tensors("qkv", (3 * hidden, hidden), qkv, row_order=order),
+            *linear_tensors("qkv", (3 * hidden, hidden), qkv),
             *linear_tensors("o", (hidden, hidden), (f"{prefix}attention.dense",)),
             *layer_norm_tensors("post_norm", hidden, f"{prefix}post_attention_layernorm"),
             *linear_tensors("up", (ffn, hidden), (f"{prefix}mlp.dense_h_to_4h",)),
@@ -92,7 +90,7 @@ class GPTNeoX(Family):
     ) -> Tensor:
         attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
         x = self.layer_norm("input_norm", weights, hidden)
-        attended = hidden + attend(self, index, weights, x, kv, batch, attention)
+        attended = hidden + attend(self, index, weights, x, kv, batch, attention, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
         return attended + mlp(self.kernels, weights, x, self.spec.activation)
 

@@ -47,17 +47,22 @@ def attend(
     batch: BatchLayout,
     attention: AttentionSpec,
     head_norm_offset: float | None = None,
+    is_per_head: bool = False,
 ) -> Tensor:
     """Self-attention of normed x [num_tokens, hidden_size], output projection included.
 
     Needs the matrices "qkv" (q rows, k rows, v rows) and "o", with optional biases. head_norm_offset:
     rms-normalize each head of q and k with "q_norm" and "k_norm" first (their offset, 0 or 1).
+    is_per_head: the rows of "qkv" go head by head, each with its q, k and v.
     """
     spec, kernels = family.spec, family.kernels
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
     qkv = kernels.int8_linear(x, weights.matrix("qkv"), weights.optional("qkv.bias"))
-    heads = qkv.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
-    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if is_per_head:
+        q, k, v = (part.contiguous() for part in qkv.view(-1, num_heads, 3, spec.head_dim).unbind(2))
+    else:
+        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
+        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if head_norm_offset is not None:
         offset = head_norm_offset
         q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)

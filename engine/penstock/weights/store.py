@@ -134,25 +134,14 @@ class WeightStore:
         return weights
 
     def _fill_vector(self, tensor: TensorSpec, out: Tensor) -> None:
-        if tensor.default is not None and not self._has(tensor.parts[0]):
-            out.fill_(tensor.default)
-            return
-        values = torch.cat([self._read(part).float() for part in tensor.parts])
-        out.copy_(values if tensor.row_order is None else values[list(tensor.row_order)])
+        torch.cat([self._read(part).float() for part in tensor.parts], out=out)
 
     def _fill_matrix(self, tensor: TensorSpec, out: QuantizedTensor) -> None:
-        destination = torch.arange(tensor.shape[0])
-        if tensor.row_order is not None:  # checkpoint row -> our row
-            destination[list(tensor.row_order)] = torch.arange(tensor.shape[0])
         row = 0
         for part in tensor.parts:
             for chunk in self._quantized_chunks(tensor, part):
                 end = row + chunk.qweight.shape[0]
-                if tensor.row_order is None:
-                    out.qweight[row:end], out.scale[row:end] = chunk
-                else:
-                    rows = destination[row:end]
-                    out.qweight[rows], out.scale[rows] = chunk
+                out.qweight[row:end], out.scale[row:end] = chunk
                 row = end
 
     def _quantized_chunks(self, tensor: TensorSpec, part: str) -> Iterator[QuantizedTensor]:
@@ -193,9 +182,6 @@ class WeightStore:
         self.bytes_read += rows.nbytes
         return rows
 
-    def _has(self, name: str) -> bool:
-        return self._bare(name) in self.checkpoint.entries or name in self.checkpoint.entries
-
     def _find(self, name: str) -> TensorEntry:
         bare = self._bare(name)
         return self.checkpoint.entry(bare if bare in self.checkpoint.entries else name)
@@ -208,9 +194,6 @@ class WeightStore:
         for tensor in (tensor for stack in self.tensors.stacks for tensor in stack):
             rows = 0
             for part in tensor.parts:
-                if tensor.default is not None and not self._has(part):
-                    rows = tensor.shape[0]
-                    continue
                 entry = self._find(part)
                 rows += _check_part(tensor, entry)
                 known.add(entry.name)
