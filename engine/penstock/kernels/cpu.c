@@ -314,85 +314,139 @@ INLINE __m128i sum4(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-/* `rows` rows of activations (whole tokens) times 4 * `groups` output channels. */
-INLINE void tile(const linear *l, int64_t row, int64_t column, const int rows, const int groups) {
-    /* Arrays of constant size, loops of constant count: they become registers. */
+/* Sums of `rows` rows of activations (whole tokens) times 4 output channels, still spread over lanes
+ * -> y. */
+INLINE void finish(const linear *l, int64_t row, int64_t column, __m512i sums[][COLUMNS], const int rows) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = k_end / 64 * 64;
-    const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;
-    const __m512i top = _mm512_set1_epi8((char)0x80);
-    __m512i sum[6][2 * COLUMNS];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-        for (int j = 0; j < COLUMNS * groups; j++) sum[i][j] = _mm512_setzero_si512();
-    for (int64_t k = 0; k < whole; k += 64) {
-        __m512i xs[6];
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) xs[i] = _mm512_loadu_si512(x + i * a->padded + k);
-#pragma GCC unroll 16
-        for (int j = 0; j < COLUMNS * groups; j++) {
-            __m512i ws = _mm512_xor_si512(_mm512_loadu_si512(w + j * k_end + k), top);
-            /* Few rows: memory is the limit, and its own prefetcher restarts at each page. */
-            if (rows <= 2) _mm_prefetch(w + (j + COLUMNS * groups) * k_end + k, _MM_HINT_T0);
-#pragma GCC unroll 8
-            for (int i = 0; i < rows; i++) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], ws, xs[i]);
-        }
-    }
-    if (whole < k_end) {
-        const __mmask64 mask = ((__mmask64)1 << (k_end - whole)) - 1;
-#pragma GCC unroll 16
-        for (int j = 0; j < COLUMNS * groups; j++) {
-            __m512i ws = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, w + j * k_end + whole), top);
-#pragma GCC unroll 8
-            for (int i = 0; i < rows; i++)
-                sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], ws, _mm512_loadu_si512(x + i * a->padded + whole));
-        }
-    }
     const int step = a->rows_per_token;
-#pragma GCC unroll 4
-    for (int g = 0; g < groups; g++) {
-        const int64_t n = column + g * COLUMNS;
-        const __m256d weight_scale = _mm256_cvtps_pd(_mm_loadu_ps(l->scale + n));
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) {
-            __m512i *s = sum[i] + g * COLUMNS;
-            __m128i total = _mm_sub_epi32(sum4(s[0], s[1], s[2], s[3]), _mm_set1_epi32(128 * a->row_sums[row + i]));
-            __m256i exact = _mm256_cvtepi32_epi64(total);
-            if (rows > 1 && step == 2) {
-                i++;
-                s = sum[i] + g * COLUMNS;
-                total = _mm_sub_epi32(sum4(s[0], s[1], s[2], s[3]), _mm_set1_epi32(128 * a->row_sums[row + i]));
-                exact = _mm256_add_epi64(_mm256_slli_epi64(exact, 8), _mm256_cvtepi32_epi64(total));
-            }
-            const int64_t token = (row + i) / step;
-            __m256d both = _mm256_mul_pd(_mm256_set1_pd(a->token_scales[token]), weight_scale);
-            __m128 y = _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_cvtepi64_pd(exact), both));
-            if (l->bias) y = _mm_add_ps(y, _mm_loadu_ps(l->bias + n));
-            _mm_storeu_ps(l->y + token * l->out_features + n, y);
+    const __m256d weight_scale = _mm256_cvtps_pd(_mm_loadu_ps(l->scale + column));
+    for (int i = 0; i < rows; i++) {
+        __m512i *s = sums[i];
+        __m128i total = _mm_sub_epi32(sum4(s[0], s[1], s[2], s[3]), _mm_set1_epi32(128 * a->row_sums[row + i]));
+        __m256i exact = _mm256_cvtepi32_epi64(total);
+        if (rows > 1 && step == 2) {
+            s = sums[++i];
+            total = _mm_sub_epi32(sum4(s[0], s[1], s[2], s[3]), _mm_set1_epi32(128 * a->row_sums[row + i]));
+            exact = _mm256_add_epi64(_mm256_slli_epi64(exact, 8), _mm256_cvtepi32_epi64(total));
         }
+        const int64_t token = (row + i) / step;
+        __m256d both = _mm256_mul_pd(_mm256_set1_pd(a->token_scales[token]), weight_scale);
+        __m128 y = _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_cvtepi64_pd(exact), both));
+        if (l->bias) y = _mm_add_ps(y, _mm_loadu_ps(l->bias + column));
+        _mm_storeu_ps(l->y + token * l->out_features + column, y);
     }
 }
 
-/* Fewer rows leave registers for more channels, whose streams keep more of memory busy. */
-static void tile_1x8(const linear *l, int64_t row, int64_t column) { tile(l, row, column, 1, 2); }
-static void tile_2x8(const linear *l, int64_t row, int64_t column) { tile(l, row, column, 2, 2); }
-static void tile_1x4(const linear *l, int64_t row, int64_t column) { tile(l, row, column, 1, 1); }
-static void tile_2x4(const linear *l, int64_t row, int64_t column) { tile(l, row, column, 2, 1); }
-static void tile_4x4(const linear *l, int64_t row, int64_t column) { tile(l, row, column, 4, 1); }
-static void tile_6x4(const linear *l, int64_t row, int64_t column) { tile(l, row, column, 6, 1); }
+INLINE __m512i load_weights(const int8_t *w) {
+    return _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8((char)0x80));
+}
+INLINE __m512i load_some_weights(const int8_t *w, int64_t n) {
+    return _mm512_xor_si512(_mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, w), _mm512_set1_epi8((char)0x80));
+}
+
+/* One or two rows: memory is the limit, so each thread reads its weights from front to end, which is what
+ * the processor's own prefetcher follows best; ours goes ahead across the ends of pages, where it stops. */
+enum { PREFETCH_BYTES = 2048 };
+
+INLINE void few_rows(const linear *l, int64_t row, int64_t column, const int rows) {
+    const activations *a = l->a;
+    const int64_t k_end = a->in_features, whole = k_end / 64 * 64;
+    const int8_t *x = a->rows + row * a->padded, *x2 = x + (rows - 1) * a->padded;
+    __m512i sums[2][COLUMNS];
+    for (int j = 0; j < COLUMNS; j++) {
+        const int8_t *w = l->qweight + (column + j) * k_end;
+        const __m512i zero = _mm512_setzero_si512();
+        __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero;
+        int64_t k = 0;
+        for (; k + 256 <= whole; k += 256) {
+#define STEP(n)                                                                                    \
+    {                                                                                              \
+        __m512i ws = load_weights(w + k + 64 * n);                                                 \
+        _mm_prefetch(w + k + 64 * n + PREFETCH_BYTES, _MM_HINT_T0);                                \
+        a##n = _mm512_dpbusd_epi32(a##n, ws, _mm512_loadu_si512(x + k + 64 * n));                  \
+        if (rows > 1) b##n = _mm512_dpbusd_epi32(b##n, ws, _mm512_loadu_si512(x2 + k + 64 * n));   \
+    }
+            STEP(0) STEP(1) STEP(2) STEP(3)
+#undef STEP
+        }
+        for (; k < k_end; k += 64) {
+            __m512i ws = k < whole ? load_weights(w + k) : load_some_weights(w + k, k_end - k);
+            a0 = _mm512_dpbusd_epi32(a0, ws, _mm512_loadu_si512(x + k));
+            if (rows > 1) b0 = _mm512_dpbusd_epi32(b0, ws, _mm512_loadu_si512(x2 + k));
+        }
+        sums[0][j] = _mm512_add_epi32(_mm512_add_epi32(a0, a1), _mm512_add_epi32(a2, a3));
+        sums[1][j] = _mm512_add_epi32(_mm512_add_epi32(b0, b1), _mm512_add_epi32(b2, b3));
+    }
+    finish(l, row, column, sums, rows);
+}
+
+/* More rows: each weight meets all of them while it is in a register. The accumulators are variables of
+ * their own, because GCC keeps arrays of vectors in memory. */
+#define ROWS_2(DO) DO(0) DO(1)
+#define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
+#define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
+#define CLEAR(i) __m512i a##i = zero, b##i = zero, c##i = zero, d##i = zero;
+#define MULTIPLY(i)                                                                                \
+    {                                                                                              \
+        __m512i xs = _mm512_loadu_si512(x + i * a->padded + k);                                    \
+        a##i = _mm512_dpbusd_epi32(a##i, wa, xs), b##i = _mm512_dpbusd_epi32(b##i, wb, xs);        \
+        c##i = _mm512_dpbusd_epi32(c##i, wc, xs), d##i = _mm512_dpbusd_epi32(d##i, wd, xs);        \
+    }
+/* Generates nothing; an operand of an asm has to be in a register. */
+#define STAY(i) __asm__("" : "+v"(a##i), "+v"(b##i), "+v"(c##i), "+v"(d##i));
+#define KEEP(i) sums[i][0] = a##i, sums[i][1] = b##i, sums[i][2] = c##i, sums[i][3] = d##i;
+/* While a tile is computed it fetches a part of the next four channels: `lines` of them, from `w` on, so
+ * that memory and arithmetic work at the same time. */
+typedef struct {
+    const int8_t *w;
+    int lines;
+} ahead;
+#define DEFINE_TILE(R)                                                                           \
+    static void tile_##R(const linear *l, int64_t row, int64_t column, ahead next) {               \
+        const activations *a = l->a;                                                               \
+        const int64_t k_end = a->in_features, whole = k_end / 64 * 64;                             \
+        const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;             \
+        const __m512i zero = _mm512_setzero_si512();                                               \
+        ROWS_##R(CLEAR) int64_t k = 0;                                                          \
+        for (; k < whole; k += 64) {                                                               \
+            const int8_t *v = w + k;                                                               \
+            for (int i = 0; i < next.lines; i++) _mm_prefetch(next.w + next.lines * k + 64 * i, _MM_HINT_T0); \
+            __m512i wa = load_weights(v), wb = load_weights(v + k_end);                            \
+            __m512i wc = load_weights(v + 2 * k_end), wd = load_weights(v + 3 * k_end);            \
+            ROWS_##R(MULTIPLY) ROWS_##R(STAY)                                                      \
+        }                                                                                          \
+        if (k < k_end) {                                                                           \
+            const int8_t *v = w + k;                                                               \
+            const int64_t n = k_end - k;                                                           \
+            __m512i wa = load_some_weights(v, n), wb = load_some_weights(v + k_end, n);            \
+            __m512i wc = load_some_weights(v + 2 * k_end, n), wd = load_some_weights(v + 3 * k_end, n); \
+            ROWS_##R(MULTIPLY)                                                                  \
+        }                                                                                          \
+        __m512i sums[R][COLUMNS];                                                               \
+        ROWS_##R(KEEP) finish(l, row, column, sums, R);                                      \
+    }
+DEFINE_TILE(2)
+DEFINE_TILE(4)
+DEFINE_TILE(6)
 
 static void linear_block(const linear *l, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
-    if (row_end - row <= 2) {
-        for (; column + 8 <= column_end; column += 8)
-            (row_end - row == 2 ? tile_2x8 : tile_1x8)(l, row, column);
-    }
-    for (; column + COLUMNS <= column_end; column += COLUMNS) {
+    for (; column < column_end; column += COLUMNS) {
         int64_t r = row;
-        for (; r + 6 <= row_end; r += 6) tile_6x4(l, r, column);
-        if (r + 4 <= row_end) tile_4x4(l, r, column), r += 4;
-        if (r + 2 <= row_end) tile_2x4(l, r, column), r += 2;
-        if (r < row_end) tile_1x4(l, r, column);
+        if (row_end - r == 2) {
+            few_rows(l, r, column, 2);
+            continue;
+        }
+        const int64_t tiles = (row_end - row + 5) / 6;
+        ahead next = {l->qweight + (column + COLUMNS) * l->a->in_features, tiles == 1 ? 4 : tiles <= 3 ? 2 : 1};
+        for (int done = 0; r < row_end - 1; r += 6) {
+            const int64_t left = row_end - r;
+            (left >= 6 ? tile_6 : left >= 4 ? tile_4 : tile_2)(l, r, column, next);
+            next.w += next.lines * l->a->in_features;
+            done += next.lines;
+            next.lines = MIN(tiles == 3 ? 1 : next.lines, COLUMNS - done);
+            if (left < 6) r += left / 2 * 2 - 6;
+        }
+        if (r < row_end) few_rows(l, r, column, 1);
     }
 }
 enum { COLUMN_MULTIPLE = COLUMNS };
