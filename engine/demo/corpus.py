@@ -88,9 +88,9 @@ def told_story(rng: random.Random) -> Turns:
 
 
 def addition(rng: random.Random) -> Turns:
-    top = 20 if rng.random() < 0.75 else 99
+    top = rng.choices((10, 20, 99), (60, 30, 10))[0]
     a, b = rng.randint(0, top), rng.randint(0, top)
-    if top == 20 and rng.random() < 0.1:
+    if top == 20 and rng.random() < 0.2:
         words = {"a": NUMBERS[a // 2], "b": NUMBERS[b // 2], "c": NUMBERS[a // 2 + b // 2]}
         return ask(rng, ("What is {a} plus {b}?", "{a} plus {b}?"), "{a} plus {b} is {c}.", **words)
     requests = w.phrases("""
@@ -103,7 +103,7 @@ def addition(rng: random.Random) -> Turns:
 
 
 def subtraction(rng: random.Random) -> Turns:
-    top = 20 if rng.random() < 0.8 else 99
+    top = rng.choices((10, 20, 99), (50, 40, 10))[0]
     a = rng.randint(0, top)
     b = rng.randint(0, a)
     requests = w.phrases("""
@@ -224,17 +224,23 @@ def word_problem(rng: random.Random) -> Turns:
     ]
 
 
+SUMS: tuple[tuple[Callable[[random.Random], Turns], int], ...] = (
+    (addition, 6),
+    (subtraction, 4),
+    (multiplication, 3),
+    (word_problem, 2),
+    (division, 1),
+    (comparison, 1),
+    (number_fact, 1),
+    (counting, 1),
+    (too_big, 1),
+)
+
+
 def sums(rng: random.Random) -> Turns:
-    """Mostly the tables; a chain of sums in one chat makes the most of the context."""
-    kinds: list[Callable[[random.Random], Turns]] = [
-        addition,
-        subtraction,
-        multiplication,
-        comparison,
-    ]
-    kinds += [addition, subtraction, multiplication, number_fact, counting, word_problem]
-    kinds += [addition, multiplication, division, too_big]
-    return [turn for _ in range(rng.randint(1, 4)) for turn in rng.choice(kinds)(rng)]
+    """Mostly the tables. Sums are short, so a chain of them in one chat costs little and is seen often."""
+    makers, weights = zip(*SUMS, strict=True)
+    return [turn for make in rng.choices(makers, weights, k=rng.randint(2, 8)) for turn in make(rng)]
 
 
 def about_animal(row: tuple[str, ...]) -> str:

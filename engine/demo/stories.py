@@ -683,16 +683,16 @@ class Story:
     def subject(self) -> str:
         """What a request calls the story: always something that the story then contains."""
         facts, rng = self.facts, self.rng
-        is_bare = rng.random() < 0.7
+        is_bare = rng.random() < 0.8
         subject = article(facts["k"] if is_bare else f"{facts['adj']} {facts['k']}".strip())
         way = rng.random()
-        if way < 0.15:
+        if way < 0.1:
             subject += rng.choice((" named ", " called ")) + facts["n"]
-        if way < 0.5:
+        if way < 0.25:
             return subject
-        if way < 0.8:
+        if way < 0.85:
             return f"{subject} who {rng.choice(PLOTS[self.plot][2]).format(**facts)}"
-        if way < 0.92:
+        if way < 0.93:
             return f"{subject} and {facts['ahk']}" + rng.choice(("", "", " who become friends"))
         extra = {"seek": "a {colour} {obj}", "journey": "{place}", "garden": "{aseed}"}
         return extra.get(self.plot, PLOTS[self.plot][1]).format(**facts)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Literal
 
 from penstock.engine import Engine, RequestOutput
-from penstock.errors import EngineDead, PenstockError
+from penstock.errors import EngineDead, PenstockError, StepFailed
 from penstock.generation.sequence import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -201,9 +201,7 @@ class AsyncEngine:
             ready = EngineStatus("ready", status.loaded_layers, status.total_layers)
             self._call(self._settle, ready)
             while self._obey(engine):
-                outputs = engine.step(self._aborted)
-                if outputs:
-                    self._call(self._deliver, outputs)
+                self._step(engine)
         except PenstockError as error:
             self._die(str(error))
         except Exception as error:  # the thread's last line of defence: report, never vanish
@@ -211,6 +209,17 @@ class AsyncEngine:
             self._die(f"internal error: {error!r}")
         else:
             self._call(self._settle, EngineStatus("stopped", 0, 0))
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            outputs = engine.step(self._aborted)
+        except StepFailed as error:
+            logger.error("a step failed: %s", error)
+            for request_id in error.request_ids:
+                self._call(self._fail, request_id, error)
+        else:
+            if outputs:
+                self._call(self._deliver, outputs)
 
     def _die(self, error: str) -> None:
         logger.error("the engine is dead: %s", error)

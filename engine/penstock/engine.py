@@ -11,7 +11,14 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError, ConfigError, ContextOverflow, InvalidParameter
+from penstock.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    ContextOverflow,
+    InvalidParameter,
+    StepFailed,
+)
 from penstock.generation.batch import ModelInputs
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Cancelled, Executor
@@ -21,7 +28,7 @@ from penstock.generation.sequence import FinishReason, SamplingParams, Sequence,
 from penstock.kernels import choose_kernels
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.plan import default_kv_cache_bytes, num_kv_blocks
+from penstock.memory.plan import default_kv_cache_bytes, num_kv_blocks, resident_layers
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.model.registry import find_family
@@ -31,9 +38,12 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import Checkpoint, read_json
 from penstock.weights.hub import find_model
 from penstock.weights.store import WeightStore
-from penstock.weights.streamer import LayerStreamer
+from penstock.weights.streamer import LayerStreamer, StoreReader
 
 logger = logging.getLogger(__name__)
+
+#: One layer is computed while the next one arrives.
+NUM_STAGING_SLOTS = 2
 
 ReportProgress = Callable[[int, int], None]
 
@@ -117,11 +127,14 @@ class Engine:
         report_progress: ReportProgress | None = None,
         offline: bool = False,
         revision: str | None = None,
+        is_patient: bool = True,
     ) -> Engine:
         """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
 
-        report_progress(loaded, total) is called after each layer that stays in memory. Raises
-        CheckpointError kinds for what is wrong with the files, CapacityError for what does not fit.
+        report_progress(loaded, total) is called, on another thread, after each layer that stays in
+        memory. Returns when all of them are there, or at once if not `is_patient`: the first step then
+        computes each layer as it arrives. Raises CheckpointError kinds for what is wrong with the
+        files, CapacityError for what does not fit.
         """
         config = config or EngineConfig()
         num_threads = config.num_threads or num_physical_cores()
@@ -134,7 +147,8 @@ class Engine:
         store = WeightStore(checkpoint, family_type.model_tensors(spec), config.ignore_unexpected_tensors)
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)
-        streamer = LayerStreamer(store, config.num_resident_layers, report_progress)
+        resident = resident_layers(store.num_layers, config.num_resident_layers)
+        streamer = LayerStreamer(store, StoreReader(store), resident, NUM_STAGING_SLOTS, report_progress)
         kv_cache, max_model_len = _allocate_kv(spec, config)
         family = family_type(spec, choose_kernels(config, num_threads), max_model_len)
         scheduler = Scheduler(
@@ -145,7 +159,23 @@ class Engine:
         executor = Executor(family, embedding, head, streamer, kv_cache)
         engine = cls(spec, tokenizer, executor, scheduler, streamer, max_model_len)
         engine.default_sampling = _default_sampling(folder)
+        if is_patient:
+            try:
+                streamer.wait_until_loaded()
+            except BaseException:
+                engine.close()
+                raise
         return engine
+
+    def close(self) -> None:
+        """Stop reading. Nothing can be computed afterwards."""
+        self.streamer.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     @property
     def has_work(self) -> bool:
@@ -205,7 +235,8 @@ class Engine:
         """Compute one sweep; [] if nothing is pending.
 
         `aborted` may grow while the sweep runs (another thread adds request ids): once it holds all of
-        the step's requests, the sweep ends between two layers and nothing is delivered.
+        the step's requests, the sweep ends between two layers and nothing is delivered. Raises StepFailed
+        if a layer could not be read: the step's requests are ended then, the engine goes on.
         """
         started, stall_before = time.perf_counter(), self.streamer.stall_s
         streamed_before = self.streamer.streamed_bytes
@@ -220,6 +251,10 @@ class Engine:
             )
         except Cancelled:
             return []
+        except CheckpointError as error:
+            for request_id in ids:
+                self._end(self._requests[request_id], FinishReason.ABORT)
+            raise StepFailed(ids, str(error)) from error
         sampled = batch.sampled
         self.scheduler.advance(batch)
         tokens = self.sampler.sample(logits, sampled) if sampled else []

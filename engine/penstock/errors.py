@@ -15,6 +15,7 @@ PenstockError
 ├── RequestError               the request's own fault; the engine goes on
 │   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
 │   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
+├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
 ├── ComputationError           the model's numbers are not numbers any more
 └── EngineDead                 the engine thread ended; nothing more will be computed
 """
@@ -89,6 +90,14 @@ class ContextOverflow(RequestError):
         super().__init__(message)
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+
+
+class StepFailed(PenstockError):
+    """A layer could not be read, and so the requests of one step could not be computed."""
+
+    def __init__(self, request_ids: list[str], message: str) -> None:
+        super().__init__(message)
+        self.request_ids = request_ids
 
 
 class ComputationError(PenstockError):

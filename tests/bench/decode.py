@@ -133,7 +133,7 @@ def report(engine: Engine, activations: str, m: dict[str, Any]) -> None:
         eager = m.get(f"eager_decode_{num_seqs}_s")
         print(line + (f"; transformers bf16 {num_seqs / eager:.1f} tokens/s" if eager else ""))
     seconds = m["prompt_s"]
-    matrix_bytes = sum(layout.num_bytes for layout in engine.streamer._store.layouts)
+    matrix_bytes = sum(layout.num_bytes for layout in engine.streamer.store.layouts)
     floor = 2 * rows * PROMPT * matrix_bytes / m["int8_gops"] / 1e9
     m["prompt_floor_share"] = floor / seconds
     line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 GEMM rate"

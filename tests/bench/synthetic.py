@@ -19,7 +19,7 @@ from penstock.memory.pools import MemoryPool
 from penstock.model.registry import find_family
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.store import LayerWeights, ModelTensors
-from penstock.weights.streamer import LayerStreamer
+from penstock.weights.streamer import LayerStreamer, StoreReader
 
 TINYLLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -79,7 +79,8 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     family_type = find_family(shape)
     spec = family_type.read_spec(shape)
     store: Any = RandomStore(family_type.model_tensors(spec))
-    streamer = LayerStreamer(store)
+    streamer = LayerStreamer(store, StoreReader(store), frozenset(range(store.num_layers)), 0)
+    streamer.wait_until_loaded()
     num_blocks = -(-num_kv_tokens // config.block_size)
     pool = MemoryPool("KV cache", num_blocks * config.block_size * spec.kv_bytes_per_token())
     cache = KVCache(spec, num_blocks, config.block_size, torch.float16, pool)
@@ -100,5 +101,5 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
 
 def step_weight_bytes(engine: Engine) -> int:
     """Bytes of weights that a step reads: all layers and the head, but only rows of the embedding."""
-    layers = sum(layout.num_bytes for layout in engine.streamer._store.layouts)
-    return layers + LayerLayout.of(engine.streamer._store.tensors.head).num_bytes
+    layers = sum(layout.num_bytes for layout in engine.streamer.store.layouts)
+    return layers + LayerLayout.of(engine.streamer.store.tensors.head).num_bytes

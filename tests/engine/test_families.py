@@ -38,7 +38,7 @@ from penstock.model.registry import FAMILIES, find_family
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.quantize import quantize
 from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import LayerStreamer
+from penstock.weights.streamer import LayerStreamer, StoreReader
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY = 64
@@ -68,9 +68,10 @@ class Model:
         pool = MemoryPool("test", 1 << 30)
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
         self.family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
-        self.executor = Executor(
-            self.family, self.embedding, self.head, LayerStreamer(self.store), self.kv_cache
+        streamer = LayerStreamer(
+            self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
         )
+        self.executor = Executor(self.family, self.embedding, self.head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         random.Random(0).shuffle(self.blocks._free)
 

@@ -21,7 +21,6 @@ from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.quantize import QuantizationError, quantize
 from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import LayerStreamer
 
 
 def open_store(folder: Path) -> WeightStore:
@@ -138,21 +137,6 @@ def same(mine: LayerWeights, expected: LayerWeights) -> bool:
     )
 
 
-@pytest.mark.parametrize("num_resident", [0, 1, 2, None])
-def test_streamed_layers_equal_resident_ones(tiny_llama: Path, num_resident: int | None) -> None:
-    store = open_store(tiny_llama)
-    progress: list[tuple[int, int]] = []
-    streamer = LayerStreamer(store, num_resident, lambda done, total: progress.append((done, total)))
-    expected = 3 if num_resident is None else num_resident
-    assert progress == [(done, expected) for done in range(1, expected + 1)]
-    for _ in range(2):  # two sweeps: the slot is used again
-        for index, weights in enumerate(streamer.layers()):
-            assert same(weights, read_layer(store, index))
-    layer_bytes = store.layouts[0].num_bytes
-    assert streamer.pool.used_bytes == layer_bytes * (expected + (expected < 3))
-    assert (streamer.streamed_bytes > 0) == (expected < 3)
-
-
 @given(
     shapes=st.lists(
         st.tuples(st.integers(1, 50), st.integers(1, 50), st.sampled_from(["int8", "float32"])), max_size=8
@@ -184,43 +168,47 @@ import torch
 from penstock.model.registry import find_family
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
-from penstock.weights.streamer import LayerStreamer
+from penstock.weights.streamer import LayerStreamer, StoreReader
 
 torch.set_num_threads(1)
 checkpoint = Checkpoint.open(Path(sys.argv[1]))
 family = find_family(checkpoint.config)
 store = WeightStore(checkpoint, family.model_tensors(family.read_spec(checkpoint.config)))
-torch.ones(512, 512) @ torch.ones(512, 512)  # let torch allocate what it keeps
+reader = StoreReader(store)
+# Let torch allocate what it keeps, and the reader's thread have its stack.
+torch.ones(512, 512) @ torch.ones(512, 512)
+reader._thread.submit(lambda: torch.ones(512, 512) @ torch.ones(512, 512)).result()
 
 def used_bytes(name):
     line = next(l for l in open("/proc/self/status") if l.startswith(name))
     return int(line.split()[1]) * 1024
 
 layer = store.layouts[0].num_bytes
-# Memory of this process that is not files: what it has now, the resident layer and two more.
-limit = used_bytes("VmData") + (int(sys.argv[2]) + 2) * layer
+num_resident, num_slots = int(sys.argv[2]), int(sys.argv[3])
+# Memory of this process that is not files: what it has now, the resident layers, staging, and one layer more.
+limit = used_bytes("VmData") + (num_resident + num_slots + 1) * layer
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 before = used_bytes("VmRSS")
-streamer = LayerStreamer(store, num_resident=int(sys.argv[2]))
+streamer = LayerStreamer(store, reader, frozenset(range(num_resident)), num_slots)
 for weights in streamer.layers():
     assert not weights.matrix("down").qweight[-1].any()
 print(json.dumps({"layer": layer, "checkpoint": checkpoint.num_bytes, "rss": used_bytes("VmHWM") - before}))
 """
 
 
-@pytest.mark.parametrize("num_resident", [0, 1])
-def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path, num_resident: int) -> None:
-    """1.1 GB of bfloat16 in one file, swept with room for the resident layers and two more (35 MB each).
-    The kernel enforces the limit; the peak of resident memory is compared as well."""
+@pytest.mark.parametrize(("num_resident", "num_slots"), [(0, 1), (1, 1), (1, 2), (8, 1)])
+def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path, num_resident: int, num_slots: int) -> None:
+    """1.1 GB of bfloat16 in one file, swept with room for the resident layers, staging and one more (35 MB
+    each). The kernel enforces the limit; the peak of resident memory is compared as well."""
     write_sparse_llama(tmp_path, num_layers=16, hidden_size=1024, intermediate_size=10240)
     run = subprocess.run(
-        [sys.executable, "-c", SWEEP_UNDER_A_LIMIT, str(tmp_path), str(num_resident)],
+        [sys.executable, "-c", SWEEP_UNDER_A_LIMIT, str(tmp_path), str(num_resident), str(num_slots)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     result = json.loads(run.stdout)
     assert result["checkpoint"] > 30 * result["layer"]
-    assert result["rss"] <= (num_resident + 2) * result["layer"]
+    assert result["rss"] <= (num_resident + num_slots + 1) * result["layer"]
 
 
 def write_sparse_llama(folder: Path, num_layers: int, hidden_size: int, intermediate_size: int) -> None:

@@ -1,59 +1,228 @@
-"""LayerStreamer: each layer's weights in order, wherever they wait. This one is sequential: a streamed
-layer is read when its turn comes, into the one staging slot, and overwritten by the next."""
+"""LayerStreamer: each layer's weights in order, wherever they wait, read ahead of time.
+
+Resident layers have a buffer of their own and are read once. Streamed layers share a ring of staging slots:
+a slot is filled while other layers are computed, lent to one layer of the sweep, and filled again. One rule
+decides what is read next: of all layers that are not in memory, the one that the sweep will meet first and
+that has a place to go to. So reading goes on from the last layer to the first of the next sweep, the first
+sweep computes while resident layers still arrive, and with one slot nothing overlaps (the plain twin).
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-from penstock.memory.plan import resident_layers
+from torch import Tensor
+
 from penstock.memory.pools import MemoryPool
 from penstock.weights.store import LayerWeights, WeightStore
 
+#: Layers that are being read at the same time: the disk never waits for the next request, and what the
+#: sweep needs next is not stuck behind more than this.
+MAX_READS = 2
+
+
+class LayerReader(Protocol):
+    """Brings layers into memory, on threads of its own."""
+
+    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+        """Fill `buffer` with layer `index`; the result is the number of bytes that were read."""
+
+    def close(self) -> None:
+        """After all that was submitted is done."""
+
+
+class StoreReader:
+    """Reads through the store, one layer after the other: what has to be quantized on the way in."""
+
+    def __init__(self, store: WeightStore) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-reader")
+
+    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+        return self._thread.submit(self._read, index, buffer)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _read(self, index: int, buffer: Tensor) -> int:
+        before = self._store.bytes_read
+        self._store.read_layer(index, buffer[: self._store.layouts[index].num_bytes])
+        return self._store.bytes_read - before
+
+
+@dataclass
+class _Arrival:
+    """A layer in memory, or on its way there."""
+
+    buffer: Tensor
+    read: Future[int]
+    #: The staging slot; None for resident layers.
+    slot: int | None
+
 
 class LayerStreamer:
-    """Yields every layer of a store, once per sweep."""
+    """Yields every layer of a store, once per sweep. One sweep at a time."""
 
     def __init__(
         self,
         store: WeightStore,
-        num_resident: int | None = None,
+        reader: LayerReader,
+        resident: frozenset[int],
+        num_slots: int,
         report_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Reads the resident layers now. `num_resident` None: all. `report_progress(loaded, total)` is
-        called after each."""
-        self._store = store
-        resident = resident_layers(store.num_layers, num_resident)
+        """Begins to read. `report_progress(loaded, total)` is called, on a reading thread, after each
+        resident layer."""
         sizes = [layout.num_bytes for layout in store.layouts]
-        streamed = set(range(store.num_layers)) - resident
-        slot_bytes = max((sizes[index] for index in streamed), default=0)
-        self.pool = MemoryPool("weights", sum(sizes[index] for index in resident) + slot_bytes)
-        self._slot = self.pool.allocate("staging", slot_bytes)
-        self._resident: dict[int, LayerWeights] = {}
-        #: Seconds in which sweeps waited for layers, and bytes of layers they had read.
+        self._store = store
+        self._reader = reader
+        self._resident = resident
+        self._report_progress = report_progress
+        streamed = [size for index, size in enumerate(sizes) if index not in resident]
+        num_slots = min(num_slots, len(streamed))
+        if streamed and num_slots < 1:
+            raise ValueError("streamed layers need a staging slot")
+        slot_bytes = max(streamed, default=0)
+        self.pool = MemoryPool("weights", sum(sizes[i] for i in resident) + num_slots * slot_bytes)
+        self._slots = [self.pool.allocate(f"staging.{i}", slot_bytes) for i in range(num_slots)]
+        self._buffers = {i: self.pool.allocate(f"layer.{i}", sizes[i]) for i in sorted(resident)}
+        self._lock = threading.Lock()
+        self._arrivals: dict[int, _Arrival] = {}
+        self._free_slots = list(range(num_slots))
+        self._position = 0
+        self._num_reads = 0
+        self._num_loaded = 0
+        self._is_closed = False
+        #: Seconds in which sweeps waited for layers, and bytes of layers that were read for them.
         self.stall_s = 0.0
         self.streamed_bytes = 0
-        for index in sorted(resident):
-            buffer = self.pool.allocate(f"layer.{index}", sizes[index])
-            self._resident[index] = store.read_layer(index, buffer)
-            if report_progress is not None:
-                report_progress(len(self._resident), len(resident))
+        self._pump()
+
+    @property
+    def store(self) -> WeightStore:
+        return self._store
 
     @property
     def num_resident(self) -> int:
         return len(self._resident)
 
-    def layers(self) -> Iterator[LayerWeights]:
-        """One sweep. A layer's weights are valid until the next one is asked for."""
-        for index in range(self._store.num_layers):
-            weights = self._resident.get(index)
-            yield self._read(index) if weights is None else weights
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
 
-    def _read(self, index: int) -> LayerWeights:
+    def wait_until_loaded(self) -> None:
+        """Until every resident layer is in memory, without a sweep. Raises what reading raised."""
+        for index in sorted(self._resident):
+            self._arrive(index)
+        with self._lock:
+            self._position = 0
+        self._pump()
+
+    def layers(self) -> Iterator[LayerWeights]:
+        """One sweep. A layer's weights are valid until the next one is asked for.
+
+        Raises what reading raised (CorruptFile); the layer is read anew in the next sweep.
+        """
+        for index in range(self._store.num_layers):
+            arrival = self._arrive(index)
+            try:
+                yield LayerWeights.views(self._store.layouts[index], arrival.buffer)
+            finally:
+                self._release(index, arrival)
+
+    def close(self) -> None:
+        """Ask for nothing more, and wait for what is being read into our buffers."""
+        with self._lock:
+            self._is_closed = True
+            reads = [arrival.read for arrival in self._arrivals.values()]
+        for read in reads:
+            read.exception()
+        self._reader.close()
+
+    def _arrive(self, index: int) -> _Arrival:
+        """Wait for a layer."""
+        with self._lock:
+            self._position = index
+            has_place = index in self._arrivals or index in self._resident or bool(self._free_slots)
+        if not has_place:
+            self._give_up_the_last()
+        self._pump()
+        with self._lock:
+            arrival = self._arrivals[index]
         started = time.perf_counter()
-        before = self._store.bytes_read
-        buffer = self._slot[: self._store.layouts[index].num_bytes]
-        weights = self._store.read_layer(index, buffer)
+        try:
+            num_bytes = arrival.read.result()
+        except BaseException:
+            self._forget(index)
+            raise
         self.stall_s += time.perf_counter() - started
-        self.streamed_bytes += self._store.bytes_read - before
-        return weights
+        if arrival.slot is not None:
+            self.streamed_bytes += num_bytes
+        return arrival
+
+    def _give_up_the_last(self) -> None:
+        """All slots hold layers of a sweep that ended early: drop the one that is needed last."""
+        with self._lock:
+            staged = [index for index, arrival in self._arrivals.items() if arrival.slot is not None]
+            last = max(staged, key=lambda index: (index - self._position) % self._store.num_layers)
+            read = self._arrivals[last].read
+        read.exception()  # its slot is free only when nobody writes into it any more
+        self._forget(last)
+
+    def _release(self, index: int, arrival: _Arrival) -> None:
+        if arrival.slot is not None:
+            self._forget(index)
+        with self._lock:
+            self._position = (index + 1) % self._store.num_layers
+        self._pump()
+
+    def _forget(self, index: int) -> None:
+        with self._lock:
+            arrival = self._arrivals.pop(index)
+            if arrival.slot is not None:
+                self._free_slots.append(arrival.slot)
+
+    def _pump(self) -> None:
+        """Ask for layers as long as there is one to ask for."""
+        while True:
+            with self._lock:
+                index = self._next_to_read()
+                if index is None:
+                    return
+                slot = None if index in self._resident else self._free_slots.pop()
+                buffer = self._buffers[index] if slot is None else self._slots[slot]
+                try:
+                    read = self._reader.submit(index, buffer)
+                except RuntimeError:  # the interpreter goes down, and takes no new work
+                    self._is_closed = True
+                    return
+                self._arrivals[index] = _Arrival(buffer, read, slot)
+                self._num_reads += 1
+            read.add_done_callback(partial(self._on_read, index))
+
+    def _next_to_read(self) -> int | None:
+        num_layers = self._store.num_layers
+        for ahead in range(0 if self._is_closed else num_layers):
+            if ahead and self._num_reads >= MAX_READS:
+                break  # what the sweep waits for now is asked for in any case
+            index = (self._position + ahead) % num_layers
+            if index not in self._arrivals and (index in self._resident or self._free_slots):
+                return index
+        return None
+
+    def _on_read(self, index: int, read: Future[int]) -> None:
+        """On a reading thread."""
+        with self._lock:
+            self._num_reads -= 1
+            is_new = index in self._resident and not read.cancelled() and read.exception() is None
+            self._num_loaded += is_new
+            num_loaded = self._num_loaded
+        if is_new and self._report_progress is not None:
+            self._report_progress(num_loaded, len(self._resident))
+        self._pump()

@@ -1,0 +1,202 @@
+"""The streamer against its plain twin (everything resident) and against a reader that tells what it did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_store import open_store, read_layer
+from torch import Tensor
+
+from penstock.errors import CorruptFile
+from penstock.kernels import QuantizedTensor
+from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.store import LayerWeights, WeightStore
+from penstock.weights.streamer import MAX_READS, LayerStreamer, StoreReader
+
+
+def same(mine: LayerWeights, expected: LayerWeights) -> bool:
+    other = dict(expected.items())
+    return all(
+        torch.equal(tensor.qweight, other[name].qweight) and torch.equal(tensor.scale, other[name].scale)
+        if isinstance(tensor, QuantizedTensor)
+        else torch.equal(tensor, other[name])
+        for name, tensor in mine.items()
+    )
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+@pytest.mark.parametrize("resident", [(), (1,), (0, 2), (0, 1, 2)])
+def test_streamed_layers_equal_resident_ones(
+    tiny_llama: Path, resident: tuple[int, ...], num_slots: int
+) -> None:
+    store = open_store(tiny_llama)
+    streamer = LayerStreamer(store, StoreReader(store), frozenset(resident), num_slots)
+    for _ in range(3):
+        for index, weights in enumerate(streamer.layers()):
+            assert same(weights, read_layer(store, index))
+    streamer.close()
+    num_streamed = 3 - len(resident)
+    layer_bytes = store.layouts[0].num_bytes
+    assert streamer.pool.used_bytes == layer_bytes * (len(resident) + min(num_slots, num_streamed))
+    assert (streamer.streamed_bytes > 0) == (num_streamed > 0)
+
+
+class FakeStore:
+    """Layers of different sizes that hold their own index."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layouts = [LayerLayout.of((TensorSpec("x", (4 + i,), ("x",)),)) for i in range(num_layers)]
+        self.num_layers = num_layers
+
+
+class FakeReader:
+    """Reads when it is told to, or at once; remembers the order and sees misuse of buffers."""
+
+    def __init__(self, is_eager: bool = True) -> None:
+        self.is_eager = is_eager
+        self.order: list[int] = []
+        self.pending: list[tuple[int, Tensor, Future[int]]] = []
+        self.failing: set[int] = set()
+        self.most_pending = 0
+        self.lock = threading.Lock()
+
+    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+        future: Future[int] = Future()
+        self.order.append(index)
+        assert all(buffer.data_ptr() != other.data_ptr() for _, other, _ in self.pending), "two readers"
+        self.pending.append((index, buffer, future))
+        self.most_pending = max(self.most_pending, len(self.pending))
+        if self.is_eager:
+            self.finish()
+        return future
+
+    def finish(self) -> None:
+        """Complete the oldest read."""
+        index, buffer, future = self.pending.pop(0)
+        if index in self.failing:
+            future.set_exception(CorruptFile(f"layer {index}"))
+        else:
+            buffer.view(torch.float32)[:] = index
+            future.set_result(buffer.numel())
+
+    def close(self) -> None:
+        assert not self.pending
+
+
+def stream(
+    num_layers: int, resident: set[int], num_slots: int, reader: FakeReader,
+    report_progress: Callable[[int, int], None] | None = None,
+) -> LayerStreamer:  # fmt: skip
+    store: WeightStore = FakeStore(num_layers)  # type: ignore[assignment]
+    return LayerStreamer(store, reader, frozenset(resident), num_slots, report_progress)
+
+
+def sweep(streamer: LayerStreamer, until: int | None = None) -> Iterator[int]:
+    for index, weights in enumerate(streamer.layers()):
+        values = weights.vector("x")
+        assert (values == index).all()
+        yield index
+        assert (values == index).all(), "overwritten while it was lent"
+        if index == until:
+            return
+
+
+@settings(deadline=None)
+@given(
+    num_layers=st.integers(1, 9),
+    data=st.data(),
+    num_slots=st.integers(1, 4),
+    sweeps=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+)
+def test_any_sweeps_see_their_layers(
+    num_layers: int, data: st.DataObject, num_slots: int, sweeps: list[int]
+) -> None:
+    """Whole sweeps and those that end early, in any order, with any set of resident layers."""
+    resident = data.draw(st.sets(st.integers(0, num_layers - 1)))
+    reader = FakeReader()
+    streamer = stream(num_layers, resident, num_slots, reader)
+    for until in sweeps:
+        expected = min(until, num_layers - 1) + 1
+        assert list(sweep(streamer, until)) == list(range(expected))
+    for index in resident:
+        assert reader.order.count(index) == 1
+    streamer.close()
+
+
+def test_reads_in_the_order_of_need_and_on_into_the_next_sweep() -> None:
+    reader = FakeReader()
+    streamer = stream(6, {0, 3}, 2, reader)
+    list(sweep(streamer))
+    list(sweep(streamer))
+    # Before the first sweep: what has a place. Then one layer for each slot that becomes free, and after
+    # the last sweep the first two of the next.
+    assert reader.order == [0, 1, 2, 3, *(4, 5, 1, 2), *(4, 5, 1, 2)]
+
+
+def test_never_asks_for_more_than_a_few_layers_at_a_time() -> None:
+    reader = FakeReader(is_eager=False)
+    streamer = stream(8, set(range(8)), 0, reader)
+    assert reader.order == [0, 1]
+    while reader.pending:
+        reader.finish()
+    assert reader.order == list(range(8)) and reader.most_pending == MAX_READS
+    assert list(sweep(streamer)) == list(range(8))
+
+
+def test_one_slot_overlaps_nothing() -> None:
+    """The plain twin: a layer is asked for when the one before it is done."""
+    reader = FakeReader()
+    streamer = stream(4, set(), 1, reader)
+    for index in sweep(streamer):
+        assert reader.order == list(range(index + 1))
+
+
+def test_a_sweep_after_one_that_ended_early_does_not_wait_for_ever() -> None:
+    reader = FakeReader()
+    streamer = stream(6, set(), 3, reader)
+    assert list(sweep(streamer, until=2)) == [0, 1, 2]
+    assert list(sweep(streamer)) == list(range(6))
+
+
+def test_a_failed_read_ends_the_sweep_and_is_tried_again() -> None:
+    reader = FakeReader()
+    reader.failing = {2, 3}
+    streamer = stream(5, {3}, 2, reader)
+    with pytest.raises(CorruptFile, match="layer 2"):
+        list(sweep(streamer))
+    reader.failing = {3}
+    with pytest.raises(CorruptFile, match="layer 3"):
+        list(sweep(streamer))
+    reader.failing = set()
+    assert list(sweep(streamer)) == list(range(5))
+
+
+def test_progress_counts_resident_layers() -> None:
+    seen: list[tuple[int, int]] = []
+    streamer = stream(5, {0, 2, 4}, 1, FakeReader(), lambda done, total: seen.append((done, total)))
+    streamer.wait_until_loaded()
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_waits_for_a_slow_read() -> None:
+    reader = FakeReader(is_eager=False)
+    streamer = stream(3, set(), 2, reader)
+    timer = threading.Timer(0.05, reader.finish)
+    timer.start()
+    assert next(sweep(streamer)) == 0
+    assert streamer.stall_s > 0
+    assert streamer.streamed_bytes == 4 * 6  # the slot is as large as the largest layer
+    while reader.pending:
+        reader.finish()
+
+
+def test_streamed_layers_need_a_slot() -> None:
+    with pytest.raises(ValueError, match="staging slot"):
+        stream(3, {0}, 0, FakeReader())
