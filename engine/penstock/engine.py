@@ -138,7 +138,6 @@ class Engine:
         """
         config = config or EngineConfig()
         num_threads = config.num_threads or num_physical_cores()
-        torch.set_num_threads(num_threads)
         folder = find_model(model, revision, offline)
         checkpoint = Checkpoint.open(folder)
         family_type = find_family(checkpoint.config)
@@ -148,9 +147,15 @@ class Engine:
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)
         resident = resident_layers(store.num_layers, config.num_resident_layers)
-        streamer = LayerStreamer(store, StoreReader(store), resident, NUM_STAGING_SLOTS, report_progress)
+        streamer = LayerStreamer(
+            store, StoreReader(store, num_threads), resident, NUM_STAGING_SLOTS, report_progress
+        )
         kv_cache, max_model_len = _allocate_kv(spec, config)
-        family = family_type(spec, choose_kernels(config, num_threads), max_model_len)
+        kernels = choose_kernels(config, num_threads)
+        # Native kernels have threads of their own; torch's would only fight them for the cores, which
+        # they keep busy for a while after each operation.
+        torch.set_num_threads(1 if kernels.name == "native" else num_threads)
+        family = family_type(spec, kernels, max_model_len)
         scheduler = Scheduler(
             BlockManager(kv_cache.num_blocks, config.block_size),
             config.max_num_seqs,

@@ -75,7 +75,6 @@ class RandomStore:
 def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens: int) -> Engine:
     """An engine of this shape, all resident."""
     num_threads = config.num_threads or num_physical_cores()
-    torch.set_num_threads(num_threads)
     family_type = find_family(shape)
     spec = family_type.read_spec(shape)
     store: Any = RandomStore(family_type.model_tensors(spec))
@@ -84,7 +83,9 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     num_blocks = -(-num_kv_tokens // config.block_size)
     pool = MemoryPool("KV cache", num_blocks * config.block_size * spec.kv_bytes_per_token())
     cache = KVCache(spec, num_blocks, config.block_size, torch.float16, pool)
-    family = family_type(spec, choose_kernels(config, num_threads), spec.max_position_embeddings)
+    kernels = choose_kernels(config, num_threads)
+    torch.set_num_threads(1 if kernels.name == "native" else num_threads)  # as Engine.load has it
+    family = family_type(spec, kernels, spec.max_position_embeddings)
     executor = Executor(
         family,
         store.read_resident(store.tensors.embedding),

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,8 @@ static struct {
     int num_workers;
     atomic_uint generation;
     atomic_long next, num_tasks;
-    atomic_int pending_workers;
+    atomic_bool is_open; /* fn, context and num_tasks are those of a region that has tasks left */
+    atomic_int num_inside;
     task_fn fn;
     void *context;
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
@@ -52,9 +54,9 @@ static void run_tasks(void) {
     while ((task = atomic_fetch_add(&pool.next, 1)) < num_tasks) pool.fn(pool.context, task);
 }
 
-/* A worker spins for some microseconds after a region (the next one is usually that near: a step is a
- * chain of short regions), then sleeps. */
-enum { SPINS = 2000 };
+/* A worker spins for about 0.1 ms after a region (the next one is usually that near: a step is a chain of
+ * short regions, and waking up takes as long), then sleeps. */
+enum { SPINS = 10000 };
 
 static void *worker(void *argument) {
     unsigned seen = (unsigned)(uintptr_t)argument;
@@ -65,9 +67,11 @@ static void *worker(void *argument) {
             while (atomic_load(&pool.generation) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
             pthread_mutex_unlock(&pool.lock);
         }
-        seen++;
-        run_tasks();
-        atomic_fetch_sub(&pool.pending_workers, 1);
+        seen = atomic_load(&pool.generation);
+        /* Whoever comes late finds the region closed, or the next one open: either is fine. */
+        atomic_fetch_add(&pool.num_inside, 1);
+        if (atomic_load(&pool.is_open)) run_tasks();
+        atomic_fetch_sub(&pool.num_inside, 1);
     }
     return NULL;
 }
@@ -107,16 +111,28 @@ static void parallel(int64_t num_tasks, task_fn fn, void *context) {
     pool.context = context;
     atomic_store(&pool.next, 0);
     atomic_store(&pool.num_tasks, num_tasks);
-    atomic_store(&pool.pending_workers, pool.num_workers);
+    atomic_store(&pool.is_open, true);
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&pool.generation, 1);
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     run_tasks();
-    for (int spins = 0; atomic_load(&pool.pending_workers) > 0; spins++)
+    /* Wait for those who are inside; a worker that has not woken up yet has missed nothing. */
+    atomic_store(&pool.is_open, false);
+    for (int spins = 0; atomic_load(&pool.num_inside) > 0; spins++)
         if (spins < 10 * SPINS) relax();
         else sched_yield();
     pthread_mutex_unlock(&pool.caller);
+}
+
+/* Rows of `width` elements, some operations each: below this many elements a second thread costs more than
+ * it brings. */
+enum { SMALL = 1 << 16 };
+
+static void for_rows(int64_t num_rows, int64_t width, task_fn fn, void *context) {
+    if (num_rows * width > SMALL) parallel(num_rows, fn, context);
+    else
+        for (int64_t row = 0; row < num_rows; row++) fn(context, row);
 }
 
 /* ---------------------------------------------------------------- vectors of 16 floats */
@@ -498,7 +514,7 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     int32_t *row_sums = (int32_t *)(scratch + num_rows * padded);
     activations a = {x, x_stride, num_tokens, in_features, padded, rows_per_token, scratch, row_sums,
                      (float *)(row_sums + num_rows)};
-    parallel(num_tokens, quantize_token, &a);
+    for_rows(num_tokens, in_features, quantize_token, &a);
     /* A block of activations that stays in a core's L2 while all weights pass by. */
     const int64_t tokens_per_block = MAX(6, (384 << 10) / (padded * rows_per_token) / 6 * 6);
     /* Eight tasks a thread even out cores that others slow down; 64 channels keep a task worth its start. */
@@ -555,13 +571,13 @@ static void layer_norm_row(void *context, int64_t row) {
 EXPORT void penstock_rms_norm(const float *x, int64_t x_stride, int64_t num_rows, int64_t width, const float *weight,
                               float offset, float eps, float *y) {
     norm n = {x, weight, NULL, y, x_stride, width, eps, offset};
-    parallel(num_rows, rms_norm_row, &n);
+    for_rows(num_rows, width, rms_norm_row, &n);
 }
 
 EXPORT void penstock_layer_norm(const float *x, int64_t x_stride, int64_t num_rows, int64_t width,
                                 const float *weight, const float *bias, float eps, float *y) {
     norm n = {x, weight, bias, y, x_stride, width, eps, 0.0f};
-    parallel(num_rows, layer_norm_row, &n);
+    for_rows(num_rows, width, layer_norm_row, &n);
 }
 
 enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3 };
@@ -607,7 +623,7 @@ static void activation_row(void *context, int64_t row) {
 EXPORT void penstock_activation(const float *x, int64_t x_stride, int64_t num_rows, int64_t width, int kind,
                                 int is_gated, float *y) {
     activation a = {x, y, x_stride, width, kind, is_gated};
-    parallel(num_rows, activation_row, &a);
+    for_rows(num_rows, 4 * width, activation_row, &a);
 }
 
 typedef struct {
@@ -635,7 +651,7 @@ static void rope_row(void *context, int64_t token) {
 EXPORT void penstock_rope(float *x, int64_t x_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
                           int64_t half, const float *cos, const float *sin, int is_interleaved) {
     rope r = {x, x_stride, num_heads, head_dim, half, cos, sin, is_interleaved};
-    parallel(num_tokens, rope_row, &r);
+    for_rows(num_tokens, num_heads * head_dim, rope_row, &r);
 }
 
 /* ---------------------------------------------------------------- paged attention */
@@ -679,7 +695,7 @@ EXPORT void penstock_write_kv(const float *k, int64_t k_stride, const float *v, 
                               int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
     kv_write c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size}, k, v, k_stride, v_stride,
                   slot_mapping};
-    parallel(num_tokens, write_kv_token, &c);
+    for_rows(num_tokens, 2 * num_kv_heads * head_dim, write_kv_token, &c);
 }
 
 typedef struct {

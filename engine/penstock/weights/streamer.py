@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
@@ -40,9 +41,12 @@ class LayerReader(Protocol):
 class StoreReader:
     """Reads through the store, one layer after the other: what has to be quantized on the way in."""
 
-    def __init__(self, store: WeightStore) -> None:
+    def __init__(self, store: WeightStore, num_threads: int = 1) -> None:
+        """`num_threads` are for quantizing."""
         self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-reader")
+        self._thread = ThreadPoolExecutor(
+            1, "penstock-reader", initializer=torch.set_num_threads, initargs=(num_threads,)
+        )
 
     def submit(self, index: int, buffer: Tensor) -> Future[int]:
         return self._thread.submit(self._read, index, buffer)
