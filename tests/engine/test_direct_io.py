@@ -1,0 +1,170 @@
+"""Direct reads against plain ones, and with a preadv that misbehaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.errors import CorruptFile
+from penstock.memory.direct_io import PAGE, DirectReader, aligned_buffer, round_up
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Some pages and a ragged end."""
+    path = tmp_path / "data"
+    path.write_bytes(random.Random(0).randbytes(37 * PAGE + 123))
+    return path
+
+
+def test_buffers_are_whole_zeroed_pages() -> None:
+    buffer = aligned_buffer(3 * PAGE + 1)
+    assert buffer.numel() == 4 * PAGE and buffer.data_ptr() % PAGE == 0 and not buffer.any()
+    assert aligned_buffer(0).numel() == 0
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("block_bytes", [PAGE, 4 * PAGE, 1 << 20])
+def test_any_range_is_what_the_file_holds(file: Path, block_bytes: int, depth: int) -> None:
+    content, rng = file.read_bytes(), random.Random(1)
+    with DirectReader(block_bytes, depth) as reader:
+        ranges = [(0, len(content)), (36 * PAGE, PAGE + 123), (0, 0), (5 * PAGE, 1)]
+        for _ in range(20):
+            offset = rng.randrange(37) * PAGE
+            ranges.append((offset, rng.randint(1, len(content) - offset)))
+        buffers = [aligned_buffer(num_bytes) for _, num_bytes in ranges]
+        reads = [
+            reader.submit(file, offset, num_bytes, buffer)
+            for (offset, num_bytes), buffer in zip(ranges, buffers, strict=True)
+        ]
+        for (offset, num_bytes), buffer, read in zip(ranges, buffers, reads, strict=True):
+            assert read.result() == num_bytes
+            assert bytes(buffer[:num_bytes].numpy()) == content[offset : offset + num_bytes]
+
+
+def test_a_file_system_without_direct_reads(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Path, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+    buffer = aligned_buffer(2 * PAGE)
+    with DirectReader() as reader:
+        assert not reader.is_direct(file)
+        reader.submit(file, PAGE, PAGE, buffer).result()
+    assert bytes(buffer[:PAGE].numpy()) == file.read_bytes()[PAGE : 2 * PAGE]
+
+
+class Preadv:
+    """Returns at most `most` bytes, or fails at an offset; counts what is in flight."""
+
+    def __init__(self, most: int = 1 << 30, failing_offset: int = -1, cut_at: int = 1 << 60) -> None:
+        self.most, self.failing_offset, self.cut_at = most, failing_offset, cut_at
+        self.offsets: list[int] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, descriptor: int, views: Sequence[memoryview], offset: int) -> int:
+        with self.lock:
+            self.offsets.append(offset)
+        if offset == self.failing_offset:
+            raise OSError(errno.EIO, "Input/output error")
+        count = os.preadv(descriptor, views, offset)
+        return max(0, min(count, self.most, self.cut_at - offset))
+
+
+def test_short_reads_go_on_from_a_page_boundary(file: Path) -> None:
+    content, preadv = file.read_bytes(), Preadv(most=3 * PAGE)
+    buffer = aligned_buffer(len(content))
+    with DirectReader(1 << 20, 2, preadv) as reader:
+        reader.submit(file, 0, len(content), buffer).result()
+    assert bytes(buffer[: len(content)].numpy()) == content
+    assert preadv.offsets == list(range(0, 37 * PAGE + 123, 3 * PAGE))
+
+
+def test_read_errors_name_the_file_and_come_once_all_blocks_are_done(file: Path) -> None:
+    preadv = Preadv(failing_offset=4 * PAGE)
+    with DirectReader(2 * PAGE, 2, preadv) as reader:
+        buffer = aligned_buffer(20 * PAGE)
+        with pytest.raises(CorruptFile, match=r"data failed: Input/output error"):
+            reader.submit(file, 0, 20 * PAGE, buffer).result()
+        preadv.failing_offset = -1  # a passing fault: the next read of the same file works
+        assert reader.submit(file, 0, 20 * PAGE, buffer).result() == 20 * PAGE
+
+
+@pytest.mark.parametrize("cut_at", [0, 3 * PAGE, 3 * PAGE + 100])
+def test_a_file_that_ends_early(file: Path, cut_at: int) -> None:
+    with DirectReader(1 << 20, 1, Preadv(cut_at=cut_at)) as reader:
+        read = reader.submit(file, 0, 20 * PAGE, aligned_buffer(20 * PAGE))
+        with pytest.raises(CorruptFile, match=rf"data ends at {cut_at}"):
+            read.result()
+
+
+def test_a_file_that_was_changed_or_is_gone(file: Path, tmp_path: Path) -> None:
+    buffer = aligned_buffer(PAGE)
+    with DirectReader() as reader:
+        with pytest.raises(CorruptFile, match="nothing can't be read: No such file"):
+            reader.submit(tmp_path / "nothing", 0, PAGE, buffer)
+        reader.submit(file, 0, PAGE, buffer).result()
+        content = file.read_bytes()
+        replacement = tmp_path / "replacement"
+        replacement.write_bytes(bytes(len(content)))
+        replacement.rename(file)  # the old file lives on while it is open
+        reader.submit(file, 0, PAGE, buffer).result()
+        assert bytes(buffer.numpy()) == content[:PAGE]
+    with DirectReader() as reader:
+        reader.submit(file, 0, PAGE, buffer).result()
+        with file.open("r+b") as stream:
+            stream.truncate(PAGE)
+        with pytest.raises(CorruptFile, match="was changed"):
+            reader.submit(file, 0, PAGE, buffer)
+
+
+def test_blocks_are_served_in_order_and_ranges_overlap(file: Path) -> None:
+    """The next range begins while the last block of the one before is still in flight."""
+    entered, may_end = threading.Event(), threading.Event()
+
+    def preadv(descriptor: int, views: Sequence[memoryview], offset: int) -> int:
+        if offset == PAGE:
+            entered.set()
+            assert may_end.wait(10)
+        return os.preadv(descriptor, views, offset)
+
+    with DirectReader(PAGE, 2, preadv) as reader:
+        first = reader.submit(file, 0, 2 * PAGE, aligned_buffer(2 * PAGE))
+        second = reader.submit(file, 2 * PAGE, 3 * PAGE, aligned_buffer(3 * PAGE))
+        assert entered.wait(10)
+        assert second.result(10) == 3 * PAGE
+        assert not first.done()
+        may_end.set()
+        assert first.result(10) == 2 * PAGE
+
+
+def test_closing_waits_for_what_was_submitted(file: Path) -> None:
+    reader = DirectReader(PAGE, 2)
+    buffer = aligned_buffer(30 * PAGE)
+    read = reader.submit(file, 0, 30 * PAGE, buffer)
+    reader.close()
+    assert read.done() and bytes(buffer.numpy()) == file.read_bytes()[: 30 * PAGE]
+
+
+def test_our_own_mistakes_are_refused(file: Path) -> None:
+    with DirectReader() as reader:
+        with pytest.raises(ValueError, match="whole pages"):
+            reader.submit(file, 1, PAGE, aligned_buffer(PAGE))
+        with pytest.raises(ValueError, match="whole pages"):
+            reader.submit(file, 0, PAGE + 1, aligned_buffer(PAGE))
+        with pytest.raises(ValueError, match="whole pages"):
+            reader.submit(file, 0, 10, torch.empty(2 * PAGE, dtype=torch.uint8)[1:])
+    with pytest.raises(ValueError, match="depth"):
+        DirectReader(depth=0)
+    assert round_up(0) == 0 and round_up(1) == PAGE == round_up(PAGE)
