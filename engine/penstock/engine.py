@@ -128,12 +128,13 @@ class Engine:
         offline: bool = False,
         revision: str | None = None,
         is_patient: bool = True,
+        tokenizer: Tokenizer | None = None,
     ) -> Engine:
         """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
 
         report_progress(loaded, total) is called, on another thread, after each layer that stays in
         memory. Returns when all of them are there, or at once if not `is_patient`: the first step then
-        computes each layer as it arrives. Raises CheckpointError kinds for what is wrong with the
+        computes each layer as it arrives. `tokenizer` replaces the folder's own. Raises CheckpointError kinds for what is wrong with the
         files, CapacityError for what does not fit.
         """
         config = config or EngineConfig()
@@ -142,7 +143,7 @@ class Engine:
         checkpoint = Checkpoint.open(folder)
         family_type = find_family(checkpoint.config)
         spec = family_type.read_spec(checkpoint.config)
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = tokenizer or Tokenizer.load(folder)
         store = WeightStore(checkpoint, family_type.model_tensors(spec), config.ignore_unexpected_tensors)
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)

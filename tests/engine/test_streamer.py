@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
+from penstock.memory.direct_io import PAGE, round_up
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.store import LayerWeights, WeightStore
 from penstock.weights.streamer import MAX_READS, LayerStreamer, StoreReader
@@ -43,7 +44,7 @@ def test_streamed_layers_equal_resident_ones(
             assert same(weights, read_layer(store, index))
     streamer.close()
     num_streamed = 3 - len(resident)
-    layer_bytes = store.layouts[0].num_bytes
+    layer_bytes = round_up(store.layouts[0].num_bytes)
     assert streamer.pool.used_bytes == layer_bytes * (len(resident) + min(num_slots, num_streamed))
     assert (streamer.streamed_bytes > 0) == (num_streamed > 0)
 
@@ -192,7 +193,7 @@ def test_waits_for_a_slow_read() -> None:
     timer.start()
     assert next(sweep(streamer)) == 0
     assert streamer.stall_s > 0
-    assert streamer.streamed_bytes == 4 * 6  # the slot is as large as the largest layer
+    assert streamer.streamed_bytes == PAGE
     while reader.pending:
         reader.finish()
 

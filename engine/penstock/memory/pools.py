@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from penstock.errors import CapacityError
+from penstock.memory.direct_io import aligned_buffer
 
 
 class MemoryPool:
@@ -30,4 +30,4 @@ class MemoryPool:
                 f"{self.budget_bytes - self.used_bytes} left"
             )
         self.allocations[name] = num_bytes
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        return aligned_buffer(num_bytes)[:num_bytes]

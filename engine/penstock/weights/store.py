@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.errors import UnexpectedTensor, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
+from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSlot, TensorSpec
 from penstock.weights.checkpoint import Checkpoint, TensorEntry
 from penstock.weights.quantize import QuantizationError, quantize
@@ -67,6 +69,25 @@ def _view(slot: TensorSlot, buffer: Tensor) -> Tensor | QuantizedTensor:
     return QuantizedTensor(qweight, scale)
 
 
+class FileRange(NamedTuple):
+    """Bytes of a file."""
+
+    file: Path
+    offset: int
+    num_bytes: int
+
+
+def stored_parts(tensors: tuple[TensorSpec, ...]) -> Iterator[tuple[str, str]]:
+    """(name, dtype) of a stack's tensors in a checkpoint, in the order in which LayerLayout has them: a file
+    that holds them so holds the buffer."""
+    for tensor in tensors:
+        for part in tensor.parts:
+            yield (part, "F32") if tensor.kind == "float32" else (part + "_scale", "F32")
+    for tensor in tensors:
+        if tensor.kind == "int8":
+            yield from ((part, "I8") for part in tensor.parts)
+
+
 @dataclass(frozen=True)
 class ModelTensors:
     """What a model consists of, as its family declares it."""
@@ -110,6 +131,23 @@ class WeightStore:
     def read_layer(self, index: int, buffer: Tensor) -> LayerWeights:
         """Layer `index` into `buffer` (uint8 [layouts[index].num_bytes]); returns views into it."""
         return self._fill(self.layouts[index], buffer)
+
+    def contiguous_layer(self, index: int) -> FileRange | None:
+        """Where layer `index` lies in a file byte for byte as in its buffer, beginning on a page, so that one
+        read brings it. None if the checkpoint is not laid out so."""
+        end, first = 0, None
+        for name, dtype in stored_parts(self.tensors.layers[index]):
+            entry = self.checkpoint.entries.get(self._bare(name)) or self.checkpoint.entries.get(name)
+            if entry is None or entry.dtype != dtype:
+                return None
+            if first is None:
+                first, end = entry, entry.offset
+            if (entry.file, entry.offset) != (first.file, end):
+                return None
+            end += entry.num_bytes
+        if first is None or first.offset % PAGE or end - first.offset != self.layouts[index].num_bytes:
+            return None
+        return FileRange(first.file, first.offset, end - first.offset)
 
     def read_resident(self, tensors: tuple[TensorSpec, ...]) -> LayerWeights:
         """Embedding or head, into memory of its own."""

@@ -20,6 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.errors import CorruptFile
+from penstock.memory.direct_io import DirectReader, round_up
 from penstock.memory.pools import MemoryPool
 from penstock.weights.store import LayerWeights, WeightStore
 
@@ -32,27 +34,41 @@ class LayerReader(Protocol):
     """Brings layers into memory, on threads of its own."""
 
     def submit(self, index: int, buffer: Tensor) -> Future[int]:
-        """Fill `buffer` with layer `index`; the result is the number of bytes that were read."""
+        """Fill `buffer` (page aligned, whole pages) with layer `index`; the result is the number of bytes
+        that were read."""
 
     def close(self) -> None:
         """After all that was submitted is done."""
 
 
 class StoreReader:
-    """Reads through the store, one layer after the other: what has to be quantized on the way in."""
+    """Layers that lie in a file as in their buffer are read directly, several reads in flight; the others go
+    through the store, one after the other, to be quantized on the way in."""
 
-    def __init__(self, store: WeightStore, num_threads: int = 1) -> None:
+    def __init__(self, store: WeightStore, num_threads: int = 1, direct: DirectReader | None = None) -> None:
         """`num_threads` are for quantizing."""
         self._store = store
+        self._ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
+        self._direct = (direct or DirectReader()) if any(self._ranges) else None
         self._thread = ThreadPoolExecutor(
             1, "penstock-reader", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
 
     def submit(self, index: int, buffer: Tensor) -> Future[int]:
-        return self._thread.submit(self._read, index, buffer)
+        found = self._ranges[index]
+        if found is None or self._direct is None:
+            return self._thread.submit(self._read, index, buffer)
+        try:
+            return self._direct.submit(*found, buffer)
+        except CorruptFile as error:
+            failed: Future[int] = Future()
+            failed.set_exception(error)
+            return failed
 
     def close(self) -> None:
         self._thread.shutdown()
+        if self._direct is not None:
+            self._direct.close()
 
     def _read(self, index: int, buffer: Tensor) -> int:
         before = self._store.bytes_read
@@ -83,7 +99,7 @@ class LayerStreamer:
     ) -> None:
         """Begins to read. `report_progress(loaded, total)` is called, on a reading thread, after each
         resident layer."""
-        sizes = [layout.num_bytes for layout in store.layouts]
+        sizes = [round_up(layout.num_bytes) for layout in store.layouts]
         self._store = store
         self._reader = reader
         self._resident = resident
