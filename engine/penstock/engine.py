@@ -132,10 +132,10 @@ class Engine:
     ) -> Engine:
         """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
 
-        report_progress(loaded, total) is called, on another thread, after each layer that stays in
-        memory. Returns when all of them are there, or at once if not `is_patient`: the first step then
-        computes each layer as it arrives. `tokenizer` replaces the folder's own. Raises CheckpointError kinds for what is wrong with the
-        files, CapacityError for what does not fit.
+        report_progress(loaded, total) is called after each layer that stays in memory, and may raise to
+        give up. Returns when all of them are there, or at once if not `is_patient`: the first step then
+        computes each layer as it arrives. `tokenizer` replaces the folder's own. Raises CheckpointError
+        kinds for what is wrong with the files, CapacityError for what does not fit.
         """
         config = config or EngineConfig()
         num_threads = config.num_threads or num_physical_cores()
@@ -148,9 +148,7 @@ class Engine:
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)
         resident = resident_layers(store.num_layers, config.num_resident_layers)
-        streamer = LayerStreamer(
-            store, StoreReader(store, num_threads), resident, NUM_STAGING_SLOTS, report_progress
-        )
+        streamer = LayerStreamer(store, StoreReader(store, num_threads), resident, NUM_STAGING_SLOTS)
         kv_cache, max_model_len = _allocate_kv(spec, config)
         kernels = choose_kernels(config, num_threads)
         # Native kernels have threads of their own; torch's would only fight them for the cores, which
@@ -167,7 +165,7 @@ class Engine:
         engine.default_sampling = _default_sampling(folder)
         if is_patient:
             try:
-                streamer.wait_until_loaded()
+                streamer.wait_until_loaded(report_progress)
             except BaseException:
                 engine.close()
                 raise

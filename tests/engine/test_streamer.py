@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -91,12 +91,9 @@ class FakeReader:
         assert not self.pending
 
 
-def stream(
-    num_layers: int, resident: set[int], num_slots: int, reader: FakeReader,
-    report_progress: Callable[[int, int], None] | None = None,
-) -> LayerStreamer:  # fmt: skip
+def stream(num_layers: int, resident: set[int], num_slots: int, reader: FakeReader) -> LayerStreamer:
     store: WeightStore = FakeStore(num_layers)  # type: ignore[assignment]
-    return LayerStreamer(store, reader, frozenset(resident), num_slots, report_progress)
+    return LayerStreamer(store, reader, frozenset(resident), num_slots)
 
 
 def sweep(streamer: LayerStreamer, until: int | None = None) -> Iterator[int]:
@@ -181,8 +178,8 @@ def test_a_failed_read_ends_the_sweep_and_is_tried_again() -> None:
 
 def test_progress_counts_resident_layers() -> None:
     seen: list[tuple[int, int]] = []
-    streamer = stream(5, {0, 2, 4}, 1, FakeReader(), lambda done, total: seen.append((done, total)))
-    streamer.wait_until_loaded()
+    streamer = stream(5, {0, 2, 4}, 1, FakeReader())
+    streamer.wait_until_loaded(lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import save_byte_level, save_sentencepiece
 
-from penstock.errors import CheckpointNotFound, CorruptFile
+from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
 from penstock.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -205,3 +207,43 @@ def test_has_chat_template(byte_level: Tokenizer, byte_level_folder: Path, tmp_p
     folder = copy_with(byte_level_folder, tmp_path)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert Tokenizer.load(folder).has_chat_template
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "CpmTokenizer"])
+def test_a_sentencepiece_model_alone(kind: str, tmp_path: Path) -> None:
+    """A folder without tokenizer.json: transformers converts the model."""
+    processor = save_sentencepiece(tmp_path / "trained")
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    shutil.copy(tmp_path / "trained" / "trained.model", folder / "tokenizer.model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    tokenizer = Tokenizer.load(folder)
+    for text in ("the water runs", "the pipe turns the wheel"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == processor.encode(text)
+        # CPM's decoder takes spaces out: its pieces mark those of the text otherwise.
+        spaceless = kind == "CpmTokenizer"
+        assert tokenizer.decode(ids).strip() == (text.replace(" ", "") if spaceless else text)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_sentencepiece(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "trained.model").rename(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
+    monkeypatch.setitem(sys.modules, "rjieba", None)
+    with pytest.raises(ConfigError, match=r"rjieba.*pip install 'penstock\[cpm\]'"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_tiktoken_model_alone(tmp_path: Path) -> None:
+    """Lines of a token's bytes in base64 and its rank, as Llama 3's first release and Qwen have it."""
+    ranks = [bytes([byte]) for byte in range(256)] + [b"th", b"he", b"the", b" t"]
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(ranks)]
+    (tmp_path / "tokenizer.model").write_text("\n".join(lines) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    tokenizer = Tokenizer.load(tmp_path)
+    ids = tokenizer.encode("the water", add_special_tokens=False)
+    assert ids == [258, *b" water"] and tokenizer.decode(ids) == "the water"

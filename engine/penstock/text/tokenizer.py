@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CheckpointNotFound, CorruptFile
+from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -37,7 +37,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't be read."""
+        """Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't be read,
+        ConfigError if that takes a package which is not installed."""
         from transformers import AutoTokenizer  # takes a second, so only when it is needed
 
         if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
@@ -47,6 +48,11 @@ class Tokenizer:
             )
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except ImportError as error:
+            raise ConfigError(
+                f"the tokenizer in {folder} needs a package that is not installed: {error} "
+                "(for CpmTokenizer: pip install 'penstock[cpm]')"
+            ) from error
         except Exception as error:  # whatever transformers and its parsers raise: the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
         return cls(tokenizer, _eos_token_ids(folder, tokenizer))

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -95,15 +94,12 @@ class LayerStreamer:
         reader: LayerReader,
         resident: frozenset[int],
         num_slots: int,
-        report_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Begins to read. `report_progress(loaded, total)` is called, on a reading thread, after each
-        resident layer."""
+        """Begins to read."""
         sizes = [round_up(layout.num_bytes) for layout in store.layouts]
         self._store = store
         self._reader = reader
         self._resident = resident
-        self._report_progress = report_progress
         streamed = [size for index, size in enumerate(sizes) if index not in resident]
         num_slots = min(num_slots, len(streamed))
         if streamed and num_slots < 1:
@@ -117,7 +113,6 @@ class LayerStreamer:
         self._free_slots = list(range(num_slots))
         self._position = 0
         self._num_reads = 0
-        self._num_loaded = 0
         self._is_closed = False
         #: Seconds in which sweeps waited for layers, and bytes of layers that were read for them.
         self.stall_s = 0.0
@@ -136,10 +131,13 @@ class LayerStreamer:
     def num_slots(self) -> int:
         return len(self._slots)
 
-    def wait_until_loaded(self) -> None:
-        """Until every resident layer is in memory, without a sweep. Raises what reading raised."""
-        for index in sorted(self._resident):
+    def wait_until_loaded(self, report_progress: Callable[[int, int], None] | None = None) -> None:
+        """Until every resident layer is in memory, without a sweep. `report_progress(loaded, total)` is
+        called after each, and may raise to give up. Raises what reading raised."""
+        for num_loaded, index in enumerate(sorted(self._resident), 1):
             self._arrive(index)
+            if report_progress is not None:
+                report_progress(num_loaded, self.num_resident)
         with self._lock:
             self._position = 0
         self._pump()
@@ -224,7 +222,7 @@ class LayerStreamer:
                     return
                 self._arrivals[index] = _Arrival(buffer, read, slot)
                 self._num_reads += 1
-            read.add_done_callback(partial(self._on_read, index))
+            read.add_done_callback(self._on_read)
 
     def _next_to_read(self) -> int | None:
         num_layers = self._store.num_layers
@@ -236,13 +234,8 @@ class LayerStreamer:
                 return index
         return None
 
-    def _on_read(self, index: int, read: Future[int]) -> None:
+    def _on_read(self, _: Future[int]) -> None:
         """On a reading thread."""
         with self._lock:
             self._num_reads -= 1
-            is_new = index in self._resident and not read.cancelled() and read.exception() is None
-            self._num_loaded += is_new
-            num_loaded = self._num_loaded
-        if is_new and self._report_progress is not None:
-            self._report_progress(num_loaded, len(self._resident))
         self._pump()
