@@ -6,10 +6,30 @@
 >>> engine.generate([prompt], SamplingParams(temperature=0, max_tokens=20))[0].text  # doctest: +SKIP
 """
 
-from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
-from penstock.config import EngineConfig
-from penstock.engine import Completion, Engine, RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
+    from penstock.config import EngineConfig
+    from penstock.engine import Completion, Engine, RequestOutput
+    from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+
+__version__ = "0.1.0"
+
+#: Imported when they are asked for: torch takes a second, and `penstock --help` shall not wait for it.
+_HOMES = {
+    "AsyncEngine": "penstock.async_engine",
+    "Completion": "penstock.engine",
+    "Engine": "penstock.engine",
+    "EngineConfig": "penstock.config",
+    "EngineStatus": "penstock.async_engine",
+    "FinishReason": "penstock.generation.sequence",
+    "RequestOutput": "penstock.engine",
+    "RequestStream": "penstock.async_engine",
+    "SamplingParams": "penstock.generation.sequence",
+    "TokenLogprobs": "penstock.generation.sequence",
+}
 
 __all__ = [
     "AsyncEngine",
@@ -23,4 +43,9 @@ __all__ = [
     "SamplingParams",
     "TokenLogprobs",
 ]
-__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from penstock.errors import ConfigError, PenstockError
 from penstock_server import __version__
+from penstock_server.listener import bind
 from penstock_server.settings import Settings, add_flags, make_settings
 
 _DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
@@ -43,9 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, settings: Settings) -> int:
     # Imported late: torch takes seconds, and --help and wrong settings shall not wait for it.
     if options.command == "serve":
+        settings.engine_config()  # what is wrong with it should be told before anything starts
+        listener = bind(settings.host, settings.port)
         from penstock_server.serve import serve
 
-        return serve(settings)
+        return serve(settings, listener)
     from penstock_server import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat

@@ -1,7 +1,7 @@
 """`penstock serve`: one process with one event loop for HTTP and one thread for the engine.
 
-The port is bound before anything is loaded, so that a port in use is told at once and /health can
-tell the progress. A model that can't be loaded ends the process; an engine that dies later does
+The port is bound before anything is loaded (listener.py), so that a port in use is told at once and
+/health can tell the progress. A model that can't be loaded ends the process; an engine that dies later does
 not: the server goes on answering errors, and /health/live says that a restart is due.
 """
 
@@ -22,7 +22,7 @@ import uvicorn
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
-from penstock.errors import ConfigError, EngineDead
+from penstock.errors import EngineDead
 from penstock_server.app import create_app
 from penstock_server.loading import load_engine
 from penstock_server.settings import Settings
@@ -31,47 +31,24 @@ logger = logging.getLogger(__name__)
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-#: Connections that are not established yet; a burst of clients should not be turned away.
-_BACKLOG = 2048
-
 #: Seconds for clients to take what is left of their answers after the engine has stopped.
 _CLOSE_TIMEOUT_S = 5
 
 
-def serve(settings: Settings) -> int:
-    """Runs until a signal comes. Raises what made it impossible to load the model."""
-    settings.engine_config()  # what is wrong with it should be told before anything starts
+def serve(settings: Settings, listener: socket.socket) -> int:
+    """Runs until a signal comes, and closes the listener. Raises what kept the model from being loaded."""
     logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     # uvicorn raises the signal that ended it once more when it is done: that is our way out.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
-    with bind(settings.host, settings.port) as listener:
+    with listener:
         asyncio.run(_serve(settings, listener))
     return 0
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address can't be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that name it
-    # (socket.create_server's don't): with it, each answer waits 40 ms for the client's ACK.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {reason}; choose another --host or --port"
-        ) from None
-    return listener
 
 
 class _Server(uvicorn.Server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.errors import CheckpointNotFound, PenstockError
 from penstock_server import cli, serve, terminal
+from penstock_server.listener import bind
 from penstock_server.settings import Settings
 
 
@@ -22,11 +24,11 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_help_is_grouped_and_waits_for_no_server() -> None:
+def test_help_is_grouped_and_waits_for_neither_torch_nor_server() -> None:
     program = (
-        "import sys; from penstock_server import cli\n"
+        "import sys, penstock; from penstock_server import cli\n"
         "try: cli.main(['serve', '--help'])\n"
-        "finally: assert 'fastapi' not in sys.modules"
+        "finally: assert not {'fastapi', 'torch'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -92,13 +94,15 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
         monkeypatch.setattr(serve, "serve", raises(error))
         monkeypatch.setattr(terminal, "generate", raises(error))
         monkeypatch.setattr(terminal, "chat", raises(error))
-        assert cli.main([command, "m"]) == code
+        assert cli.main([command, "m", *(["--port", "0"] if command == "serve" else [])]) == code
 
 
 def test_each_command_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, Settings]] = []
 
-    def run_serve(settings: Settings) -> int:
+    def run_serve(settings: Settings, listener: socket.socket) -> int:
+        assert listener.getsockname()[1] == settings.port
+        listener.close()
         seen.append(("serve", settings))
         return 0
 
@@ -111,9 +115,33 @@ def test_each_command_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(terminal, name, run)
     monkeypatch.setenv("PENSTOCK_THREADS", "3")
-    assert cli.main(["serve", "m", "--port", "1"]) == 0
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    assert cli.main(["serve", "m", "--port", str(port)]) == 0
     assert cli.main(["generate", "m", "--temperature", "0"]) == 0
     assert cli.main(["chat", "m", "--threads", "4"]) == 0
     assert [name for name, _ in seen] == ["serve", "generate 0.0", "chat None"]
     assert [settings.threads for _, settings in seen] == [3, 3, 4]
-    assert seen[0][1].port == 1
+    assert seen[0][1].port == port
+
+
+def test_a_port_in_use_and_wrong_settings_are_told_before_torch_is_imported() -> None:
+    program = (
+        "import sys; from penstock_server import cli\n"
+        "assert cli.main(sys.argv[1:]) == 2 and 'torch' not in sys.modules"
+    )
+    with bind("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, message in ((["--port", port], "in use"), (["--block-size", "5"], "block_size")):
+            command = [sys.executable, "-c", program, "serve", "demo", *arguments]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0 and message in done.stderr, done.stderr
+
+
+def test_every_name_of_the_package_can_be_imported() -> None:
+    import penstock
+
+    for name in penstock.__all__:
+        assert getattr(penstock, name).__name__ == name
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = penstock.nothing  # type: ignore[attr-defined]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from fakes import FakeAsyncEngine, FakeModel
-from penstock.errors import ConfigError, EngineDead
+from penstock.errors import EngineDead
 from penstock_server import serve
+from penstock_server.listener import bind
 from penstock_server.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -27,33 +28,6 @@ def own_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
-
-
-def test_a_port_in_use_is_told() -> None:
-    with serve.bind("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port}: .*in use.*--port"):
-            serve.bind("127.0.0.1", port)
-
-
-async def test_answers_are_not_held_back_by_nagle() -> None:
-    is_off: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = writer.get_extra_info("socket")
-        is_off.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        writer.close()
-
-    listener = serve.bind("127.0.0.1", 0)
-    async with await asyncio.start_server(accepted, sock=listener):
-        _, writer = await asyncio.open_connection(*listener.getsockname())
-        assert await is_off
-        writer.close()
-
-
-def test_an_address_that_is_not_ours_is_told() -> None:
-    with pytest.raises(ConfigError, match="192.0.2.1"):
-        serve.bind("192.0.2.1", 0)
 
 
 def greeting(model: FakeModel | None = None, **settings: Any) -> str:
@@ -112,7 +86,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def start() -> tuple[Loading, asyncio.Task[None], int]:
         engine = Loading()
         monkeypatch.setattr(serve, "AsyncEngine", lambda load: engine)
-        listener = serve.bind("127.0.0.1", 0)
+        listener = bind("127.0.0.1", 0)
         task = asyncio.create_task(serve._serve(Settings(model="tiny"), listener))
         return engine, task, listener.getsockname()[1]
 
@@ -159,18 +133,11 @@ async def test_a_model_that_can_not_be_loaded_ends_it(started: Any) -> None:
     assert engine.is_stopped
 
 
-def test_serve_binds_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve.bind("127.0.0.1", 0) as taken:
-        settings = Settings(model="tiny", port=taken.getsockname()[1])
-        with pytest.raises(ConfigError, match="cannot listen"):
-            serve.serve(settings)
-
-
 def test_serve_leaves_with_success_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(settings: Settings, listener: socket.socket) -> None:
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(serve, "_serve", run)
     with pytest.raises(SystemExit) as caught:
-        serve.serve(Settings(model="tiny", port=0))
+        serve.serve(Settings(model="tiny"), bind("127.0.0.1", 0))
     assert caught.value.code == 0
