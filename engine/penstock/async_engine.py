@@ -209,6 +209,9 @@ class AsyncEngine:
             self._die(f"internal error: {error!r}")
         else:
             self._call(self._settle, EngineStatus("stopped", 0, 0))
+        finally:
+            if self._engine is not None:
+                self._engine.close()
 
     def _step(self, engine: Engine) -> None:
         try:

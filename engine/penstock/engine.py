@@ -31,13 +31,12 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.plan import default_kv_cache_bytes, num_kv_blocks, resident_layers
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import EngineMetrics, StepStats
-from penstock.model.registry import find_family
+from penstock.model.registry import open_model
 from penstock.spec import ModelSpec
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoint import Checkpoint, read_json
+from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
-from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer, StoreReader
 
 logger = logging.getLogger(__name__)
@@ -140,15 +139,10 @@ class Engine:
         config = config or EngineConfig()
         num_threads = config.num_threads or num_physical_cores()
         folder = find_model(model, revision, offline)
-        checkpoint = Checkpoint.open(folder)
-        family_type = find_family(checkpoint.config)
-        spec = family_type.read_spec(checkpoint.config)
+        family_type, spec, store = open_model(folder, config.ignore_unexpected_tensors)
         tokenizer = tokenizer or Tokenizer.load(folder)
-        store = WeightStore(checkpoint, family_type.model_tensors(spec), config.ignore_unexpected_tensors)
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)
-        resident = resident_layers(store.num_layers, config.num_resident_layers)
-        streamer = LayerStreamer(store, StoreReader(store, num_threads), resident, NUM_STAGING_SLOTS)
         kv_cache, max_model_len = _allocate_kv(spec, config)
         kernels = choose_kernels(config, num_threads)
         # Native kernels have threads of their own; torch's would only fight them for the cores, which
@@ -160,6 +154,8 @@ class Engine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
         )
+        resident = resident_layers(store.num_layers, config.num_resident_layers)
+        streamer = LayerStreamer(store, StoreReader(store, num_threads), resident, NUM_STAGING_SLOTS)
         executor = Executor(family, embedding, head, streamer, kv_cache)
         engine = cls(spec, tokenizer, executor, scheduler, streamer, max_model_len)
         engine.default_sampling = _default_sampling(folder)

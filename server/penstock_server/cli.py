@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | generate | chat`.
+"""The command line: `penstock serve | generate | chat | report`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -49,6 +49,10 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         from penstock_server.serve import serve
 
         return serve(settings, listener)
+    if options.command == "report":
+        from penstock_server.report import report
+
+        return report(settings, options.json)
     from penstock_server import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat
@@ -74,6 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_sampling_flags(chat)
     add_flags(chat, ["model", "engine"])
+    report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
+    report.add_argument("--json", action="store_true", help="as data")
+    add_flags(report, ["model"])
     return parser
 
 

@@ -1,8 +1,9 @@
-"""Architecture name -> family."""
+"""Architecture name -> family; a folder -> its family, numbers and weights."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from penstock.errors import UnsupportedModel
 from penstock.model.bloom import Bloom
@@ -14,6 +15,9 @@ from penstock.model.gpt_neox import GPTNeoX
 from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
 from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
+from penstock.spec import ModelSpec
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.store import WeightStore
 
 FAMILIES: tuple[type[Family], ...] = (
     Bloom,
@@ -41,3 +45,19 @@ def find_family(config: dict[str, Any]) -> type[Family]:
         f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported; there "
         f"are: {', '.join(known)}"
     )
+
+
+class OpenModel(NamedTuple):
+    """A model's folder, opened: headers were read and checked, weights were not."""
+
+    family: type[Family]
+    spec: ModelSpec
+    store: WeightStore
+
+
+def open_model(folder: Path, ignore_unexpected: bool = False) -> OpenModel:
+    """Raises CheckpointError kinds for whatever is wrong with the files."""
+    checkpoint = Checkpoint.open(folder)
+    family = find_family(checkpoint.config)
+    spec = family.read_spec(checkpoint.config)
+    return OpenModel(family, spec, WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected))
