@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Literal
 
 from penstock.engine import Engine, RequestOutput
-from penstock.errors import EngineDead, PenstockError, StepFailed
+from penstock.errors import EngineDead, EngineStopped, PenstockError, StepFailed
 from penstock.generation.sequence import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,7 @@ class AsyncEngine:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settled: asyncio.Event | None = None
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
@@ -126,7 +127,8 @@ class AsyncEngine:
     def engine(self) -> Engine:
         """The loaded engine. Raises EngineDead while there is none."""
         if self._engine is None or self._status.state != "ready":
-            raise EngineDead(self._status.error or f"the engine is {self._status.state}")
+            kind = EngineStopped if self._status.state == "stopped" else EngineDead
+            raise kind(self._status.error or f"the engine is {self._status.state}")
         return self._engine
 
     async def wait_until_ready(self) -> None:
@@ -149,7 +151,8 @@ class AsyncEngine:
         return stream
 
     async def stop(self) -> None:
-        """Abort everything and end the thread, after the layer that it is computing."""
+        """Abort everything and end the thread, after the layer that it is computing or loading."""
+        self._is_stopping = True
         self._aborted.update(self._streams)
         self._commands.put(_Stop())
         if self._thread.ident is not None:
@@ -181,9 +184,12 @@ class AsyncEngine:
         self._status = status
         assert self._settled is not None
         self._settled.set()
-        if status.state != "ready":
-            for request_id in list(self._streams):
-                self._fail(request_id, EngineDead(status.error or "the engine was stopped"))
+        if status.state == "ready":
+            return
+        is_dead = status.state == "dead"
+        reason = EngineDead(status.error or "") if is_dead else EngineStopped("the engine was stopped")
+        for request_id in list(self._streams):
+            self._fail(request_id, reason)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
@@ -202,6 +208,8 @@ class AsyncEngine:
             self._call(self._settle, ready)
             while self._obey(engine):
                 self._step(engine)
+        except EngineStopped:
+            self._call(self._settle, EngineStatus("stopped", 0, 0))
         except PenstockError as error:
             self._die(str(error))
         except Exception as error:  # the thread's last line of defence: report, never vanish
@@ -230,6 +238,8 @@ class AsyncEngine:
         self._call(self._settle, EngineStatus("dead", status.loaded_layers, status.total_layers, error))
 
     def _report_progress(self, loaded: int, total: int) -> None:
+        if self._is_stopping:
+            raise EngineStopped("the engine was stopped while it was loading")
         self._status = EngineStatus("loading", loaded, total)
 
     def _obey(self, engine: Engine) -> bool:

@@ -18,6 +18,7 @@ PenstockError
 ├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
 ├── ComputationError           the model's numbers are not numbers any more
 └── EngineDead                 the engine thread ended; nothing more will be computed
+    └── EngineStopped          it ended because it was told to
 """
 
 from __future__ import annotations
@@ -106,3 +107,7 @@ class ComputationError(PenstockError):
 
 class EngineDead(PenstockError):
     """The engine thread ended: nothing more will be computed by this process."""
+
+
+class EngineStopped(EngineDead):
+    """The engine was told to stop."""

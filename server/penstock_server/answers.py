@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from penstock.async_engine import AsyncEngine, RequestStream
 from penstock.engine import RequestOutput
-from penstock.errors import EngineDead
+from penstock.errors import EngineDead, EngineStopped, PenstockError
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
-from penstock_server.errors import unavailable
 from penstock_server.metrics import AnswerTimer, RequestMetrics
 from penstock_server.responses import Usage
 
@@ -29,16 +28,16 @@ class Answer:
         self.stop_reason: str | int | None = None
 
     async def next(self) -> RequestOutput:
-        """Raises EngineDead, or 503 if the engine ended the answer because the server stops."""
+        """Raises EngineDead, EngineStopped among them, and StepFailed."""
         try:
             output = await anext(self.stream)
         except StopAsyncIteration:
             raise EngineDead("the engine ended an answer without a reason") from None
-        except EngineDead:
+        except PenstockError:
             self.timer.close("error")
             raise
         if output.finish_reason is FinishReason.ABORT:
-            raise unavailable("The server is shutting down.", "shutting_down")
+            raise EngineStopped("the engine ended an answer")
         self.timer.record(output)
         if not self.params.include_stop_str_in_output:
             output = _without_end_token(output)

@@ -24,8 +24,10 @@ from penstock.errors import (
     CapacityError,
     ContextOverflow,
     EngineDead,
+    EngineStopped,
     InvalidParameter,
     RequestError,
+    StepFailed,
 )
 
 logger = logging.getLogger(__name__)
@@ -139,6 +141,10 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), code="invalid_request")
         case CapacityError():
             return unavailable(str(error), "overloaded")
+        case EngineStopped():
+            return unavailable("The server is shutting down.", "shutting_down")
+        case StepFailed():
+            return ApiError(500, f"This request could not be computed: {error}.", code="step_failed")
         case EngineDead():
             return unavailable("The engine has stopped; the server's log says why.", "engine_dead")
         case _:

@@ -14,7 +14,6 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -94,15 +93,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    def load(report: Callable[[int, int], None]) -> Engine:
-        def tell(num_loaded: int, num_total: int) -> None:
-            report(num_loaded, num_total)
-            if server.should_exit:
-                raise EngineDead("the server was told to stop")
-
-        return load_engine(settings, tell)
-
-    engine = AsyncEngine(load)
+    engine = AsyncEngine(lambda report: load_engine(settings, report))
     config = uvicorn.Config(
         create_app(engine, settings),
         log_config=None,

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from penstock.async_engine import AsyncEngine
+from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import CheckpointNotFound, ContextOverflow, EngineDead
+from penstock.errors import (
+    CheckpointNotFound,
+    ContextOverflow,
+    CorruptFile,
+    EngineDead,
+    EngineStopped,
+    StepFailed,
+)
 from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.weights.streamer import StoreReader
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -144,8 +157,72 @@ def test_stopping_ends_requests_in_flight(tiny_llama: Path) -> None:
         stream = engine.generate([5], SamplingParams(temperature=0, ignore_eos=True, max_tokens=250))
         await anext(stream)
         await engine.stop()
-        with pytest.raises(EngineDead, match="stopped"):
+        with pytest.raises(EngineStopped):
             async for _ in stream:
                 pass
+
+    asyncio.run(scenario())
+
+
+def test_stopping_ends_the_loading(tiny_llama: Path) -> None:
+    """It does not wait for the layers that are left."""
+    seen: list[int] = []
+    has_begun = threading.Event()
+
+    def load(report: Callable[[int, int], None]) -> Engine:
+        def slowly(loaded: int, total: int) -> None:
+            seen.append(loaded)
+            has_begun.set()
+            while not engine._is_stopping:
+                time.sleep(0.001)
+            report(loaded, total)
+
+        return Engine.load(tiny_llama, report_progress=slowly)
+
+    async def scenario() -> None:
+        engine.start()
+        await asyncio.to_thread(has_begun.wait)
+        await engine.stop()
+        with pytest.raises(EngineStopped):
+            await engine.wait_until_ready()
+
+    engine = AsyncEngine(load)
+    asyncio.run(scenario())
+    assert seen == [1] and engine.status.state == "stopped"
+
+
+def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path) -> None:
+    class Failing(StoreReader):
+        is_failing = False
+
+        def submit(self, index: int, buffer: Tensor) -> Future[int]:
+            read = super().submit(index, buffer)
+            if not self.is_failing:
+                return read
+            read.result()
+            failed: Future[int] = Future()
+            failed.set_exception(CorruptFile("the disk is gone"))
+            return failed
+
+    async def scenario() -> None:
+        engine = AsyncEngine(lambda _: Engine.load(tiny_llama, EngineConfig(num_resident_layers=1)))
+        engine.start()
+        await engine.wait_until_ready()
+        expected = [token async for output in engine.generate([5, 6], PARAMS) for token in output.token_ids]
+        streamer = engine.engine.streamer
+        failing = Failing(streamer.store)
+        streamer._reader = failing
+        failing.is_failing = True
+        with pytest.raises(StepFailed, match="the disk is gone"):
+            [output async for output in engine.generate([5, 6], PARAMS)]
+        failing.is_failing = False
+        for _ in range(streamer.num_slots):  # slots that hold failed reads
+            with contextlib.suppress(StepFailed):
+                again = [
+                    token async for output in engine.generate([5, 6], PARAMS) for token in output.token_ids
+                ]
+        assert again == expected
+        assert engine.engine.metrics.kv_blocks_used == 0
+        await engine.stop()
 
     asyncio.run(scenario())

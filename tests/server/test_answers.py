@@ -10,10 +10,9 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeStream, Script
 from penstock.engine import RequestOutput
-from penstock.errors import ContextOverflow, EngineDead
+from penstock.errors import ContextOverflow, EngineDead, EngineStopped
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock_server.answers import Answers
-from penstock_server.errors import ApiError
 from penstock_server.metrics import RequestMetrics
 
 pytestmark = pytest.mark.anyio
@@ -125,7 +124,7 @@ async def test_an_engine_that_stops_is_no_answer() -> None:
         async def __anext__(self) -> RequestOutput:
             raise StopAsyncIteration
 
-    for kind, error in ((Stopped, ApiError), (Ended, EngineDead)):
+    for kind, error in ((Stopped, EngineStopped), (Ended, EngineDead)):
         engine = FakeAsyncEngine()
         answers = answers_of(engine, [[1]])
         engine.streams[0].__class__ = kind

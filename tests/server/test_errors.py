@@ -13,8 +13,10 @@ from penstock.errors import (
     CapacityError,
     ContextOverflow,
     EngineDead,
+    EngineStopped,
     InvalidParameter,
     RequestError,
+    StepFailed,
 )
 from penstock_server.errors import ApiError, api_error
 
@@ -28,6 +30,8 @@ from penstock_server.errors import ApiError, api_error
         (InvalidParameter("top_p", "m"), 400, "invalid_request_error", "invalid_value", "top_p"),
         (CapacityError("m"), 503, "server_error", "overloaded", None),
         (EngineDead("secret"), 503, "server_error", "engine_dead", None),
+        (EngineStopped("secret"), 503, "server_error", "shutting_down", None),
+        (StepFailed(["r"], "x.safetensors is cut"), 500, "server_error", "step_failed", None),
         (ZeroDivisionError("secret"), 500, "server_error", "internal_error", None),
     ],
 )
