@@ -1,6 +1,6 @@
 # Two commands do everything: `make run` and `make test`.
 PYTHON ?= python3
-# Another build of torch, for example: make run TORCH="torch==2.14.1 --index-url https://download.pytorch.org/whl/cu126"
+# Another build of torch (2.11 to 2.14), as pip wants to hear it; it may name an index of its own.
 TORCH ?= torch==2.13.0
 MODEL ?= demo
 VENV := .venv

@@ -54,6 +54,9 @@ class RandomStore:
         self.num_layers = len(self.layouts)
         self.bytes_read = 0
 
+    def contiguous_layer(self, index: int) -> None:
+        return None
+
     def read_layer(self, index: int, buffer: Tensor) -> LayerWeights:
         return self._fill(self.layouts[index], buffer)
 
