@@ -57,7 +57,9 @@ class Family(ABC):
     @classmethod
     def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
         """All of the above."""
-        unused = cls.unused_tensors + ((r"(^|\.)(lm_head|embed_out)\.weight$",) if spec.is_tied else ())
+        unused = cls.unused_tensors + (
+            (r"(^|\.)(lm_head|embed_out)\.weight(_scale)?$",) if spec.is_tied else ()
+        )
         return ModelTensors(
             cls.embedding_tensors(spec),
             tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)),

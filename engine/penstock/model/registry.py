@@ -17,7 +17,8 @@ from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.store import WeightStore
+from penstock.weights.convert import check_finished
+from penstock.weights.store import TIED_HEAD, WeightStore
 
 FAMILIES: tuple[type[Family], ...] = (
     Bloom,
@@ -57,7 +58,9 @@ class OpenModel(NamedTuple):
 
 def open_model(folder: Path, ignore_unexpected: bool = False) -> OpenModel:
     """Raises CheckpointError kinds for whatever is wrong with the files."""
+    check_finished(folder)
     checkpoint = Checkpoint.open(folder)
     family = find_family(checkpoint.config)
-    spec = family.read_spec(checkpoint.config)
+    tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
+    spec = family.read_spec(checkpoint.config | tied)
     return OpenModel(family, spec, WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected))

@@ -1,7 +1,7 @@
 """WeightStore: a model's layers as buffers ready to compute with, whatever the checkpoint holds.
 
 A layer is one contiguous buffer (LayerLayout); INT8 matrices are quantized on the way in, some rows at a
-time, so that reading a layer takes the layer's INT8 bytes and about five megabytes, never a float copy of it.
+time, so that reading a layer takes its INT8 bytes and about twenty megabytes, never a float copy of it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from penstock.weights.checkpoint import Checkpoint, TensorEntry
 from penstock.weights.quantize import QuantizationError, quantize
 
 #: Bytes of float32 that are quantized at a time.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 4 << 20
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
+
+
+#: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
+TIED_HEAD = "penstock_tied_head"
 
 
 class LayerWeights:
@@ -121,6 +125,8 @@ class WeightStore:
         self.layouts = tuple(LayerLayout.of(layer) for layer in tensors.layers)
         #: Bytes read from the checkpoint so far.
         self.bytes_read = 0
+        #: While a stack is read for conversion: squares of what quantizing lost, and of the tensor.
+        self._errors: dict[str, tuple[float, float]] | None = None
         check_quantization(checkpoint.config)
         self._check_names(ignore_unexpected)
 
@@ -154,6 +160,20 @@ class WeightStore:
         layout = LayerLayout.of(tensors)
         return self._fill(layout, torch.empty(layout.num_bytes, dtype=torch.uint8))
 
+    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """Embedding, layer or head into `buffer`; returns the relative error of each tensor that was
+        quantized on the way."""
+        self._errors = {}
+        try:
+            self._fill(LayerLayout.of(tensors), buffer)
+            return {part: (lost / of) ** 0.5 for part, (lost, of) in self._errors.items() if of > 0}
+        finally:
+            self._errors = None
+
+    def entry(self, part: str) -> TensorEntry:
+        """Where a tensor lies, by its name in checkpoints with a head. Raises MissingTensor."""
+        return self._find(part)
+
     def quantization_errors(self) -> Iterator[QuantizationError]:
         """The error of each INT8 tensor against what the checkpoint holds, one tensor at a time. Tensors
         that the checkpoint itself holds in INT8 have none to report."""
@@ -186,7 +206,7 @@ class WeightStore:
         """The rows of one part, some at a time."""
         entry = self._find(part)
         step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
-        if tensor.is_transposed:
+        if tensor.is_transposed and entry.dtype != "I8":
             yield from self._quantized(part, torch.split(self._rows(tensor, part), step))
             return
         scales = self._read(part + "_scale").float().flatten() if entry.dtype == "I8" else None
@@ -201,12 +221,21 @@ class WeightStore:
     def _quantized(self, part: str, chunks: Sequence[Tensor]) -> Iterator[QuantizedTensor]:
         for rows in chunks:
             try:
-                yield quantize(rows)
+                quantized = quantize(rows)
             except ValueError as error:
                 raise WrongTensor(
                     f"tensor {part} in {self._find(part).file} can't be quantized: {error}. "
                     "Download the file again, or use another checkpoint"
                 ) from error
+            if self._errors is not None:
+                lost, of = self._errors.get(part, (0.0, 0.0))
+                difference = rows.float() - quantized.dequantize()
+                norm = torch.linalg.vector_norm
+                self._errors[part] = (
+                    lost + float(norm(difference)) ** 2,
+                    of + float(norm(rows.float())) ** 2,
+                )
+            yield quantized
 
     def _rows(self, tensor: TensorSpec, part: str) -> Tensor:
         """A whole part as [out_features, in_features], in its own dtype."""
@@ -260,12 +289,14 @@ class WeightStore:
 
 def _check_part(tensor: TensorSpec, entry: TensorEntry) -> int:
     """Rows that a part adds to its tensor. Raises WrongTensor."""
-    shape = entry.shape[::-1] if tensor.is_transposed else entry.shape
+    # INT8 is always [out_features, in_features].
+    is_transposed = tensor.is_transposed and entry.dtype != "I8"
+    shape = entry.shape[::-1] if is_transposed else entry.shape
     if len(shape) != len(tensor.shape) or shape[1:] != tensor.shape[1:]:
         raise WrongTensor(
             f"tensor {entry.name} in {entry.file} has shape {list(entry.shape)}; the config calls for "
             f"{'rows of ' if len(tensor.parts) > 1 else ''}{list(tensor.shape)}"
-            f"{' transposed' if tensor.is_transposed else ''}"
+            f"{' transposed' if is_transposed else ''}"
         )
     if tensor.kind == "float32" and entry.dtype == "I8":
         raise WrongTensor(f"tensor {entry.name} in {entry.file} is INT8; it must be floating point")
