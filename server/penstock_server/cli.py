@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | generate | chat | report`.
+"""The command line: `penstock serve | generate | chat | convert | report`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
 from penstock_server import __version__
@@ -53,6 +54,14 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         from penstock_server.report import report
 
         return report(settings, options.json)
+    if options.command == "convert":
+        from penstock_server import converting
+
+        if options.verify:
+            return converting.run_verify(Path(settings.model))
+        if options.target is None:
+            raise ConfigError("convert needs the folder to write: penstock convert MODEL OUT")
+        return converting.run_convert(settings, options.target)
     from penstock_server import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat
@@ -78,6 +87,11 @@ def build_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_sampling_flags(chat)
     add_flags(chat, ["model", "engine"])
+    convert = commands.add_parser("convert", help="write a model as INT8, laid out to be streamed")
+    add_flags(convert, ["model"])
+    convert.add_argument("target", nargs="?", type=Path, metavar="OUT", help="folder to write")
+    convert.add_argument("--verify", action="store_true", help="compare the checksums of a converted MODEL")
+
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")
     add_flags(report, ["model"])

@@ -73,8 +73,7 @@ def data_checksum(path: Path) -> str:
     """The checksum of what follows the header. Raises OSError."""
     checksum = hashlib.new(CHECKSUM)
     with path.open("rb", buffering=0) as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        stream.seek(8 + length)
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
         while piece := stream.read(WRITE_BYTES):
             checksum.update(piece)
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

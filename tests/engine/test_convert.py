@@ -1,0 +1,275 @@
+"""Conversion: the same bits, whatever interrupts it, and a folder that transformers opens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import build
+
+from penstock.config import EngineConfig
+from penstock.engine import Engine
+from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
+from penstock.generation.sequence import SamplingParams
+from penstock.memory.direct_io import PAGE
+from penstock.model.registry import open_model
+from penstock.weights import convert as conversion
+from penstock.weights import layer_file
+from penstock.weights.checkpoint import read_header
+from penstock.weights.convert import MANIFEST, convert, verify
+from penstock.weights.store import WeightStore
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
+PROMPTS = [[5, 9, 20], [7] * 40]
+#: Fused and separate matrices, biases, tied and untied heads, rows per head, transposed weights, positions.
+KINDS = [
+    "Llama",
+    "Llama, tied, biases",
+    "Phi-3",
+    "Gemma 2",
+    "GPT-NeoX",
+    "GPT-2",
+    "OPT",
+    "BLOOM, untied",
+    "Qwen3",
+]
+
+
+class Ids:
+    """Instead of a tokenizer."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        return ""
+
+
+def store_of(folder: Path) -> WeightStore:
+    return open_model(folder).store
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def same_but_for_the_source(one: dict[str, bytes], other: dict[str, bytes]) -> bool:
+    """Manifests tell where the source lay."""
+    return {n: c for n, c in one.items() if n != MANIFEST} == {
+        n: c for n, c in other.items() if n != MANIFEST
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_model_computes_the_same_bits(kind: str, tmp_path: Path) -> None:
+    build(kind, tmp_path / "source")
+    convert(store_of(tmp_path / "source"), tmp_path / "target")
+    store = store_of(tmp_path / "target")
+    ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
+    assert all(found is not None and found.offset % PAGE == 0 for found in ranges)
+    tokenizer: Any = Ids()
+    answers = []
+    for folder, config in (
+        ("source", EngineConfig()),
+        ("target", EngineConfig()),
+        ("target", EngineConfig(num_resident_layers=1)),
+    ):
+        with Engine.load(tmp_path / folder, config, tokenizer=tokenizer) as engine:
+            answers.append([(c.token_ids, c.logprobs) for c in engine.generate(PROMPTS, GREEDY)])
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "GPT-2"])  # whose layers are no Linear
+def test_transformers_opens_it_and_computes_the_same(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    import transformers
+
+    build(kind, tmp_path / "source")
+    store = store_of(tmp_path / "source")
+    convert(store, tmp_path / "target")
+    opened = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "target", dtype=torch.float32, attn_implementation="eager"
+    )
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path / "target", EngineConfig(kv_dtype="float32"), tokenizer=tokenizer) as engine:
+        for prompt in PROMPTS:
+            (mine,) = engine.generate([prompt], GREEDY)
+            with torch.inference_mode():
+                logits = opened(torch.tensor([prompt + mine.token_ids])).logits[0, len(prompt) - 1 : -1]
+            expected = torch.log_softmax(logits.double(), -1)
+            for step, (token, logprobs) in enumerate(zip(mine.token_ids, mine.logprobs, strict=True)):
+                spread = float(logits[step].max() - logits[step].min())
+                assert abs(logprobs.logprob - float(expected[step, token])) <= 1e-3 * spread
+
+
+def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    store = store_of(tiny_llama)
+    report = convert(store, tmp_path / "new" / "out", lambda *seen: progress.append(seen))
+    assert report.num_files == len(progress) and report.num_resumed == 0
+    assert progress[-1][0] == progress[-1][1] and progress == sorted(progress)
+    expected = {error.name: error.relative for error in store_of(tiny_llama).quantization_errors()}
+    for name, relative in report.errors.items():
+        if name in expected:  # the library's report has fused matrices as one
+            assert relative == pytest.approx(expected[name], rel=1e-4)
+    assert any(name in expected for name in report.errors)
+    manifest = json.loads((tmp_path / "new" / "out" / MANIFEST).read_text())
+    for name, entry in manifest["files"].items():
+        assert (tmp_path / "new" / "out" / name).stat().st_size == entry["file_bytes"]
+    assert report.bytes_written == sum(entry["file_bytes"] for entry in manifest["files"].values())
+    for pattern in ("tokenizer.json", "generation_config.json"):
+        if (tiny_llama / pattern).exists():
+            assert (tmp_path / "new" / "out" / pattern).read_bytes() == (tiny_llama / pattern).read_bytes()
+
+
+def test_int8_checkpoints_are_laid_out_anew(tiny_llama: Path, tmp_path: Path) -> None:
+    convert(store_of(tiny_llama), tmp_path / "one")
+    report = convert(store_of(tmp_path / "one"), tmp_path / "two")
+    assert same_but_for_the_source(content(tmp_path / "one"), content(tmp_path / "two"))
+    assert not report.errors
+
+
+def test_verify_finds_a_flipped_bit(tiny_llama: Path, tmp_path: Path) -> None:
+    convert(store_of(tiny_llama), tmp_path / "out")
+    num_files = verify(tmp_path / "out")
+    assert num_files == len(list((tmp_path / "out").glob("*.safetensors")))
+    victim = tmp_path / "out" / "model-layer-00001.safetensors"
+    entry = read_header(victim)[-1]
+    with victim.open("r+b") as stream:
+        stream.seek(entry.offset)
+        byte = stream.read(1)[0]
+        stream.seek(entry.offset)
+        stream.write(bytes([byte ^ 4]))
+    with pytest.raises(CorruptFile, match=r"model-layer-00001.*checksum"):
+        verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="penstock convert"):
+        verify(tiny_llama)
+
+
+def test_other_folders_and_other_sources_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "diary.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        convert(store_of(tiny_llama), tmp_path / "full")
+    source = tmp_path / "source"
+    shutil.copytree(tiny_llama, source)
+    convert(store_of(source), tmp_path / "out")
+    os.utime(source / "model.safetensors", (1, 1))
+    with pytest.raises(ConfigError, match="changed since"):
+        convert(store_of(source), tmp_path / "out")
+
+
+def test_a_disk_that_is_too_small_is_told_first(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1000))  # type: ignore
+    with pytest.raises(CapacityError, match=r"needs 0\.\d GB more, but only 0\.0 GB are free"):
+        convert(store_of(tiny_llama), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_a_disk_that_fills_up_loses_nothing(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(store_of(tiny_llama), tmp_path / "expected")
+    real, left = os.write, [6]
+
+    def write(descriptor: int, data: bytes) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(CapacityError, match="No space left on device.*same command again"):
+        convert(store_of(tiny_llama), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.part"))
+    with pytest.raises(CheckpointError, match="not finished; run `penstock convert"):
+        open_model(tmp_path / "out")
+    monkeypatch.undo()
+    verify(tmp_path / "out")  # what is there is good
+    report = convert(store_of(tiny_llama), tmp_path / "out")
+    assert report.num_resumed > 0
+    assert same_but_for_the_source(content(tmp_path / "out"), content(tmp_path / "expected"))
+
+
+CONVERT = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from penstock.model.registry import open_model
+from penstock.weights.convert import convert
+store = open_model(Path(sys.argv[1])).store
+print("ready", flush=True)
+sys.stdin.readline()
+convert(store, Path(sys.argv[2]))
+"""
+
+
+def test_killed_at_any_moment_it_goes_on(tiny_llama: Path, tmp_path: Path) -> None:
+    """kill -9 after random times, again and again until a run comes through: never a file that looks whole
+    and is not, and in the end the same bytes."""
+    convert(store_of(tiny_llama), tmp_path / "expected")
+    expected = content(tmp_path / "expected")
+    num_kills, rng = 0, random.Random(3)
+    for attempt in range(40):
+        run = subprocess.Popen(
+            [sys.executable, "-c", CONVERT, str(tiny_llama), str(tmp_path / "out")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert run.stdout is not None and run.stdin is not None
+        assert run.stdout.readline() == "ready\n"
+        run.stdin.write("\n")
+        run.stdin.flush()
+        time.sleep(rng.uniform(0, 0.004) * (1 + attempt))
+        run.send_signal(signal.SIGKILL)
+        num_kills += run.wait() == -signal.SIGKILL
+        run.stdin.close()
+        run.stdout.close()
+        found = content(tmp_path / "out") if (tmp_path / "out").exists() else {}
+        for name, data in found.items():
+            if name != MANIFEST and not name.endswith(".part"):
+                assert data == expected[name], f"{name} is not whole"
+        if "config.json" in found:
+            break
+    assert num_kills > 2
+    convert(store_of(tiny_llama), tmp_path / "out")
+    assert same_but_for_the_source(content(tmp_path / "out"), expected)
+
+
+def test_a_source_at_fault_is_named(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(tiny_llama)
+    monkeypatch.delitem(store.checkpoint.entries, "model.layers.1.mlp.down_proj.weight")
+    with pytest.raises(MissingTensor, match=r"layers\.1\.mlp\.down_proj"):
+        convert(store, tmp_path / "out")
+
+
+def test_half_written_files_have_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def fdatasync(descriptor: int) -> None:
+        seen.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    layer_file.write(tmp_path / "x", b"head", torch.arange(10, dtype=torch.uint8))
+    assert seen == [["x.part"]] and [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"head" + bytes(range(10))
+
+
+def test_the_files_are_those_of_the_model(tiny_llama: Path) -> None:
+    names = [stack.file for stack in conversion.stacks(store_of(tiny_llama).tensors)]
+    assert names[0] == "model-embedding.safetensors" and names[-1].endswith("head.safetensors")
+    assert names[1:4] == [f"model-layer-{index:05d}.safetensors" for index in range(3)]

@@ -1,0 +1,45 @@
+"""The convert command: what it writes, what it says, its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.weights.convert import ConversionReport
+from penstock_server import cli
+from penstock_server.converting import summary
+
+
+def test_convert_resume_and_verify(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "read and quantized" in text and "relative error of INT8" in text
+    assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
+    assert "were there already" in capsys.readouterr().out
+    assert cli.main(["convert", "--verify", str(out)]) == 0
+    num_files = len(list(out.glob("*.safetensors")))
+    assert f"{num_files} files" in capsys.readouterr().out
+    (out / "model-layer-00000.safetensors").write_bytes(b"x" * 8)
+    assert cli.main(["convert", "--verify", str(out)]) == 1
+    assert "model-layer-00000" in capsys.readouterr().err
+
+
+def test_wrong_usage(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["convert", str(tiny_llama)]) == 2
+    assert "MODEL OUT" in capsys.readouterr().err
+    assert cli.main(["convert", str(tmp_path / "nothing"), str(tmp_path / "out")]) == 1
+    assert cli.main(["convert", "--verify", str(tmp_path / "nothing")]) == 2
+
+
+def test_the_summary_names_the_limit() -> None:
+    report = ConversionReport(
+        num_files=3, bytes_read=4 * 10**9, bytes_written=2 * 10**9, quantize_s=2.0, write_s=4.0,
+        errors={"a": 0.001, "b": 0.02},
+    )  # fmt: skip
+    text = "\n".join(summary(report, Path("out")))
+    assert "4.00 GB at 2.00 GB/s" in text and "0.50 GB/s; writing was the limit" in text
+    assert "2.00% (b)" in text
