@@ -121,6 +121,10 @@ class ModelFootprint:
     layer_elements: int
     head_elements: int
     max_position_embeddings: int
+    #: What activations are made of: hidden size, outputs of the widest matrix of a layer, vocabulary.
+    hidden_size: int
+    widest_layer: int
+    vocab_size: int
 
     @property
     def num_layers(self) -> int:

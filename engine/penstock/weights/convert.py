@@ -115,7 +115,7 @@ def convert(
     manifest["files"] = done
     missing = [stack for stack in files if stack.file not in done]
     report.num_resumed = len(done)
-    _check_space(target, sum(stack.num_bytes for stack in missing))
+    check_space(target, sum(stack.num_bytes for stack in missing))
     total = sum(stack.num_bytes for stack in files)
     finished = sum(stack.num_bytes for stack in files if stack.file in done)
     for stack, entry in _write_stacks(store, target, missing, report):
@@ -201,7 +201,8 @@ def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == entry["file_bytes"]
 
 
-def _check_space(target: Path, needed: int) -> None:
+def check_space(target: Path, needed: int) -> None:
+    """Raises CapacityError if the disk has no room for so many bytes."""
     free = shutil.disk_usage(target).free
     if needed and needed + SPARE_BYTES > free:
         raise CapacityError(

@@ -1,0 +1,142 @@
+"""Shapes of well-known models, as config.json has them, so that one can plan and measure before downloading
+anything; and folders of such a shape with random INT8 weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError
+from penstock.kernels import QuantizedTensor
+from penstock.model.registry import find_family
+from penstock.spec import LayerLayout, ModelFootprint, ModelSpec, TensorSpec
+from penstock.weights import layer_file
+from penstock.weights.convert import check_space, quantization_config, stacks
+from penstock.weights.store import LayerWeights, ModelTensors
+
+
+def _llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, **other: Any
+) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn, "vocab_size": vocab, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    } | other  # fmt: skip
+
+
+#: As their repositories on the hub have them: TinyLlama/TinyLlama-1.1B-Chat-v1.0, meta-llama/Llama-2-7b-hf,
+#: upstage/SOLAR-10.7B-v1.0, tiiuae/Falcon3-10B-Base, meta-llama/Llama-2-13b-hf, Qwen/Qwen3-14B,
+#: meta-llama/Meta-Llama-3-70B.
+SHAPES: dict[str, dict[str, Any]] = {
+    "tinyllama-1.1b": _llama(2048, 22, 32, 4, 5632, 32000, max_position_embeddings=2048),
+    "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
+    "solar-10.7b": _llama(4096, 48, 32, 8, 14336, 32000),
+    "falcon3-10b": _llama(
+        3072, 40, 12, 4, 23040, 131072, head_dim=256, max_position_embeddings=32768, rope_theta=1000042.0
+    ),
+    "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000),
+    "qwen3-14b": _llama(
+        5120, 40, 40, 8, 17408, 151936, head_dim=128, max_position_embeddings=40960, rope_theta=1e6
+    )
+    | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "llama-3-70b": _llama(8192, 80, 64, 8, 28672, 128256, max_position_embeddings=8192, rope_theta=500000.0),
+}
+#: Layers of a random model that differ; the others repeat them, which no measurement notices.
+NUM_DISTINCT = 2
+
+
+def find_shape(name: str) -> dict[str, Any]:
+    """A config.json by the model's name. Raises ConfigError with those there are."""
+    if name.lower() not in SHAPES:
+        raise ConfigError(f"there is no shape {name!r}; there are: {', '.join(SHAPES)}")
+    return SHAPES[name.lower()]
+
+
+def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int = 2) -> ModelFootprint:
+    """What the memory plan needs to know of a model."""
+    head_elements = _matrix_elements(tensors.head)
+    return ModelFootprint(
+        layer_bytes=tuple(LayerLayout.of(layer).num_bytes for layer in tensors.layers),
+        embedding_bytes=LayerLayout.of(tensors.embedding).num_bytes,
+        head_bytes=LayerLayout.of(tensors.head).num_bytes,
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_bytes_per_element),
+        layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers),
+        head_elements=head_elements or spec.vocab_size * spec.hidden_size,
+        max_position_embeddings=spec.max_position_embeddings,
+        hidden_size=spec.hidden_size,
+        widest_layer=max(
+            (tensor.shape[0] for layer in tensors.layers for tensor in layer if tensor.kind == "int8"),
+            default=0,
+        ),
+        vocab_size=spec.vocab_size,
+    )
+
+
+def _matrix_elements(tensors: tuple[TensorSpec, ...]) -> int:
+    return sum(tensor.num_elements for tensor in tensors if tensor.kind == "int8")
+
+
+def write_random(
+    config: dict[str, Any], folder: Path, report_progress: Callable[[int, int], None] | None = None
+) -> None:
+    """A folder as `penstock convert` writes it, with random weights of this shape and no tokenizer.
+
+    Integers lie over the whole range, scales keep activations of the size of trained ones. Raises
+    CapacityError if the disk is too small.
+    """
+    family = find_family(config)
+    tensors = family.model_tensors(family.read_spec(config))
+    files = stacks(tensors)
+    total = sum(stack.num_bytes for stack in files)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_space(folder, total)
+    generator = torch.Generator().manual_seed(0)
+    layers: list[Tensor] = []
+    done = 0
+    for index, stack in enumerate(files):
+        is_layer = 1 <= index <= len(tensors.layers)
+        if is_layer and len(layers) == NUM_DISTINCT:
+            buffer = layers[index % NUM_DISTINCT]
+        else:
+            buffer = _random_stack(stack.tensors, generator)
+            layers += [buffer] if is_layer else []
+        head = layer_file.header(stack.stored, _even_parts(stack.stored, config))
+        layer_file.write(folder / stack.file, head, buffer)
+        done += stack.num_bytes
+        if report_progress is not None:
+            report_progress(done, total)
+    layer_file.write_json(
+        folder / "config.json", config | {"quantization_config": quantization_config(tensors)}
+    )
+
+
+def _random_stack(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:
+    layout = LayerLayout.of(tensors)
+    buffer = torch.empty(layout.num_bytes, dtype=torch.uint8)
+    for _, tensor in LayerWeights.views(layout, buffer).items():
+        if isinstance(tensor, QuantizedTensor):
+            tensor.qweight.random_(-127, 128, generator=generator)
+            tensor.scale.fill_(1 / (73 * tensor.qweight.shape[1] ** 0.5))
+        else:
+            tensor.fill_(1.0)
+    return buffer
+
+
+def _even_parts(tensors: tuple[TensorSpec, ...], config: dict[str, Any]) -> dict[str, int]:
+    """Rows of the parts of Llama's fused matrices: q, k, v and gate, up."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rows = {
+        "q_proj": config["num_attention_heads"] * head_dim,
+        "k_proj": config["num_key_value_heads"] * head_dim,
+        "v_proj": config["num_key_value_heads"] * head_dim,
+        "gate_proj": config["intermediate_size"],
+        "up_proj": config["intermediate_size"],
+    }
+    parts = [part for tensor in tensors if len(tensor.parts) > 1 for part in tensor.parts]
+    return {part: rows[part.split(".")[-2]] for part in parts}

@@ -1,0 +1,72 @@
+"""Shapes against transformers' own count of parameters, and random folders against the loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from test_convert import Ids
+
+from penstock.config import EngineConfig
+from penstock.engine import Engine
+from penstock.errors import ConfigError
+from penstock.generation.sequence import SamplingParams
+from penstock.model.registry import find_family, open_model
+from penstock.model.shapes import SHAPES, find_shape, footprint, write_random
+
+#: Parameters as the models' cards state them, in 1e9.
+STATED = {
+    "tinyllama-1.1b": 1.1, "llama-2-7b": 6.74, "solar-10.7b": 10.7, "falcon3-10b": 10.3, "llama-2-13b": 13.0,
+    "qwen3-14b": 14.8, "llama-3-70b": 70.6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_of_transformers_model(name: str) -> None:
+    config = find_shape(name)
+    kind = config["architectures"][0]
+    with torch.device("meta"):
+        own_config = getattr(transformers, kind.replace("ForCausalLM", "Config"))(
+            **{key: value for key, value in config.items() if key != "architectures"}
+        )
+        model = getattr(transformers, kind)(own_config)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert num_parameters / 1e9 == pytest.approx(STATED[name], rel=0.01)
+    family = find_family(config)
+    spec = family.read_spec(config)
+    found = footprint(spec, family.model_tensors(spec))
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = num_parameters - sum(p.numel() for p in matrices)
+    scales = sum(p.shape[0] for p in matrices)
+    assert found.weight_bytes == num_parameters - vectors + 4 * (vectors + scales)
+    assert found.layer_elements == sum(
+        p.numel() for n, p in model.named_parameters() if "layers" in n and p.dim() == 2
+    )
+    assert found.head_elements == config["vocab_size"] * config["hidden_size"]
+    assert found.num_layers == config["num_hidden_layers"]
+
+
+def test_unknown_shapes_are_refused_with_those_there_are() -> None:
+    assert find_shape("SOLAR-10.7b") is SHAPES["solar-10.7b"]
+    with pytest.raises(ConfigError, match="tinyllama"):
+        find_shape("gpt-5")
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_random_model_is_a_model(is_tied: bool, tmp_path: Path) -> None:
+    config = find_shape("qwen3-14b") | {
+        "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 96, "vocab_size": 128, "head_dim": 16, "tie_word_embeddings": is_tied,
+    }  # fmt: skip
+    progress: list[tuple[int, int]] = []
+    write_random(config, tmp_path, lambda *seen: progress.append(seen))
+    assert progress[-1][0] == progress[-1][1]
+    store = open_model(tmp_path).store
+    assert all(store.contiguous_layer(index) for index in range(5))
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, EngineConfig(num_resident_layers=2), tokenizer=tokenizer) as engine:
+        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
