@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from penstock.errors import CapacityError
-from penstock.memory.hardware import free_memory_bytes, num_physical_cores
+from penstock.memory.hardware import (
+    DiskProfile,
+    Measure,
+    free_memory_bytes,
+    hardware_profile,
+    num_physical_cores,
+)
 from penstock.memory.pools import MemoryPool
+from penstock.memory.rates import BLOCKS, DEPTHS, measure_disk, memory_read_gbps
 
 
 def meminfo(folder: Path, available_kib: int) -> Path:
@@ -37,6 +45,87 @@ def test_a_cgroup_limit_counts_what_is_left_of_it(tmp_path: Path, limit: str, us
     assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path) == 0
     (tmp_path / limit).write_text("max\n")
     assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path) == 1000 * 1024
+
+
+def test_the_least_limit_on_the_way_up_counts_and_page_cache_is_free(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/slice/unit\n")
+    for folder, limit, usage in (("slice/unit", 9000, 1000), ("slice", 5000, 4000), ("", 9999, 0)):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "memory.max").write_text(str(limit))
+        (root / folder / "memory.current").write_text(str(usage))
+    assert free_memory_bytes(meminfo(tmp_path, 1000), root, own) == 1000
+    (root / "slice" / "memory.stat").write_text("anon 5\ninactive_file 2500\n")
+    assert free_memory_bytes(meminfo(tmp_path, 1000), root, own) == 3500
+    own.write_text("0::/a/path/of/the/host\n")  # a container sees its own cgroup as the root
+    assert free_memory_bytes(meminfo(tmp_path, 1000), root, own) == 9999
+
+
+class Measured:
+    """Counts what was measured."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def memory(self, num_threads: int) -> float:
+        self.calls.append("memory")
+        return 40.0
+
+    def arithmetic(self, num_threads: int) -> float:
+        self.calls.append("arithmetic")
+        return 900.0
+
+    def disk(self, folder: Path) -> DiskProfile:
+        self.calls.append("disk")
+        return DiskProfile(2.5, 4 << 20, 4, True)
+
+    @property
+    def measure(self) -> Measure:
+        return Measure(self.memory, self.arithmetic, self.disk)
+
+
+def test_rates_are_measured_once(tmp_path: Path) -> None:
+    measured, cache = Measured(), tmp_path / "new" / "hardware.json"
+    first = hardware_profile(tmp_path, measured.measure, cache)
+    assert measured.calls == ["memory", "arithmetic", "disk"]
+    second = hardware_profile(tmp_path, measured.measure, cache)
+    assert len(measured.calls) == 3
+    assert (first.memory_read_gbps, first.int8_gops, first.disk) == (40.0, 900.0, second.disk)
+    assert second.num_cores == num_physical_cores() and 0 < second.free_ram_bytes <= second.ram_bytes
+    assert [path.name for path in cache.parent.iterdir()] == ["hardware.json"]
+    hardware_profile(tmp_path, measured.measure, cache, is_forced=True)
+    assert len(measured.calls) == 6
+    hardware_profile(None, measured.measure)  # nowhere to keep it
+    assert measured.calls[6:] == ["memory", "arithmetic"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"format_version": 0, "rates": {}}', '{"format_version": 1, "rates": {"disk 1": 3}}'],
+)
+def test_a_broken_cache_is_measured_again(tmp_path: Path, content: str) -> None:
+    cache, measured = tmp_path / "hardware.json", Measured()
+    cache.write_text(content)
+    hardware_profile(tmp_path, measured.measure, cache)
+    assert measured.calls == ["memory", "arithmetic", "disk"]
+    hardware_profile(tmp_path, measured.measure, cache)
+    assert len(measured.calls) == 3
+
+
+def test_the_disk_is_measured_by_reading_it(tmp_path: Path) -> None:
+    """Without a model there, a file of its own, which it removes."""
+    found = measure_disk(tmp_path, rounds=1, trial_bytes=1 << 20)
+    assert found.read_gbps > 0 and found.block_bytes in BLOCKS and found.depth in DEPTHS
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "model.safetensors").write_bytes(bytes(2 << 20))
+    measure_disk(tmp_path, rounds=1, trial_bytes=1 << 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_memory_is_measured_and_torch_left_as_it_was() -> None:
+    before = torch.get_num_threads()
+    assert memory_read_gbps(2, num_bytes=1 << 20, rounds=1) > 0
+    assert torch.get_num_threads() == before
 
 
 def test_there_is_at_least_one_core() -> None:

@@ -1,12 +1,20 @@
-"""What this machine has: memory that is really free, cores that this process may use."""
+"""What this machine has: memory that is really free, cores that this process may use, and a profile of it
+with measured rates, kept from one start to the next."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+CACHE_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -52,21 +60,52 @@ class HardwareProfile:
     device: DeviceProfile | None = None
 
 
-def free_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup_root: Path = CGROUP_ROOT) -> int:
+def total_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory_bytes(
+    meminfo: Path = Path("/proc/meminfo"),
+    cgroup_root: Path = CGROUP_ROOT,
+    own_cgroup: Path = Path("/proc/self/cgroup"),
+) -> int:
     """Memory that can be taken without pushing anything out: what the system has available, or what is
-    left of the cgroup's limit (v2 or v1), whichever is less."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    left of the limit of the process's cgroup or of one above it (v2 or v1), whichever is least. What a cgroup
+    uses for the page cache and would give up counts as free."""
+    available = total_memory_bytes()
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    for limit_name, usage_name in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _number(cgroup_root / limit_name), _number(cgroup_root / usage_name)
+    for folder, limit_name, usage_name in _cgroups(cgroup_root, own_cgroup):
+        limit, usage = _number(folder / limit_name), _number(folder / usage_name)
         if limit is not None and usage is not None:
+            usage -= min(usage, _reclaimable(folder / "memory.stat"))
             available = min(available, max(0, limit - usage))
     return available
+
+
+def _cgroups(root: Path, own: Path) -> Iterator[tuple[Path, str, str]]:
+    """(folder, name of the limit, name of the usage) of the process's memory cgroups, up to the root."""
+    lines = own.read_text().splitlines() if own.exists() else []
+    paths = {line.split(":")[1]: line.split(":", 2)[2] for line in lines}
+    for controllers, base, names in (
+        ("", root, ("memory.max", "memory.current")),
+        ("memory", root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ):
+        # Inside a container the path is often that of the host and not to be seen here.
+        inner = base / paths.get(controllers, "/").lstrip("/")
+        for folder in dict.fromkeys((inner, *inner.parents, base)):
+            if folder == base or base in folder.parents:
+                yield folder, *names
+
+
+def _reclaimable(stat: Path) -> int:
+    """Page cache that the kernel would take back first."""
+    try:
+        fields = dict(line.split() for line in stat.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
 
 def _number(path: Path) -> int | None:
@@ -87,3 +126,82 @@ def num_physical_cores() -> int:
         package, core = _number(topology / "physical_package_id"), _number(topology / "core_id")
         cores.add((package, core if core is not None else cpu))
     return max(1, len(cores))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
+
+    memory_read_gbps: Callable[[int], float]
+    int8_gops: Callable[[int], float]
+    disk: Callable[[Path], DiskProfile]
+
+
+def hardware_profile(
+    folder: Path | None, measure: Measure, cache: Path | None = None, is_forced: bool = False
+) -> HardwareProfile:
+    """This machine, and the disk under `folder` (None: none). Capacities are read anew each time; rates are
+    measured once and kept in the file `cache`, per machine and per disk."""
+    num_cores = num_physical_cores()
+    known = {} if is_forced or cache is None else _read_cache(cache)
+    machine, disk_key = _machine_key(num_cores), None
+    rates = known.get(machine)
+    is_new = rates is None
+    if rates is None:
+        rates = {
+            "memory_read_gbps": measure.memory_read_gbps(num_cores),
+            "int8_gops": measure.int8_gops(num_cores),
+        }
+        known[machine] = rates
+    disk = None
+    if folder is not None:
+        disk_key = f"disk {os.stat(folder).st_dev}"
+        if disk_key not in known:
+            known[disk_key], is_new = asdict(measure.disk(folder)), True
+        disk = DiskProfile(**known[disk_key])
+    if is_new and cache is not None:
+        _write_cache(cache, known)
+    return HardwareProfile(
+        num_cores=num_cores,
+        ram_bytes=total_memory_bytes(),
+        free_ram_bytes=free_memory_bytes(),
+        memory_read_gbps=rates["memory_read_gbps"],
+        int8_gops=rates["int8_gops"],
+        disk=disk,
+    )
+
+
+def _machine_key(num_cores: int) -> str:
+    """Another processor, other memory, or fewer cores: other rates."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
+    return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB"
+
+
+def _read_cache(path: Path) -> dict[str, Any]:
+    """{} for a file that is missing, broken or of another format: then it is measured again."""
+    try:
+        content = json.loads(path.read_text())
+        rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
+        for key, value in rates.items():
+            if key.startswith("disk "):
+                DiskProfile(**value)
+            else:
+                float(value["memory_read_gbps"]) and float(value["int8_gops"])
+        return dict(rates)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _write_cache(path: Path, rates: dict[str, Any]) -> None:
+    """As a whole or not at all; a folder that can't be written costs the next start some seconds."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"format_version": CACHE_VERSION, "rates": rates}, indent=2))
+        os.replace(temporary, path)
+    except OSError as error:
+        logger.warning("what was measured can't be kept in %s: %s", path, error.strerror)
