@@ -21,9 +21,16 @@ class EngineConfig:
     activations: Activations = "int16"
     #: Storage of K and V.
     kv_dtype: KVDtype = "float16"
-    #: Bytes for K and V. None: enough for `max_num_seqs` sequences of 2048 tokens (or of the
-    #: context, if shorter), but at least one of full context and at most a quarter of free RAM.
+    #: Bytes that the engine may take on the host: weights, staging, K and V, activations; not what Python
+    #: and torch need themselves. None: what is really free, less a tenth.
+    host_memory_bytes: int | None = None
+    #: The same on the GPU, its context included. None: what is free.
+    device_memory_bytes: int | None = None
+    #: Bytes for K and V. None: enough for `max_num_seqs` sequences of 2048 tokens (or of the context, if
+    #: shorter) and for one of full context, but at most an eighth of the budget if not all layers fit.
     kv_cache_bytes: int | None = None
+    #: The same in tokens.
+    num_kv_tokens: int | None = None
     #: Tokens per KV block.
     block_size: int = 16
     #: Longest sequence, prompt and answer together. None: what the model was made for, capped by
@@ -53,11 +60,16 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(choices))}"
                 )
+        if self.kv_cache_bytes is not None and self.num_kv_tokens is not None:
+            raise ConfigError("kv_cache_bytes and num_kv_tokens say the same thing twice; give one of them")
         # The native attention kernel works on 16 keys at a time.
         if self.block_size <= 0 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")
         for name, least in (
+            ("host_memory_bytes", 1),
+            ("device_memory_bytes", 1),
             ("kv_cache_bytes", 1),
+            ("num_kv_tokens", 1),
             ("max_model_len", 2),
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),

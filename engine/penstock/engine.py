@@ -25,13 +25,22 @@ from penstock.generation.executor import Cancelled, Executor
 from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
-from penstock.kernels import choose_kernels
-from penstock.memory.hardware import free_memory_bytes, num_physical_cores
+from penstock.kernels import QuantizedTensor, choose_kernels
+from penstock.memory.direct_io import DirectReader
+from penstock.memory.hardware import (
+    HardwareProfile,
+    Measure,
+    capacities,
+    hardware_profile,
+    num_physical_cores,
+)
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.plan import default_kv_cache_bytes, num_kv_blocks, resident_layers
+from penstock.memory.plan import MemoryPlan, plan_memory
 from penstock.memory.pools import MemoryPool
+from penstock.memory.rates import measure_disk, memory_read_gbps
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.model.registry import open_model
+from penstock.model.shapes import footprint
 from penstock.spec import ModelSpec
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
@@ -40,9 +49,6 @@ from penstock.weights.hub import find_model
 from penstock.weights.streamer import LayerStreamer, StoreReader
 
 logger = logging.getLogger(__name__)
-
-#: One layer is computed while the next one arrives.
-NUM_STAGING_SLOTS = 2
 
 ReportProgress = Callable[[int, int], None]
 
@@ -113,6 +119,8 @@ class Engine:
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
         self.default_sampling: dict[str, object] = {}
         self.metrics = EngineMetrics(kv_blocks_total=scheduler.block_manager.num_blocks)
+        #: What lies where, if load() made this engine.
+        self.plan: MemoryPlan | None = None
         self._requests: dict[str, _Request] = {}
         self._by_sequence: dict[int, _Request] = {}
         self._num_added = 0
@@ -128,22 +136,29 @@ class Engine:
         revision: str | None = None,
         is_patient: bool = True,
         tokenizer: Tokenizer | None = None,
+        hardware: HardwareProfile | None = None,
     ) -> Engine:
         """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
 
         report_progress(loaded, total) is called after each layer that stays in memory, and may raise to
         give up. Returns when all of them are there, or at once if not `is_patient`: the first step then
-        computes each layer as it arrives. `tokenizer` replaces the folder's own. Raises CheckpointError
-        kinds for what is wrong with the files, CapacityError for what does not fit.
+        computes each layer as it arrives. `tokenizer` replaces the folder's own; `hardware` is what was
+        measured, and without it only the free memory is looked up. Raises CheckpointError kinds for what is
+        wrong with the files, CapacityError for what does not fit.
         """
         config = config or EngineConfig()
         num_threads = config.num_threads or num_physical_cores()
         folder = find_model(model, revision, offline)
         family_type, spec, store = open_model(folder, config.ignore_unexpected_tensors)
         tokenizer = tokenizer or Tokenizer.load(folder)
+        kv_dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
+        size = footprint(spec, store.tensors, kv_dtype.itemsize)
+        plan = plan_memory(size, hardware or capacities(), config)
+        max_model_len = _max_model_len(spec, config, plan)
         embedding = store.read_resident(store.tensors.embedding)
         head = store.read_resident(store.tensors.head)
-        kv_cache, max_model_len = _allocate_kv(spec, config)
+        kv_pool = MemoryPool("KV cache", plan.kv_bytes)
+        kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_dtype, kv_pool)
         kernels = choose_kernels(config, num_threads)
         # Native kernels have threads of their own; torch's would only fight them for the cores, which
         # they keep busy for a while after each operation.
@@ -154,10 +169,13 @@ class Engine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
         )
-        resident = resident_layers(store.num_layers, config.num_resident_layers)
-        streamer = LayerStreamer(store, StoreReader(store, num_threads), resident, NUM_STAGING_SLOTS)
+        disk = hardware.disk if hardware else None
+        direct = DirectReader(disk.block_bytes, disk.depth) if disk else None
+        reader = StoreReader(store, num_threads, direct)
+        streamer = LayerStreamer(store, reader, plan.resident, plan.num_staging_slots)
         executor = Executor(family, embedding, head, streamer, kv_cache)
         engine = cls(spec, tokenizer, executor, scheduler, streamer, max_model_len)
+        engine.plan = plan
         engine.default_sampling = _default_sampling(folder)
         if is_patient:
             try:
@@ -344,33 +362,45 @@ class Engine:
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free
 
 
-def _allocate_kv(spec: ModelSpec, config: EngineConfig) -> tuple[KVCache, int]:
-    """The KV cache and the longest sequence it can hold. Raises CapacityError."""
-    dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
-    per_token = spec.kv_bytes_per_token(dtype.itemsize)
-    context = config.max_model_len or spec.max_position_embeddings
+def measure_hardware(
+    folder: Path | None, cache: Path | None = None, is_forced: bool = False
+) -> HardwareProfile:
+    """This machine, and the disk under `folder`, with rates measured once and kept in the file `cache`."""
+    measure = Measure(memory_read_gbps, _int8_gops, measure_disk)
+    return hardware_profile(folder, measure, cache, is_forced)
+
+
+def _int8_gops(num_threads: int) -> float:
+    """What our own product reaches on a block of a large model, in 1e9 INT8 operations a second."""
+    kernels = choose_kernels(EngineConfig(), num_threads)
+    weight = QuantizedTensor(torch.ones(4096, 4096, dtype=torch.int8), torch.ones(4096))
+    x = torch.randn(256, 4096)
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        kernels.int8_linear(x, weight)
+        times.append(time.perf_counter() - started)
+    return 2 * 2 * 256 * 4096 * 4096 / min(times) / 1e9  # two rows of integers for each token
+
+
+def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> int:
+    """The longest sequence that model, config and KV cache allow. Raises CapacityError and ConfigError."""
+    context, capacity = config.max_model_len or spec.max_position_embeddings, plan.num_kv_tokens
     if context > spec.max_position_embeddings:
         raise ConfigError(
             f"max_model_len is {context}; the model was made for {spec.max_position_embeddings} positions"
         )
-    num_bytes = config.kv_cache_bytes or default_kv_cache_bytes(
-        per_token, config.block_size, config.max_num_seqs, context, free_memory_bytes()
-    )
-    num_blocks = num_kv_blocks(num_bytes, per_token, config.block_size)
-    capacity = num_blocks * config.block_size
-    if capacity < 2 or (config.max_model_len is not None and capacity < config.max_model_len):
+    if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(
-            f"{num_bytes} bytes of KV cache hold {capacity} tokens of {per_token} bytes each; a sequence of "
-            f"{context} tokens needs {context * per_token}. Give it more (--kv-cache-memory) or ask for a "
-            "shorter context (--max-model-len)"
+            f"{plan.kv_bytes} bytes of KV cache hold {capacity} tokens; a sequence of {context} tokens needs "
+            "more. Give it more (--kv-tokens, --kv-cache-memory) or ask for less (--max-model-len)"
         )
     if capacity < context:
         logger.warning(
             "the model's context of %d tokens is cut to %d: that is what %d bytes of KV cache hold",
-            context, capacity, num_bytes,
+            context, capacity, plan.kv_bytes,
         )  # fmt: skip
-    pool = MemoryPool("KV cache", num_bytes)
-    return KVCache(spec, num_blocks, config.block_size, dtype, pool), min(context, capacity)
+    return min(context, capacity)
 
 
 def _default_sampling(folder: Path) -> dict[str, object]:

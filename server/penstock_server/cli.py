@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | generate | chat | convert | report`.
+"""The command line: `penstock serve | generate | chat | plan | hardware | convert | report`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = build_parser().parse_args(arguments)
     try:
-        settings = make_settings(vars(options), os.environ)
+        needs_model = options.command not in ("plan", "hardware")  # a shape will do, or nothing
+        settings = make_settings(vars(options), os.environ, needs_model)
         return _run(options, settings)
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -54,6 +55,12 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         from penstock_server.report import report
 
         return report(settings, options.json)
+    if options.command in ("plan", "hardware"):
+        from penstock_server import plan_report
+
+        if options.command == "plan":
+            return plan_report.run_plan(settings, options.shape, options.card, options.json)
+        return plan_report.run_hardware(settings, options.folder, options.json, options.remeasure)
     if options.command == "convert":
         from penstock_server import converting
 
@@ -91,6 +98,17 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(convert, ["model"])
     convert.add_argument("target", nargs="?", type=Path, metavar="OUT", help="folder to write")
     convert.add_argument("--verify", action="store_true", help="compare the checksums of a converted MODEL")
+
+    plan = commands.add_parser("plan", help="what would lie where, and how fast it would be")
+    plan.add_argument("--shape", metavar="NAME", help="a well-known model instead of one that is here")
+    plan.add_argument("--card", metavar="NAME", help="a well-known card, such as 'GTX 1060 6 GB'")
+    plan.add_argument("--json", action="store_true", help="as data")
+    add_flags(plan, ["model", "engine"])
+
+    hardware = commands.add_parser("hardware", help="what this machine has and reaches")
+    hardware.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
+    hardware.add_argument("--remeasure", action="store_true", help="forget what was measured before")
+    hardware.add_argument("--json", action="store_true", help="as data")
 
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")

@@ -110,6 +110,14 @@ class Settings:
         "model", "never ask the hub; use what was downloaded before", False, parse=parse_bool
     )
 
+    cache_dir: Path = _setting(
+        "model",
+        "where measured rates of this machine are kept",
+        Path.home() / ".cache" / "penstock",
+        parse=Path,
+        metavar="FOLDER",
+    )
+
     max_model_len: int | None = _setting(
         "engine",
         "longest sequence in tokens, prompt and answer together; default: the model's own length, "
@@ -126,9 +134,30 @@ class Settings:
         EngineConfig.max_num_batched_tokens,
         parse=parse_int,
     )
+    host_memory: int | None = _setting(
+        "engine",
+        "what the engine may take of the host's memory, such as 6GiB; default: what is free, less a tenth; "
+        "layers beyond it are read from disk in each step",
+        EngineConfig.host_memory_bytes,
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
+    device_memory: int | None = _setting(
+        "engine",
+        "what it may take of the GPU's memory; default: what is free",
+        EngineConfig.device_memory_bytes,
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
+    kv_tokens: int | None = _setting(
+        "engine",
+        "tokens whose keys and values have room; default: by the model and the free memory",
+        EngineConfig.num_kv_tokens,
+        parse=parse_int,
+    )
     kv_cache_memory: int | None = _setting(
         "engine",
-        "memory for keys and values, such as 2GiB; default: by the model and the free memory",
+        "the same as memory, such as 2GiB",
         EngineConfig.kv_cache_bytes,
         parse=parse_bytes,
         metavar="SIZE",
@@ -224,7 +253,10 @@ class Settings:
         return EngineConfig(
             activations=self.activations,
             kv_dtype=self.kv_dtype,
+            host_memory_bytes=self.host_memory,
+            device_memory_bytes=self.device_memory,
             kv_cache_bytes=self.kv_cache_memory,
+            num_kv_tokens=self.kv_tokens,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -317,7 +349,9 @@ def _is_not_ours(name: str, text: str) -> bool:
     )
 
 
-def make_settings(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+def make_settings(
+    arguments: Mapping[str, Any], environ: Mapping[str, str], needs_model: bool = True
+) -> Settings:
     """Flags over variables over defaults. Raises ConfigError; unknown arguments are not ours."""
     names = {field.name for field in dataclasses.fields(Settings)}
     flags = {
@@ -326,6 +360,6 @@ def make_settings(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> S
         if name in names
     }
     settings = Settings(**(read_environment(environ) | flags))
-    if not settings.model:
+    if needs_model and not settings.model:
         raise ConfigError("no model given: name a folder, a hub repository or 'demo'")
     return settings

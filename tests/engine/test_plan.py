@@ -1,11 +1,71 @@
-"""Pure memory decisions."""
+"""The memory plan on invented machines and models."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.memory.plan import default_kv_cache_bytes, num_kv_blocks, resident_layers
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError, ConfigError
+from penstock.memory.cost import predict_step
+from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
+from penstock.memory.plan import NUM_STAGING_SLOTS, PAGE, MemoryPlan, plan_memory, resident_layers
+from penstock.model.registry import find_family
+from penstock.model.shapes import find_shape, footprint
+from penstock.spec import ModelFootprint
+
+GIB = 1 << 30
+DISK = DiskProfile(2.0, 4 << 20, 4, True)
+GTX_1060 = DeviceProfile("GTX 1060 6 GB", (6, 1), 6 * GIB, 6 * GIB, 192.0, 12.0, 17000.0, 12 * GIB)
+
+
+def machine(free: int, device: DeviceProfile | None = None) -> HardwareProfile:
+    return HardwareProfile(2, 2 * free, free, 40.0, 1500.0, DISK, device)
+
+
+def shape(name: str) -> ModelFootprint:
+    config = find_shape(name)
+    family = find_family(config)
+    spec = family.read_spec(config)
+    return footprint(spec, family.model_tensors(spec))
+
+
+footprints = st.builds(
+    ModelFootprint,
+    layer_bytes=st.lists(st.integers(1, 10**9), min_size=1, max_size=40).map(tuple),
+    embedding_bytes=st.integers(1, 10**9),
+    head_bytes=st.integers(1, 10**9),
+    kv_bytes_per_token=st.integers(1, 10**6),
+    layer_elements=st.integers(1, 10**11),
+    head_elements=st.integers(1, 10**9),
+    max_position_embeddings=st.integers(2, 10**5),
+    hidden_size=st.integers(1, 10**4),
+    widest_layer=st.integers(1, 10**5),
+    vocab_size=st.integers(1, 10**5),
+)
+configs = st.fixed_dictionaries(
+    {"max_num_seqs": st.integers(1, 64), "max_num_batched_tokens": st.integers(1, 512)},
+    optional={"num_kv_tokens": st.integers(1, 10**4), "block_size": st.sampled_from([16, 32])},
+)
+devices = st.none() | st.builds(
+    DeviceProfile,
+    name=st.just("x"), compute_capability=st.just((6, 1)), total_bytes=st.just(10**12),
+    free_bytes=st.integers(0, 10**11), memory_gbps=st.floats(1, 1000), host_to_device_gbps=st.floats(1, 50),
+    int8_gops=st.floats(1, 10**5), pinnable_bytes=st.integers(0, 10**11),
+)  # fmt: skip
+machines = st.builds(machine, free=st.integers(0, 10**11), device=devices)
+
+
+def planned(model: ModelFootprint, hardware: HardwareProfile, **config: Any) -> MemoryPlan | None:
+    try:
+        return plan_memory(model, hardware, EngineConfig(**config))
+    except CapacityError:
+        return None
 
 
 @given(num_layers=st.integers(1, 100), num_resident=st.integers(0, 120))
@@ -23,17 +83,108 @@ def test_none_means_all_layers() -> None:
     assert resident_layers(5, None) == {0, 1, 2, 3, 4}
 
 
-@given(
-    per_token=st.integers(1, 10**6),
-    max_num_seqs=st.integers(1, 256),
-    context=st.integers(2, 10**6),
-    free=st.integers(0, 10**12),
-)
-def test_the_default_cache_never_exceeds_a_quarter_of_what_is_free(
-    per_token: int, max_num_seqs: int, context: int, free: int
+@given(model=footprints, hardware=machines, config=configs)
+def test_never_over_a_budget_and_every_byte_is_counted(
+    model: ModelFootprint, hardware: HardwareProfile, config: dict[str, Any]
 ) -> None:
-    num_bytes = default_kv_cache_bytes(per_token, 16, max_num_seqs, context, free)
-    assert num_bytes <= free // 4
-    if num_bytes < free // 4:  # not cut: it holds what it promises
-        held = num_kv_blocks(num_bytes, per_token, 16) * 16
-        assert held >= max(max_num_seqs * min(context, 2048), context)
+    plan = planned(model, hardware, **config)
+    if plan is None:
+        return
+    assert plan == planned(model, hardware, **config), "the same question has the same answer"
+    assert plan.host_used_bytes <= plan.host_budget_bytes <= hardware.free_ram_bytes
+    assert plan.device_used_bytes <= plan.device_budget_bytes
+    assert [layer.num_bytes for layer in plan.layers] == [-(-b // PAGE) * PAGE for b in model.layer_bytes]
+    home = "host" if hardware.device is None else "device"
+    for layer in plan.layers:
+        assert layer.is_resident == (layer.home == home)
+    num_streamed = len(plan.layers) - len(plan.resident)
+    assert plan.num_staging_slots == min(NUM_STAGING_SLOTS, num_streamed)
+    num_from_disk = sum(layer.home == "disk" for layer in plan.layers)
+    assert plan.num_host_slots == (min(NUM_STAGING_SLOTS, num_from_disk) if hardware.device else 0)
+    assert plan.kv_bytes == plan.num_kv_blocks * plan.block_size * model.kv_bytes_per_token
+    if "num_kv_tokens" in config:
+        assert 0 <= plan.num_kv_tokens - config["num_kv_tokens"] < plan.block_size
+
+
+@given(model=footprints, hardware=machines, config=configs, more=st.integers(0, 10**10))
+def test_more_memory_never_hurts(
+    model: ModelFootprint, hardware: HardwareProfile, config: dict[str, Any], more: int
+) -> None:
+    config = {"num_kv_tokens": 100} | config
+    less = planned(model, hardware, **config)
+    larger = replace(hardware, free_ram_bytes=hardware.free_ram_bytes + more)
+    if hardware.device is not None:
+        free = hardware.device.free_bytes + more
+        larger = replace(larger, device=replace(hardware.device, free_bytes=free))
+    plan = planned(model, larger, **config)
+    if less is None:
+        return
+    assert plan is not None and len(plan.resident) >= len(less.resident)
+    steps = [predict_step(p, model, larger, EngineConfig(**config), 1, 1) for p in (plan, less)]
+    assert steps[0].seconds <= steps[1].seconds * (1 + 1e-9)
+
+
+@given(model=footprints, hardware=machines, config=configs)
+def test_the_least_that_would_work_works_and_less_does_not(
+    model: ModelFootprint, hardware: HardwareProfile, config: dict[str, Any]
+) -> None:
+    name = "host" if hardware.device is None else "device"
+    setting = f"{name}_memory_bytes"
+    with pytest.raises(CapacityError) as caught:
+        plan_memory(model, hardware, EngineConfig(**config, **{setting: 1}))
+    found = re.search(r"needs at least (\d+) bytes \(\S+ GiB\) of (\w+) memory", str(caught.value))
+    assert found and found[2] == name
+    least = int(found[1])
+    enough = {"host_memory_bytes": 10**14, setting: least}
+    larger = hardware
+    if hardware.device is not None:
+        larger = replace(hardware, device=replace(hardware.device, pinnable_bytes=10**14))
+    plan_memory(model, larger, EngineConfig(**config, **enough))
+    with pytest.raises(CapacityError):
+        plan_memory(model, larger, EngineConfig(**config, **enough | {setting: least - 1}))
+
+
+def test_solar_on_a_gtx_1060() -> None:
+    """10.7 GB of INT8, 6 GiB of device memory, 16 GiB free: a bit over half is streamed from pinned RAM, and
+    the link is what a step waits for."""
+    model, hardware = shape("solar-10.7b"), machine(16 * GIB, GTX_1060)
+    config = EngineConfig(num_kv_tokens=4096)
+    plan = plan_memory(model, hardware, config)
+    assert 5.7 * GIB < plan.device_used_bytes <= 6 * GIB
+    assert plan.layer_bytes("disk") == 0 and plan.num_host_slots == 0
+    assert len(plan.resident) == pytest.approx(21, abs=2)
+    step = predict_step(plan, model, hardware, config, 1, 1)
+    assert step.binding == "host to device"
+    assert step.floor_s == pytest.approx(plan.streamed_bytes / 12e9)
+    prompt = predict_step(plan, model, hardware, config, 512, 1)
+    assert prompt.binding == "arithmetic"
+    # With 4 GiB on the host most of it comes from disk, through a ring of two slots.
+    plan = plan_memory(model, machine(4 * GIB, GTX_1060), config)
+    assert plan.layer_bytes("disk") > 0 and plan.num_host_slots == 2
+
+
+def test_solar_without_a_gpu_in_6_gib() -> None:
+    model, hardware = shape("solar-10.7b"), machine(20 * GIB)
+    config = EngineConfig(host_memory_bytes=6 * GIB)
+    plan = plan_memory(model, hardware, config)
+    assert plan.host_budget_bytes == 6 * GIB and not plan.has_gpu
+    assert 5.8 * GIB < plan.host_used_bytes <= 6 * GIB
+    assert predict_step(plan, model, hardware, config, 1, 1).binding == "disk"
+    assert plan.num_kv_tokens >= 2048 and plan.notes
+    whole = plan_memory(model, hardware, EngineConfig())
+    assert len(whole.resident) == 48 and whole.num_staging_slots == 0
+    assert predict_step(whole, model, hardware, config, 1, 1).binding == "memory"
+
+
+def test_a_number_of_resident_layers_can_be_forced() -> None:
+    model, hardware = shape("tinyllama-1.1b"), machine(8 * GIB)
+    for count in (0, 1, 21, 22, 50):
+        plan = plan_memory(model, hardware, EngineConfig(num_resident_layers=count))
+        assert plan.resident == resident_layers(22, count)
+    with pytest.raises(CapacityError):
+        plan_memory(model, hardware, EngineConfig(num_resident_layers=22, host_memory_bytes=GIB))
+
+
+def test_keys_and_values_are_said_once() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        EngineConfig(num_kv_tokens=10, kv_cache_bytes=10)

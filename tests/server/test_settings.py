@@ -131,6 +131,8 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         model="m",
         activations="int8",
         kv_dtype="float32",
+        host_memory=1,
+        device_memory=1,
         kv_cache_memory=1,
         block_size=32,
         max_model_len=2,
@@ -141,7 +143,10 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         kernels="torch",
         ignore_unexpected_tensors=True,
     ).engine_config()
+    assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     for field in dataclasses.fields(EngineConfig):
+        if field.name == "num_kv_tokens":  # another way to say kv_cache_bytes
+            continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 
 

@@ -128,6 +128,11 @@ def num_physical_cores() -> int:
     return max(1, len(cores))
 
 
+def capacities() -> HardwareProfile:
+    """What can be looked up without measuring; rates are 0."""
+    return HardwareProfile(num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Measure:
     """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""

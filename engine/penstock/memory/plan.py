@@ -1,6 +1,103 @@
-"""What lies where: pure arithmetic on plain numbers, no device, no clock, no file."""
+"""What lies where: pure arithmetic on plain numbers, no device, no clock, no file.
+
+The compute device holds what a step needs at once (head, staging, keys and values, activations) and as many
+layers as fit beside them; the others wait in host memory or on disk and are streamed. Without a GPU the
+compute device is the CPU, its memory is the host's, and the others wait on disk.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError
+from penstock.memory.hardware import HardwareProfile
+from penstock.spec import ModelFootprint
+
+Home = Literal["device", "host", "disk"]
+
+PAGE = 4096
+#: One layer is computed while the next one arrives.
+NUM_STAGING_SLOTS = 2
+#: Left to others when a budget is "auto": a share of what is free, and at least so much.
+SPARE_SHARE, MIN_SPARE_BYTES = 0.1, 512 << 20
+#: What a CUDA context takes of the device before anything is allocated.
+CUDA_CONTEXT_BYTES = 400 << 20
+#: Tokens that a sequence is given room for when nobody says how many.
+USUAL_TOKENS = 2048
+#: When not all layers fit, keys and values take at most this share of the budget, but hold one sequence.
+KV_SHARE = 0.125
+
+
+@dataclass(frozen=True)
+class LayerPlacement:
+    """Where a layer's bytes wait, and whether the compute device keeps them."""
+
+    home: Home
+    is_resident: bool
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes are those that will be allocated."""
+
+    layers: tuple[LayerPlacement, ...]
+    embedding_bytes: int
+    head_bytes: int
+    #: On the compute device; and on the host, where layers pass from disk to a GPU.
+    num_staging_slots: int
+    num_host_slots: int
+    staging_slot_bytes: int
+    block_size: int
+    num_kv_blocks: int
+    kv_bytes: int
+    workspace_bytes: int
+    has_gpu: bool
+    host_budget_bytes: int
+    #: 0 without a GPU.
+    device_budget_bytes: int
+    #: What was traded for what, for people.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def resident(self) -> frozenset[int]:
+        return frozenset(index for index, layer in enumerate(self.layers) if layer.is_resident)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.num_kv_blocks * self.block_size
+
+    def layer_bytes(self, home: Home, is_resident: bool | None = None) -> int:
+        """Of the layers of a home; of those that are resident (or not) alone, if asked."""
+        return sum(
+            layer.num_bytes
+            for layer in self.layers
+            if layer.home == home and is_resident in (None, layer.is_resident)
+        )
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Per step."""
+        return sum(layer.num_bytes for layer in self.layers if not layer.is_resident)
+
+    @property
+    def device_used_bytes(self) -> int:
+        if not self.has_gpu:
+            return 0
+        return (
+            CUDA_CONTEXT_BYTES + self.head_bytes + self.layer_bytes("device") + self.kv_bytes
+            + self.workspace_bytes + self.num_staging_slots * self.staging_slot_bytes
+        )  # fmt: skip
+
+    @property
+    def host_used_bytes(self) -> int:
+        used = self.embedding_bytes + self.layer_bytes("host")
+        if self.has_gpu:
+            return used + self.num_host_slots * self.staging_slot_bytes
+        staging = self.num_staging_slots * self.staging_slot_bytes
+        return used + self.head_bytes + self.kv_bytes + self.workspace_bytes + staging
 
 
 def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]:
@@ -13,17 +110,171 @@ def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]
     return frozenset(range(num_layers)) - streamed
 
 
-def num_kv_blocks(kv_cache_bytes: int, kv_bytes_per_token: int, block_size: int) -> int:
-    """Blocks that a budget holds."""
-    return kv_cache_bytes // (kv_bytes_per_token * block_size)
+def plan_memory(footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
+    """Decide where everything lies. Raises CapacityError, which says what is the least that would work."""
+    return _Planner(footprint, hardware, config).plan()
 
 
-def default_kv_cache_bytes(
-    kv_bytes_per_token: int, block_size: int, max_num_seqs: int, context_len: int, free_bytes: int
-) -> int:
-    """Room for `max_num_seqs` sequences of 2048 tokens (or the context, if that is shorter) or one
-    sequence of full context, whichever is more; at most a quarter of `free_bytes`."""
-    per_seq = min(context_len, 2048)
-    tokens = max(max_num_seqs * per_seq, context_len)
-    blocks = -(-tokens // block_size)
-    return min(blocks * block_size * kv_bytes_per_token, free_bytes // 4)
+def workspace_bytes(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """An upper estimate of what activations take at the largest step.
+
+    Per token some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers of
+    each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary.
+    """
+    per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
+    per_seq = 4 * 4 * footprint.vocab_size
+    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
+
+
+class _Planner:
+    """One model on one machine."""
+
+    def __init__(self, footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> None:
+        self.footprint = footprint
+        self.hardware = hardware
+        self.config = config
+        self.block_bytes = footprint.kv_bytes_per_token * config.block_size
+        self.sizes = [_pages(size) for size in footprint.layer_bytes]
+        self.slot_bytes = max(self.sizes, default=0)
+        self.embedding_bytes = _pages(footprint.embedding_bytes)
+        self.head_bytes = _pages(footprint.head_bytes)
+        self.workspace = workspace_bytes(footprint, config)
+        self.context = min(config.max_model_len or 1 << 62, footprint.max_position_embeddings)
+        self.gpu = hardware.device
+        self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
+        self.device_budget = 0
+        if self.gpu is not None:
+            self.device_budget = config.device_memory_bytes or self.gpu.free_bytes
+
+    def plan(self) -> MemoryPlan:
+        budget = self.device_budget if self.gpu else self.host_budget
+        fixed = self.head_bytes + self.workspace
+        fixed += CUDA_CONTEXT_BYTES if self.gpu else self.embedding_bytes
+        wanted, least = self._kv_blocks_wanted(), self._kv_blocks_least()
+        num_blocks = wanted
+        is_explicit = self.config.kv_cache_bytes is not None or self.config.num_kv_tokens is not None
+        if not is_explicit and fixed + sum(self.sizes) + wanted * self.block_bytes > budget:
+            affordable = int(KV_SHARE * budget) // self.block_bytes
+            num_blocks = max(least, min(wanted, affordable))
+        num_resident = self._num_resident(budget - fixed - num_blocks * self.block_bytes)
+        if num_resident is None and not is_explicit:
+            num_blocks = least
+            num_resident = self._num_resident(budget - fixed - num_blocks * self.block_bytes)
+        left = budget - fixed - num_blocks * self.block_bytes
+        if num_resident is None:
+            raise self._refusal(budget, fixed + num_blocks * self.block_bytes)
+        resident = resident_layers(len(self.sizes), num_resident)
+        num_slots = NUM_STAGING_SLOTS if len(resident) < len(self.sizes) else 0
+        num_slots = min(num_slots, len(self.sizes) - len(resident))
+        if not is_explicit:  # what no layer fits into
+            rest = left - sum(self.sizes[i] for i in resident) - num_slots * self.slot_bytes
+            num_blocks = min(wanted, num_blocks + rest // self.block_bytes)
+        placements, num_host_slots = self._place(resident)
+        return MemoryPlan(
+            layers=placements,
+            embedding_bytes=self.embedding_bytes,
+            head_bytes=self.head_bytes,
+            num_staging_slots=num_slots,
+            num_host_slots=num_host_slots,
+            staging_slot_bytes=self.slot_bytes if num_slots else 0,
+            block_size=self.config.block_size,
+            num_kv_blocks=num_blocks,
+            kv_bytes=num_blocks * self.block_bytes,
+            workspace_bytes=self.workspace,
+            has_gpu=self.gpu is not None,
+            host_budget_bytes=self.host_budget,
+            device_budget_bytes=self.device_budget,
+            notes=self._notes(num_blocks, wanted, len(resident)),
+        )
+
+    def _kv_blocks_wanted(self) -> int:
+        config = self.config
+        if config.kv_cache_bytes is not None:
+            return config.kv_cache_bytes // self.block_bytes
+        if config.num_kv_tokens is not None:
+            return -(-config.num_kv_tokens // config.block_size)
+        tokens = max(config.max_num_seqs * min(self.context, USUAL_TOKENS), self.context)
+        return -(-tokens // config.block_size)
+
+    def _kv_blocks_least(self) -> int:
+        return -(-(self.config.max_model_len or min(self.context, USUAL_TOKENS)) // self.config.block_size)
+
+    def _num_resident(self, left: int) -> int | None:
+        """As many as fit beside the staging slots that the others then need; None if not even those."""
+        return next((count for count in self._counts() if self._needed(count) <= left), None)
+
+    def _counts(self) -> range:
+        """Numbers of resident layers to choose from, most first."""
+        most, forced = len(self.sizes), self.config.num_resident_layers
+        return range(most, -1, -1) if forced is None else range(min(forced, most), min(forced, most) - 1, -1)
+
+    def _needed(self, num_resident: int) -> int:
+        """Bytes of so many resident layers and of staging for the others."""
+        resident = resident_layers(len(self.sizes), num_resident)
+        num_slots = min(NUM_STAGING_SLOTS, len(self.sizes) - len(resident))
+        return sum(self.sizes[index] for index in resident) + num_slots * self.slot_bytes
+
+    def _place(self, resident: frozenset[int]) -> tuple[tuple[LayerPlacement, ...], int]:
+        """Homes of all layers, and staging slots on the host. Raises CapacityError."""
+        streamed = [index for index in range(len(self.sizes)) if index not in resident]
+        if not self.gpu:
+            homes: dict[int, Home] = dict.fromkeys(streamed, "disk")
+            homes |= dict.fromkeys(resident, "host")
+            return self._placements(homes, resident), 0
+        left = min(self.host_budget, self.gpu.pinnable_bytes) - self.embedding_bytes
+        for num_pinned in range(len(streamed), -1, -1):
+            pinned = {streamed[i] for i in resident_layers(len(streamed), num_pinned)}
+            num_slots = min(NUM_STAGING_SLOTS, len(streamed) - num_pinned)
+            if sum(self.sizes[index] for index in pinned) + num_slots * self.slot_bytes <= left:
+                homes = {index: "host" if index in pinned else "disk" for index in streamed}
+                homes |= dict.fromkeys(resident, "device")
+                return self._placements(homes, resident), num_slots
+        least = self.embedding_bytes + min(NUM_STAGING_SLOTS, len(streamed)) * self.slot_bytes
+        raise CapacityError(
+            f"the host needs at least {least} bytes ({gib(least)}) for the embedding and staging, but has "
+            f"{self.host_budget}; raise --host-memory to that"
+        )
+
+    def _placements(self, homes: dict[int, Home], resident: frozenset[int]) -> tuple[LayerPlacement, ...]:
+        return tuple(
+            LayerPlacement(homes[index], index in resident, size) for index, size in enumerate(self.sizes)
+        )
+
+    def _refusal(self, budget: int, fixed: int) -> CapacityError:
+        least = fixed + min(self._needed(count) for count in self._counts())
+        name = "device" if self.gpu else "host"
+        return CapacityError(
+            f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
+            f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations and keys "
+            f"and values, the rest for layers and staging. Raise --{name}-memory, or lower --kv-tokens, "
+            "--max-num-batched-tokens or --max-num-seqs"
+        )
+
+    def _notes(self, num_blocks: int, wanted: int, num_resident: int) -> tuple[str, ...]:
+        notes = []
+        size, num_layers = self.config.block_size, len(self.sizes)
+        if num_blocks < wanted:
+            notes.append(
+                f"keys and values have room for {num_blocks * size} tokens instead of {wanted * size}, so "
+                "that more layers stay in memory; --kv-tokens decides otherwise"
+            )
+        if num_resident < num_layers:
+            num_freed = num_blocks * self.block_bytes // 2 // max(self.slot_bytes, 1)
+            if num_freed:
+                more = min(num_freed, num_layers - num_resident)
+                notes.append(
+                    f"with half the room for keys and values {more} more layers would stay in memory"
+                )
+        return tuple(notes)
+
+
+def _auto(free_bytes: int) -> int:
+    return max(0, free_bytes - max(MIN_SPARE_BYTES, int(SPARE_SHARE * free_bytes)))
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE) * PAGE
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,71 @@
+"""How long a step takes by a plan: the floor that physics sets, term by term. Pure.
+
+A step reads every weight once, streams what is not resident, and multiplies. These overlap, so the longest
+counts: max(bytes / rate of each link, bytes of weights / rate of the memory, operations / rate). What does
+not overlap is a little time per layer for everything that is not a matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.config import EngineConfig
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.plan import MemoryPlan
+from penstock.spec import ModelFootprint
+
+#: Norms, attention over a short context, activations and the calls themselves: measured on two cores.
+LAYER_OVERHEAD_S = 150e-6
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Seconds of a step of `num_tokens` tokens, of which `num_sampled` are sampled."""
+
+    num_tokens: int
+    num_sampled: int
+    #: Link or unit -> seconds that it is busy.
+    terms: dict[str, float]
+    overhead_s: float
+
+    @property
+    def floor_s(self) -> float:
+        return max(self.terms.values())
+
+    @property
+    def seconds(self) -> float:
+        return self.floor_s + self.overhead_s
+
+    @property
+    def binding(self) -> str:
+        """What the step waits for."""
+        return max(self.terms, key=lambda name: self.terms[name])
+
+
+def predict_step(
+    plan: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    num_tokens: int,
+    num_sampled: int,
+) -> StepPrediction:
+    """The floor's terms. A rate that is unknown (0, or no disk measured) has no term."""
+    rows = 2 if config.activations == "int16" else 1
+    operations = 2 * rows * (num_tokens * footprint.layer_elements + num_sampled * footprint.head_elements)
+    matrix_bytes = sum(footprint.layer_bytes) + footprint.head_elements
+    disk_bytes = plan.layer_bytes("disk")
+    device = hardware.device
+    memory_gbps = device.memory_gbps if device else hardware.memory_read_gbps
+    gops = device.int8_gops if device else hardware.int8_gops
+    # What is streamed is written to memory before it is read.
+    amounts = {
+        "memory": (matrix_bytes + plan.streamed_bytes, memory_gbps),
+        "arithmetic": (operations, gops),
+        "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
+        "host to device": (plan.streamed_bytes, device.host_to_device_gbps if device else 0.0),
+    }
+    terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
+    return StepPrediction(
+        num_tokens, num_sampled, terms or {"nothing": 0.0}, LAYER_OVERHEAD_S * len(plan.layers)
+    )

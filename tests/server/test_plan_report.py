@@ -1,0 +1,67 @@
+"""The plan and hardware commands, on an invented machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock_server import cli, plan_report
+
+GIB = 1 << 30
+MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
+
+
+@pytest.fixture(autouse=True)
+def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_report, "measure_hardware", lambda *_: MACHINE)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_as_a_table_and_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", "--kv-tokens", "4096")
+    data: dict[str, Any] = json.loads(run(capsys, *flags, "--json"))
+    plan = data["plan"]
+    assert plan["host_used_bytes"] <= 6 * GIB == plan["host_budget_bytes"]
+    streamed = sum(layer["num_bytes"] for layer in plan["layers"] if layer["home"] == "disk")
+    step = data["steps"]["decode, 1 sequence"]
+    assert step["terms"]["disk"] == pytest.approx(streamed / 2e9) and step["binding"] == "disk"
+    text = run(capsys, *flags)
+    assert f"{plan['num_resident_layers']} layers" in text and "waits for disk" in text
+    assert f"{streamed / 2**30:8.2f} GiB" in text and "of a budget of 6.00 GiB" in text
+    # What the table shows adds up to what is used.
+    rows = [line.split() for line in text.splitlines() if " host " in line and " GiB" in line]
+    total = sum(float(row[row.index("GiB") - 1]) for row in rows)
+    assert total == pytest.approx(plan["host_used_bytes"] / 2**30, abs=0.05)
+
+
+def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
+    assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text
+
+
+def test_a_folder_needs_no_weights(
+    capsys: pytest.CaptureFixture[str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_llama / "config.json").read_bytes())
+    assert "3 layers" in run(capsys, "plan", str(tmp_path))
+
+
+def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan"]) == 2
+    assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
+    assert "needs at least" in capsys.readouterr().err
+    assert cli.main(["hardware", "/nowhere"]) == 2
+
+
+def test_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = run(capsys, "hardware", str(tmp_path))
+    assert "disk 2.00 GB/s (direct, 4 MiB blocks, 4 in flight)" in text and "memory 40.0 GB/s" in text
+    assert json.loads(run(capsys, "hardware", str(tmp_path), "--json"))["disk"]["depth"] == 4
