@@ -14,6 +14,7 @@ from penstock.async_engine import EngineStatus
 from penstock.engine import Engine, RequestOutput
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
 
 EOS = 256
@@ -79,6 +80,7 @@ class FakeModel:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
+        self.plan: MemoryPlan | None = None
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
 

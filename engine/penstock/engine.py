@@ -118,9 +118,14 @@ class Engine:
         self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
         self.default_sampling: dict[str, object] = {}
-        self.metrics = EngineMetrics(kv_blocks_total=scheduler.block_manager.num_blocks)
+        self.metrics = EngineMetrics(
+            kv_blocks_total=scheduler.block_manager.num_blocks,
+            num_resident_layers=streamer.num_resident,
+            num_streamed_layers=streamer.store.num_layers - streamer.num_resident,
+        )
         #: What lies where, if load() made this engine.
         self.plan: MemoryPlan | None = None
+        self.config = EngineConfig()
         self._requests: dict[str, _Request] = {}
         self._by_sequence: dict[int, _Request] = {}
         self._num_added = 0
@@ -155,8 +160,6 @@ class Engine:
         size = footprint(spec, store.tensors, kv_dtype.itemsize)
         plan = plan_memory(size, hardware or capacities(), config)
         max_model_len = _max_model_len(spec, config, plan)
-        embedding = store.read_resident(store.tensors.embedding)
-        head = store.read_resident(store.tensors.head)
         kv_pool = MemoryPool("KV cache", plan.kv_bytes)
         kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_dtype, kv_pool)
         kernels = choose_kernels(config, num_threads)
@@ -172,10 +175,12 @@ class Engine:
         disk = hardware.disk if hardware else None
         direct = DirectReader(disk.block_bytes, disk.depth) if disk else None
         reader = StoreReader(store, num_threads, direct)
+        embedding = reader.read_resident(store.tensors.embedding)
+        head = reader.read_resident(store.tensors.head)
         streamer = LayerStreamer(store, reader, plan.resident, plan.num_staging_slots)
         executor = Executor(family, embedding, head, streamer, kv_cache)
         engine = cls(spec, tokenizer, executor, scheduler, streamer, max_model_len)
-        engine.plan = plan
+        engine.plan, engine.config = plan, config
         engine.default_sampling = _default_sampling(folder)
         if is_patient:
             try:

@@ -35,6 +35,8 @@ class EngineMetrics:
     num_waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    num_resident_layers: int = 0
+    num_streamed_layers: int = 0
 
     def record(self, step: StepStats) -> None:
         self.num_steps += 1

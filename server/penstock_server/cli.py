@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | generate | chat | plan | hardware | convert | report`.
+"""The command line: `penstock serve | generate | chat | plan | hardware | bench | convert | report`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = build_parser().parse_args(arguments)
     try:
-        needs_model = options.command not in ("plan", "hardware")  # a shape will do, or nothing
+        needs_model = options.command not in ("plan", "hardware", "bench")  # a shape will do, or nothing
         settings = make_settings(vars(options), os.environ, needs_model)
         return _run(options, settings)
     except ConfigError as error:
@@ -61,6 +61,10 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         if options.command == "plan":
             return plan_report.run_plan(settings, options.shape, options.card, options.json)
         return plan_report.run_hardware(settings, options.folder, options.json, options.remeasure)
+    if options.command == "bench":
+        from penstock_server.benchmark import run_bench
+
+        return run_bench(settings, options.shape, tuple(options.sequences), options.prompt, options.json)
     if options.command == "convert":
         from penstock_server import converting
 
@@ -109,6 +113,17 @@ def build_parser() -> argparse.ArgumentParser:
     hardware.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
     hardware.add_argument("--remeasure", action="store_true", help="forget what was measured before")
     hardware.add_argument("--json", action="store_true", help="as data")
+
+    bench = commands.add_parser("bench", help="what this machine reaches with a model, or a shape of one")
+    bench.add_argument("--shape", metavar="NAME", help="random weights of a well-known shape")
+    bench.add_argument(
+        "--sequences", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="decode with N at a time"
+    )
+    bench.add_argument(
+        "--prompt", action=argparse.BooleanOptionalAction, default=True, help="a prompt of 512"
+    )
+    bench.add_argument("--json", action="store_true", help="the line of data alone")
+    add_flags(bench, ["model", "engine"])
 
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")

@@ -14,7 +14,7 @@ from penstock.weights.hub import find_model
 from penstock_server.settings import Settings
 
 
-class _Bar:
+class ProgressBar:
     """Progress as (done, total), on stderr; a bar in a terminal, a line for each part elsewhere."""
 
     def __init__(self, description: str, unit: str) -> None:
@@ -35,7 +35,7 @@ def run_convert(settings: Settings, target: Path) -> int:
     store = open_model(
         find_model(settings.model, settings.revision, settings.offline), settings.ignore_unexpected_tensors
     ).store
-    bar = _Bar(f"converting to {target}", "B")
+    bar = ProgressBar(f"converting to {target}", "B")
     try:
         report = convert(store, target, bar)
     finally:
@@ -48,7 +48,7 @@ def run_verify(folder: Path) -> int:
     """Raises CheckpointError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    bar = _Bar(f"verifying {folder}", "file")
+    bar = ProgressBar(f"verifying {folder}", "file")
     try:
         num_files = verify(folder, bar)
     finally:

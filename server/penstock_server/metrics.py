@@ -134,6 +134,8 @@ class _EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Sequences in the batch", now.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Sequences waiting", now.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", used)
+        yield self._gauge("penstock:resident_layers", "Layers kept in memory", now.num_resident_layers)
+        yield self._gauge("penstock:streamed_layers", "Layers read in each step", now.num_streamed_layers)
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens computed", now.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),

@@ -14,8 +14,9 @@ from starlette.responses import JSONResponse, Response
 
 from penstock.async_engine import AsyncEngine
 from penstock_server import __version__
-from penstock_server.errors import RETRY_AFTER_S
+from penstock_server.errors import RETRY_AFTER_S, ApiError
 from penstock_server.metrics import RequestMetrics
+from penstock_server.plan_report import plan_data
 from penstock_server.responses import Health, Version
 
 #: Paths (and what is below them) that need no API key.
@@ -38,6 +39,7 @@ class OperationRoutes:
         router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
         router.get("/version")(self.version)
         router.get("/metrics", response_class=Response)(self.metrics)
+        router.get("/v1/plan")(self.plan)
         return router
 
     async def ready(self) -> Response:
@@ -56,6 +58,13 @@ class OperationRoutes:
     async def metrics(self) -> Response:
         """Counters and histograms in Prometheus' text format."""
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def plan(self) -> dict[str, Any]:
+        """What lies where: bytes, homes of layers, budgets. 503 while the model loads."""
+        plan = self._engine.engine.plan
+        if plan is None:
+            raise ApiError(404, "this engine was not loaded by a plan")
+        return plan_data(plan)
 
     def _health(self) -> Health:
         status = self._engine.status

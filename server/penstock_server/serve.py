@@ -24,6 +24,7 @@ from penstock.engine import Engine
 from penstock.errors import EngineDead
 from penstock_server.app import create_app
 from penstock_server.loading import load_engine
+from penstock_server.plan_report import plan_table
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ class _Server(uvicorn.Server):
                 self.failure = error
                 self.should_exit = True
         else:
+            plan = self._engine.engine.plan
+            for line in plan_table(plan) if plan else ():
+                logger.info("%s", line)
             print(greeting(self._settings, self._engine.engine, self._url), flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

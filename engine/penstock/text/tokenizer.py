@@ -107,6 +107,19 @@ class Tokenizer:
         return '"ByteLevel"' in json.dumps(json.loads(fast.to_str()).get("decoder"))
 
 
+class NoText(Tokenizer):
+    """Where only token ids matter: nothing is a word, and nothing ends an answer."""
+
+    def __init__(self) -> None:
+        self.eos_token_ids = frozenset()
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return ""
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        return b""
+
+
 def _byte_stand_ins() -> dict[str, int]:
     """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the other bytes, in
     order, for the characters from U+0100 on."""

@@ -139,10 +139,14 @@ class WeightStore:
         return self._fill(self.layouts[index], buffer)
 
     def contiguous_layer(self, index: int) -> FileRange | None:
-        """Where layer `index` lies in a file byte for byte as in its buffer, beginning on a page, so that one
-        read brings it. None if the checkpoint is not laid out so."""
+        """contiguous() for layer `index`."""
+        return self.contiguous(self.tensors.layers[index])
+
+    def contiguous(self, tensors: tuple[TensorSpec, ...]) -> FileRange | None:
+        """Where embedding, layer or head lie in a file byte for byte as in their buffer, beginning on a page,
+        so that one read brings them. None if the checkpoint is not laid out so."""
         end, first = 0, None
-        for name, dtype in stored_parts(self.tensors.layers[index]):
+        for name, dtype in stored_parts(tensors):
             entry = self.checkpoint.entries.get(self._bare(name)) or self.checkpoint.entries.get(name)
             if entry is None or entry.dtype != dtype:
                 return None
@@ -151,7 +155,8 @@ class WeightStore:
             if (entry.file, entry.offset) != (first.file, end):
                 return None
             end += entry.num_bytes
-        if first is None or first.offset % PAGE or end - first.offset != self.layouts[index].num_bytes:
+        num_bytes = LayerLayout.of(tensors).num_bytes
+        if first is None or first.offset % PAGE or end - first.offset != num_bytes:
             return None
         return FileRange(first.file, first.offset, end - first.offset)
 

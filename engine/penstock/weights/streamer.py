@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
-from penstock.memory.direct_io import DirectReader, round_up
+from penstock.memory.direct_io import DirectReader, aligned_buffer, round_up
 from penstock.memory.pools import MemoryPool
+from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.store import LayerWeights, WeightStore
 
 #: Layers that are being read at the same time: the disk never waits for the next request, and what the
@@ -63,6 +64,15 @@ class StoreReader:
             failed: Future[int] = Future()
             failed.set_exception(error)
             return failed
+
+    def read_resident(self, tensors: tuple[TensorSpec, ...]) -> LayerWeights:
+        """Embedding or head, into memory of its own. Raises CheckpointError kinds."""
+        found = self._store.contiguous(tensors)
+        if found is None or self._direct is None:
+            return self._store.read_resident(tensors)
+        buffer = aligned_buffer(found.num_bytes)
+        self._direct.submit(*found, buffer).result()
+        return LayerWeights.views(LayerLayout.of(tensors), buffer)
 
     def close(self) -> None:
         self._thread.shutdown()

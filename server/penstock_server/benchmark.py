@@ -1,0 +1,173 @@
+"""`penstock bench`: what this machine reaches with a model, or with the shape of one that is not here yet,
+beside what the plan predicted and beside the floor that disk, memory and arithmetic set in the same run."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.engine import Engine
+from penstock.generation.sequence import SamplingParams
+from penstock.memory.cost import StepPrediction, predict_step
+from penstock.memory.hardware import HardwareProfile
+from penstock.model.shapes import find_shape, footprint, write_random
+from penstock.text.tokenizer import NoText
+from penstock.weights.hub import find_model
+from penstock_server.converting import ProgressBar
+from penstock_server.plan_report import hardware_lines, plan_table, profile
+from penstock_server.settings import Settings
+
+#: Tokens before the steps that are timed, steps, and the length of the prompt.
+CONTEXT, NUM_STEPS, PROMPT = 16, 5, 512
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One kind of step: median seconds, and what was expected."""
+
+    name: str
+    num_tokens: int
+    seconds: float
+    predicted_s: float
+    floor_s: float
+    binding: str
+    streamed_bytes: float
+    stall_s: float
+
+    @property
+    def line(self) -> str:
+        rate, share = self.num_tokens / self.seconds, self.floor_s / self.seconds
+        text = f"{self.name:20} {self.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s  {share:4.0%} of the floor"
+        text += f" ({self.binding}); predicted {self.predicted_s * 1e3:.1f} ms"
+        if self.streamed_bytes:
+            gbps = self.streamed_bytes / self.seconds / 1e9
+            text += f"; {gbps:.2f} GB/s streamed, waited {self.stall_s * 1e3:.0f} ms"
+        return text
+
+
+def run_bench(
+    settings: Settings, shape: str | None, sequences: tuple[int, ...], with_prompt: bool, is_json: bool
+) -> int:
+    """Writes a random model of the shape where there is none yet, and measures. Raises PenstockError."""
+    folder = _random_folder(settings, shape) if shape else find_model(settings.model, settings.revision)
+    hardware = profile(settings, folder, is_forced=True)
+    started = time.perf_counter()
+    with Engine.load(
+        folder, settings.engine_config(), tokenizer=NoText(), hardware=hardware, is_patient=False
+    ) as engine:
+        first_token_s = _first_token(engine, started)
+        found = [_decode(engine, hardware, number) for number in sequences]
+        if with_prompt:
+            found.append(_prompt(engine, hardware))
+        assert engine.plan is not None
+        data: dict[str, Any] = {
+            "bench": shape or settings.model,
+            "first_token_s": first_token_s,
+            "steps": [asdict(step) for step in found],
+            "hardware": asdict(hardware),
+            "host_budget_bytes": engine.plan.host_budget_bytes,
+            "peak_rss_bytes": _peak_rss_bytes(),
+        }
+        if not is_json:
+            print("\n".join([*plan_table(engine.plan), "", *hardware_lines(hardware), ""]))
+            print(f"first token {first_token_s:.2f} s after the start of loading")
+            print("\n".join(step.line for step in found))
+            peak = data["peak_rss_bytes"] / 2**30
+            print(f"peak memory of the process {peak:.2f} GiB, Python and torch included")
+    print(json.dumps(data))
+    return 0
+
+
+def _random_folder(settings: Settings, shape: str) -> Path:
+    config = find_shape(shape)
+    folder = settings.cache_dir / "shapes" / shape.lower()
+    if not (folder / "config.json").is_file():
+        print(f"writing random weights of this shape to {folder}", file=sys.stderr)
+        bar = ProgressBar(shape, "B")
+        try:
+            write_random(config, folder, bar)
+        finally:
+            bar.close()
+    return folder
+
+
+def _first_token(engine: Engine, started: float) -> float:
+    """Seconds from the beginning of loading to the first token of a short prompt."""
+    _add(engine, "first", CONTEXT, 0)
+    while not engine.step():
+        pass
+    engine.abort("first")
+    return time.perf_counter() - started
+
+
+def _decode(engine: Engine, hardware: HardwareProfile, num_seqs: int) -> Measurement:
+    for index in range(num_seqs):
+        _add(engine, str(index), CONTEXT, index)
+    while any(seq.num_pending_tokens > 1 for seq in engine.scheduler):
+        engine.step()
+    measured = _timed(engine, NUM_STEPS)
+    for index in range(num_seqs):
+        engine.abort(str(index))
+    name = f"decode, {num_seqs} sequence{'s' if num_seqs > 1 else ''}"
+    return _measurement(engine, hardware, name, measured, num_seqs, num_seqs)
+
+
+def _prompt(engine: Engine, hardware: HardwareProfile) -> Measurement:
+    """The one step of a prompt; shorter than usual if the context or the step is."""
+    length = min(PROMPT, engine.max_model_len - 2, engine.scheduler.max_num_batched_tokens)
+    samples = []
+    for seed in range(2):
+        _add(engine, "prompt", length, seed)
+        samples += _timed(engine, 1)
+        engine.abort("prompt")
+    return _measurement(engine, hardware, f"prompt of {length}", samples, length, 1)
+
+
+def _add(engine: Engine, name: str, length: int, seed: int) -> None:
+    tokens = random.Random(seed).choices(range(engine.spec.vocab_size), k=length)
+    engine.add(name, tokens, SamplingParams(temperature=0, ignore_eos=True))
+
+
+def _timed(engine: Engine, num_steps: int) -> list[tuple[float, int, float]]:
+    """(seconds, bytes streamed, seconds waited) of some steps."""
+    samples = []
+    for _ in range(num_steps):
+        before, started = (engine.streamer.streamed_bytes, engine.streamer.stall_s), time.perf_counter()
+        engine.step()
+        seconds = time.perf_counter() - started
+        streamed, stalled = engine.streamer.streamed_bytes - before[0], engine.streamer.stall_s - before[1]
+        samples.append((seconds, streamed, stalled))
+    return samples
+
+
+def _measurement(
+    engine: Engine,
+    hardware: HardwareProfile,
+    name: str,
+    samples: list[tuple[float, int, float]],
+    num_tokens: int,
+    num_sampled: int,
+) -> Measurement:
+    step = predict(engine, hardware, num_tokens, num_sampled)
+    seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
+    return Measurement(name, num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled)
+
+
+def predict(engine: Engine, hardware: HardwareProfile, num_tokens: int, num_sampled: int) -> StepPrediction:
+    """What the plan says of a step of this engine."""
+    assert engine.plan is not None
+    size = footprint(engine.spec, engine.streamer.store.tensors)
+    return predict_step(engine.plan, size, hardware, engine.config, num_tokens, num_sampled)
+
+
+def _peak_rss_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
