@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = build_parser().parse_args(arguments)
     try:
-        needs_model = options.command not in ("plan", "hardware", "bench")  # a shape will do, or nothing
+        needs_model = options.command != "hardware" and getattr(options, "shape", None) is None
         settings = make_settings(vars(options), os.environ, needs_model)
         return _run(options, settings)
     except ConfigError as error:

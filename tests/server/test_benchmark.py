@@ -1,0 +1,54 @@
+"""The bench command on a tiny shape: what it writes, measures and says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.model import shapes
+from penstock_server import cli, plan_report
+
+GIB = 1 << 30
+MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 1 << 20, 2, True))
+TINY = {
+    "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 128, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_report, "measure_hardware", lambda *_: MACHINE)
+    monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.SHAPES["tinyllama-1.1b"] | TINY)
+
+
+def test_a_shape_is_written_once_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), "--sequences", "1", "3"]
+    flags += ["--resident-layers", "3", "--max-num-seqs", "4"]
+    assert cli.main(flags) == 0
+    text = capsys.readouterr().out
+    data = json.loads(text.splitlines()[-1])
+    folder = tmp_path / "shapes" / "tiny"
+    written = folder.stat().st_mtime_ns
+    layer_bytes = (folder / "model-layer-00000.safetensors").stat().st_size // 4096 * 4096
+    steps = {step["name"]: step for step in data["steps"]}
+    assert list(steps) == ["decode, 1 sequence", "decode, 3 sequences", "prompt of 126"]
+    for step in steps.values():
+        # Two of five layers, less the header's page; floor and prediction are the plan's.
+        assert step["streamed_bytes"] == pytest.approx(2 * layer_bytes, abs=3 * 4096)
+        assert 0 < step["floor_s"] < step["predicted_s"] and step["seconds"] > 0
+    assert data["peak_rss_bytes"] > 0 and data["first_token_s"] > 0
+    assert "3 layers" in text and "2 layers" in text and "of the floor" in text
+    assert cli.main([*flags, "--json", "--no-prompt"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(json.loads(line)["steps"]) == 2
+    assert folder.stat().st_mtime_ns == written
+
+
+def test_unknown_shapes_and_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--shape", "gpt-5"]) == 2
+    assert "solar-10.7b" in capsys.readouterr().err
+    assert cli.main(["bench"]) == 2
