@@ -125,6 +125,8 @@ class ModelFootprint:
     hidden_size: int
     widest_layer: int
     vocab_size: int
+    #: Of the embedding's bytes, those that the head shares: where the two lie apart, they lie twice.
+    shared_head_bytes: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -11,44 +11,50 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.engine import measure_hardware
-from penstock.errors import ConfigError
+from penstock.errors import CapacityError, ConfigError
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
-from penstock.memory.hardware import HardwareProfile
+from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.plan import Home, MemoryPlan, plan_memory
 from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.checkpoint import read_config
-from penstock.weights.hub import find_model
+from penstock.weights.hub import find_config
 from penstock_server.settings import Settings
 
 #: Sequences for which a step is predicted, and the length of a prompt.
 NUM_SEQS, PROMPT = (1, 8, 32), 512
 #: In the cache folder.
 CACHE_FILE = "hardware.json"
+#: Where none can be measured: what an ordinary NVMe drive delivers.
+ASSUMED_DISK = DiskProfile(2.0, 4 << 20, 4, True)
 
 
 def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: bool) -> int:
     """Prints the plan. Raises PenstockError: CapacityError says what is the least that would work."""
     if shape is None and not settings.model:
         raise ConfigError("name a model, or a shape: penstock plan --shape solar-10.7b")
-    folder = None if shape else find_model(settings.model, settings.revision, settings.offline)
-    config_json = find_shape(shape) if shape else read_config(folder)  # type: ignore[arg-type]
-    config = settings.engine_config()
-    family = find_family(config_json)
-    spec = family.read_spec(config_json)
-    size = footprint(spec, family.model_tensors(spec), 2 if config.kv_dtype == "float16" else 4)
-    hardware = profile(settings, folder or Path.cwd())
-    if card is not None:
-        hardware = dataclasses.replace(hardware, device=find_card(card))
+    config, device = settings.engine_config(), find_card(card) if card is not None else None
+    folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
+    size = _footprint(read_config(folder) if folder else find_shape(shape or ""), config)
+    hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
+    if device is not None:
+        hardware = dataclasses.replace(hardware, device=device)
     plan = plan_memory(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
     if is_json:
-        print(json.dumps(as_data(plan, steps, hardware)))
+        print(json.dumps(as_data(plan, steps, hardware) | {"assumptions": assumptions}))
     else:
-        print("\n".join([*plan_table(plan), "", *step_table(steps), *hardware_lines(hardware)]))
+        lines = [*plan_table(plan), "", *step_table(steps), *hardware_lines(hardware), *assumptions]
+        print("\n".join(lines))
     return 0
+
+
+def _footprint(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
+    family = find_family(config_json)
+    spec = family.read_spec(config_json)
+    return footprint(spec, family.model_tensors(spec), 2 if config.kv_dtype == "float16" else 4)
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:
@@ -69,6 +75,16 @@ def profile(settings: Settings, folder: Path, is_forced: bool = False) -> Hardwa
     if is_forced or not cache.exists():
         print("measuring disk and memory, which takes some seconds", file=sys.stderr)
     return measure_hardware(folder, cache, is_forced)
+
+
+def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:
+    """profile(), and what had to be assumed because it can't be measured."""
+    try:
+        return profile(settings, folder), []
+    except (CapacityError, OSError) as error:
+        hardware = measure_hardware(None, settings.cache_dir / CACHE_FILE)
+        reason = f"the disk under {folder} can't be measured ({error}): {ASSUMED_DISK.read_gbps} GB/s assumed"
+        return dataclasses.replace(hardware, disk=ASSUMED_DISK), [reason]
 
 
 def predictions(

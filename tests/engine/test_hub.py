@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from penstock.errors import CheckpointNotFound, DownloadError
-from penstock.weights.hub import DEMO_FOLDER, find_model
+from penstock.weights.hub import DEMO_FOLDER, find_config, find_model
 
 
 @pytest.fixture
@@ -41,6 +41,12 @@ def test_a_repository_is_fetched_at_its_revision_without_pickles(
     assert hub[0]["revision"] == "abc123" and hub[0]["local_files_only"] is False
     assert hub[1]["local_files_only"] is True
     assert not any("bin" in pattern or "*.pt" in pattern for pattern in hub[0]["allow_patterns"])
+
+
+def test_a_config_is_fetched_without_the_weights(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
+    assert find_config("owner/name", revision="abc123") == tmp_path
+    assert find_config(tmp_path) == tmp_path and len(hub) == 1
+    assert (hub[0]["revision"], hub[0]["allow_patterns"]) == ("abc123", ["config.json"])
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "a/b/c", "", "own er/name", "../up"])

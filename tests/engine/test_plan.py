@@ -29,7 +29,10 @@ def machine(free: int, device: DeviceProfile | None = None) -> HardwareProfile:
 
 
 def shape(name: str) -> ModelFootprint:
-    config = find_shape(name)
+    return sizes(find_shape(name))
+
+
+def sizes(config: dict[str, Any]) -> ModelFootprint:
     family = find_family(config)
     spec = family.read_spec(config)
     return footprint(spec, family.model_tensors(spec))
@@ -142,6 +145,73 @@ def test_the_least_that_would_work_works_and_less_does_not(
     plan_memory(model, larger, EngineConfig(**config, **enough))
     with pytest.raises(CapacityError):
         plan_memory(model, larger, EngineConfig(**config, **enough | {setting: least - 1}))
+
+
+@given(model=footprints, config=configs, gpu=devices.filter(bool))
+def test_both_budgets_that_the_messages_ask_for_suffice(
+    model: ModelFootprint, config: dict[str, Any], gpu: DeviceProfile
+) -> None:
+    hardware = machine(10**14, replace(gpu, pinnable_bytes=10**14))
+    budgets = {"host_memory_bytes": 1, "device_memory_bytes": 1}
+    asked = set()
+    while planned(model, hardware, **config, **budgets) is None:
+        with pytest.raises(CapacityError) as caught:
+            plan_memory(model, hardware, EngineConfig(**config, **budgets))
+        found = re.search(r"needs at least (\d+) bytes \(\S+ GiB\) of (\w+) memory", str(caught.value))
+        assert found and found[2] not in asked, "asked once, and for enough"
+        asked.add(found[2])
+        budgets[f"{found[2]}_memory_bytes"] = int(found[1])
+    for name in asked:
+        key = f"{name}_memory_bytes"
+        assert planned(model, hardware, **config, **(budgets | {key: budgets[key] - 1})) is None
+
+
+@pytest.mark.parametrize("gpu", [None, GTX_1060])
+def test_what_keys_and_values_cost_in_layers_is_said_and_true(gpu: DeviceProfile | None) -> None:
+    """Whoever follows the note gets just so many layers more."""
+    model, hardware = shape("solar-10.7b"), machine(64 * GIB, gpu)
+    name, seen = "host" if gpu is None else "device", 0
+    for budget in range(2 * GIB, 12 * GIB, GIB // 3):
+        for config in ({}, {"num_kv_tokens": 8192}):
+            config |= {f"{name}_memory_bytes": budget}
+            plan = planned(model, hardware, **config)
+            for note in plan.notes if plan else ():
+                found = re.match(r"(\d+) more layers? would stay in memory with --kv-tokens (\d+)", note)
+                if found and plan:
+                    other = planned(model, hardware, **config | {"num_kv_tokens": int(found[2])})
+                    assert other and len(other.resident) - len(plan.resident) == int(found[1]) > 0
+                    assert int(found[2]) >= 2048, "no less than a sequence"
+                    seen += 1
+    assert seen >= 20
+
+
+def test_a_budget_beyond_what_is_free_is_told() -> None:
+    model, config = shape("tinyllama-1.1b"), EngineConfig(host_memory_bytes=8 * GIB)
+    assert any("8.00 GiB is more than" in note for note in plan_memory(model, machine(4 * GIB), config).notes)
+    assert plan_memory(model, machine(8 * GIB), config).notes == ()
+
+
+def test_a_device_budget_without_a_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--device-memory"):
+        plan_memory(shape("tinyllama-1.1b"), machine(8 * GIB), EngineConfig(device_memory_bytes=GIB))
+
+
+def test_a_head_that_shares_the_embedding_lies_on_the_gpu_as_well() -> None:
+    """The embedding is looked up on the host; the product with it is the GPU's."""
+    config = find_shape("tinyllama-1.1b")
+    untied, tied = sizes(config), sizes(config | {"tie_word_embeddings": True})
+    assert tied.head_bytes < untied.head_bytes and tied.head_elements == untied.head_elements
+    on_cpu = [plan_memory(model, machine(8 * GIB), EngineConfig()).head_bytes for model in (untied, tied)]
+    on_gpu = [
+        plan_memory(model, machine(8 * GIB, GTX_1060), EngineConfig()).head_bytes for model in (untied, tied)
+    ]
+    assert on_cpu[1] < on_cpu[0] == on_gpu[0] == on_gpu[1]
+
+
+def test_too_little_pinned_memory_is_told() -> None:
+    gpu = replace(GTX_1060, pinnable_bytes=100 << 20)
+    with pytest.raises(CapacityError, match="pinned memory.* pin 104857600"):
+        plan_memory(shape("solar-10.7b"), machine(16 * GIB, gpu), EngineConfig())
 
 
 def test_solar_on_a_gtx_1060() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock_server import cli, plan_report
 
@@ -54,8 +56,53 @@ def test_a_folder_needs_no_weights(
     assert "3 layers" in run(capsys, "plan", str(tmp_path))
 
 
+def test_a_repository_is_planned_from_its_config_alone(
+    capsys: pytest.CaptureFixture[str], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody wants to download 20 GB in order to hear that they don't fit."""
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        assert (repository, options["allow_patterns"]) == ("owner/name", ["config.json"])
+        return str(tiny_llama)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert "3 layers" in run(capsys, "plan", "owner/name")
+
+
+@pytest.mark.parametrize("error", [PermissionError("read-only"), CapacityError("no room")])
+def test_a_disk_that_can_not_be_measured_is_assumed_and_that_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def measure(folder: Path | None, *_: object) -> HardwareProfile:
+        if folder is None:
+            return dataclasses.replace(MACHINE, disk=None)
+        raise error
+
+    monkeypatch.setattr(plan_report, "measure_hardware", measure)
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB")
+    text = run(capsys, *flags)
+    assert f"({error}): 2.0 GB/s assumed" in text and "waits for disk" in text
+    assert len(json.loads(run(capsys, *flags, "--json"))["assumptions"]) == 1
+
+
+def test_wrong_usage_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_report, "measure_hardware", None)
+    shape = ["plan", "--shape", "solar-10.7b"]
+    for arguments, message in (
+        (["plan"], "name a model"),
+        ([*shape, "--card", "Voodoo 2"], "Voodoo 2"),
+        ([*shape, "--kv-tokens", "1", "--kv-cache-memory", "1GiB"], "twice"),
+        (["plan", "--shape", "gpt-5"], "gpt-5"),
+    ):
+        assert cli.main(arguments) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan"]) == 2
+    assert cli.main(["plan", "--shape", "solar-10.7b", "--device-memory", "6GiB"]) == 2
+    assert "no GPU" in capsys.readouterr().err
     assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
     assert "needs at least" in capsys.readouterr().err
     assert cli.main(["hardware", "/nowhere"]) == 2

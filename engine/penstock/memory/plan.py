@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.spec import ModelFootprint
 
@@ -44,7 +44,9 @@ class MemoryPlan:
     """Bytes are those that will be allocated."""
 
     layers: tuple[LayerPlacement, ...]
+    #: On the host: it is looked up row by row.
     embedding_bytes: int
+    #: On the compute device; with a copy of the embedding where the head shares it and the device is a GPU.
     head_bytes: int
     #: On the compute device; and on the host, where layers pass from disk to a GPU.
     num_staging_slots: int
@@ -111,7 +113,10 @@ def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]
 
 
 def plan_memory(footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
-    """Decide where everything lies. Raises CapacityError, which says what is the least that would work."""
+    """Decide where everything lies. Raises CapacityError, which says what is the least that would work, and
+    ConfigError for a budget of a device that is not there."""
+    if config.device_memory_bytes is not None and hardware.device is None:
+        raise ConfigError("there is no GPU here whose memory --device-memory could limit")
     return _Planner(footprint, hardware, config).plan()
 
 
@@ -137,7 +142,8 @@ class _Planner:
         self.sizes = [_pages(size) for size in footprint.layer_bytes]
         self.slot_bytes = max(self.sizes, default=0)
         self.embedding_bytes = _pages(footprint.embedding_bytes)
-        self.head_bytes = _pages(footprint.head_bytes)
+        shared = footprint.shared_head_bytes if hardware.device else 0
+        self.head_bytes = _pages(footprint.head_bytes + shared)
         self.workspace = workspace_bytes(footprint, config)
         self.context = min(config.max_model_len or 1 << 62, footprint.max_position_embeddings)
         self.gpu = hardware.device
@@ -184,7 +190,7 @@ class _Planner:
             has_gpu=self.gpu is not None,
             host_budget_bytes=self.host_budget,
             device_budget_bytes=self.device_budget,
-            notes=self._notes(num_blocks, wanted, len(resident)),
+            notes=(*self._budget_notes(), *self._notes(budget - fixed, num_blocks, wanted, len(resident))),
         )
 
     def _kv_blocks_wanted(self) -> int:
@@ -221,7 +227,7 @@ class _Planner:
             homes: dict[int, Home] = dict.fromkeys(streamed, "disk")
             homes |= dict.fromkeys(resident, "host")
             return self._placements(homes, resident), 0
-        left = min(self.host_budget, self.gpu.pinnable_bytes) - self.embedding_bytes
+        left = min(self.host_budget - self.embedding_bytes, self.gpu.pinnable_bytes)
         for num_pinned in range(len(streamed), -1, -1):
             pinned = {streamed[i] for i in resident_layers(len(streamed), num_pinned)}
             num_slots = min(NUM_STAGING_SLOTS, len(streamed) - num_pinned)
@@ -229,11 +235,7 @@ class _Planner:
                 homes = {index: "host" if index in pinned else "disk" for index in streamed}
                 homes |= dict.fromkeys(resident, "device")
                 return self._placements(homes, resident), num_slots
-        least = self.embedding_bytes + min(NUM_STAGING_SLOTS, len(streamed)) * self.slot_bytes
-        raise CapacityError(
-            f"the host needs at least {least} bytes ({gib(least)}) for the embedding and staging, but has "
-            f"{self.host_budget}; raise --host-memory to that"
-        )
+        raise self._host_refusal(min(NUM_STAGING_SLOTS, len(streamed)) * self.slot_bytes)
 
     def _placements(self, homes: dict[int, Home], resident: frozenset[int]) -> tuple[LayerPlacement, ...]:
         return tuple(
@@ -250,22 +252,48 @@ class _Planner:
             "--max-num-batched-tokens or --max-num-seqs"
         )
 
-    def _notes(self, num_blocks: int, wanted: int, num_resident: int) -> tuple[str, ...]:
+    def _host_refusal(self, staging: int) -> CapacityError:
+        """With a GPU, when not even staging fits into the host."""
+        least = self.embedding_bytes + staging
+        if self.host_budget >= least and self.gpu is not None:
+            return CapacityError(
+                f"streaming to the GPU needs at least {staging} bytes ({gib(staging)}) of pinned memory, and "
+                f"the system lets this process pin {self.gpu.pinnable_bytes}; raise its limit"
+            )
+        return CapacityError(
+            f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
+            f"embedding and staging, and the budget is {self.host_budget} ({gib(self.host_budget)}). Raise "
+            "--host-memory"
+        )
+
+    def _budget_notes(self) -> list[str]:
+        """A budget beyond what there is ends in swapping, or with the process killed."""
+        gpu, free = self.gpu, self.hardware.free_ram_bytes
+        budgets = [("host", self.host_budget, free)]
+        budgets += [("device", self.device_budget, gpu.free_bytes)] if gpu else []
+        return [
+            f"the {name} budget of {gib(budget)} is more than what is free there now, {gib(free)}"
+            for name, budget, free in budgets
+            if budget > free
+        ]
+
+    def _notes(self, left: int, num_blocks: int, wanted: int, num_resident: int) -> list[str]:
+        """`left` is what there is for layers, staging, keys and values."""
         notes = []
-        size, num_layers = self.config.block_size, len(self.sizes)
+        size = self.config.block_size
         if num_blocks < wanted:
             notes.append(
                 f"keys and values have room for {num_blocks * size} tokens instead of {wanted * size}, so "
                 "that more layers stay in memory; --kv-tokens decides otherwise"
             )
-        if num_resident < num_layers:
-            num_freed = num_blocks * self.block_bytes // 2 // max(self.slot_bytes, 1)
-            if num_freed:
-                more = min(num_freed, num_layers - num_resident)
-                notes.append(
-                    f"with half the room for keys and values {more} more layers would stay in memory"
-                )
-        return tuple(notes)
+        fewer = max(self._kv_blocks_least(), num_blocks // 2)
+        more = (self._num_resident(left - fewer * self.block_bytes) or 0) - num_resident
+        if fewer < num_blocks and more > 0:
+            notes.append(
+                f"{more} more layer{'s' if more > 1 else ''} would stay in memory with --kv-tokens "
+                f"{fewer * size} instead of {num_blocks * size}"
+            )
+        return notes
 
 
 def _auto(free_bytes: int) -> int:

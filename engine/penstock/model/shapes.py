@@ -61,6 +61,7 @@ def find_shape(name: str) -> dict[str, Any]:
 def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int = 2) -> ModelFootprint:
     """What the memory plan needs to know of a model."""
     head_elements = _matrix_elements(tensors.head)
+    matrix = tuple(tensor for tensor in tensors.embedding if tensor.name == "embedding")
     return ModelFootprint(
         layer_bytes=tuple(LayerLayout.of(layer).num_bytes for layer in tensors.layers),
         embedding_bytes=LayerLayout.of(tensors.embedding).num_bytes,
@@ -75,6 +76,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int 
             default=0,
         ),
         vocab_size=spec.vocab_size,
+        shared_head_bytes=0 if head_elements else LayerLayout.of(matrix).num_bytes,
     )
 
 

@@ -14,11 +14,20 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 
 
-def find_model(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
+def find_config(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
+    """A folder that holds the model's config.json, and of a repository nothing else: a plan needs no weights.
+    Raises as find_model() does."""
+    return find_model(model, revision, offline, ["config.json"])
+
+
+def find_model(
+    model: str | Path, revision: str | None = None, offline: bool = False, patterns: list[str] = PATTERNS
+) -> Path:
     """The folder of a model: a path, "demo", or a repository at a revision (branch, tag or commit).
 
-    With `offline` the network is never touched: only what was fetched before is used. Progress is shown
-    by huggingface_hub. Raises CheckpointNotFound and DownloadError.
+    `patterns` are the files wanted of a repository. With `offline` the network is never touched: only what
+    was fetched before is used. Progress is shown by huggingface_hub. Raises CheckpointNotFound and
+    DownloadError.
     """
     name = str(model)
     if name == "demo":
@@ -31,10 +40,10 @@ def find_model(model: str | Path, revision: str | None = None, offline: bool = F
             f"{name} is not a folder. Give a Hugging Face model folder, a hub repository as "
             '"owner/name", or "demo"'
         )
-    return _download(name, revision, offline)
+    return _download(name, revision, offline, patterns)
 
 
-def _download(repository: str, revision: str | None, offline: bool) -> Path:
+def _download(repository: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:
     # Imported here: it takes a second, and folders don't need it.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -44,7 +53,7 @@ def _download(repository: str, revision: str | None, offline: bool) -> Path:
             huggingface_hub.snapshot_download(
                 repository,
                 revision=revision,
-                allow_patterns=PATTERNS,
+                allow_patterns=patterns,
                 local_files_only=offline,
             )
         )
