@@ -33,8 +33,6 @@ ASSUMED_DISK = DiskProfile(2.0, 4 << 20, 4, True)
 
 def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: bool) -> int:
     """Prints the plan. Raises PenstockError: CapacityError says what is the least that would work."""
-    if shape is None and not settings.model:
-        raise ConfigError("name a model, or a shape: penstock plan --shape solar-10.7b")
     config, device = settings.engine_config(), find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = _footprint(read_config(folder) if folder else find_shape(shape or ""), config)

@@ -91,7 +91,7 @@ def test_wrong_usage_is_told_before_anything_is_measured(
     monkeypatch.setattr(plan_report, "measure_hardware", None)
     shape = ["plan", "--shape", "solar-10.7b"]
     for arguments, message in (
-        (["plan"], "name a model"),
+        (["plan"], "no model given"),
         ([*shape, "--card", "Voodoo 2"], "Voodoo 2"),
         ([*shape, "--kv-tokens", "1", "--kv-cache-memory", "1GiB"], "twice"),
         (["plan", "--shape", "gpt-5"], "gpt-5"),
