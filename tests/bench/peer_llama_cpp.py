@@ -1,0 +1,147 @@
+"""llama.cpp with random Q8_0 weights of a known shape: decode steps with several sequences, to stand
+beside `penstock bench --shape`. Needs `pip install llama-cpp-python gguf` (built natively:
+CMAKE_ARGS=-DGGML_NATIVE=ON) and as much disk as the shape has parameters.
+
+    python tests/bench/peer_llama_cpp.py --shape solar-10.7b [--folder DIR] [--sequences 1 8 32]
+
+For a memory limit run this, and penstock bench, in a cgroup:
+
+    systemd-run --scope -p MemoryMax=6656M python tests/bench/peer_llama_cpp.py --shape solar-10.7b
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf  # type: ignore[import-not-found]
+import llama_cpp  # type: ignore[import-not-found]
+import numpy
+
+from penstock.model.shapes import find_shape
+
+NUM_STEPS, CONTEXT = 3, 64
+
+
+def write_model(path: Path, shape: dict[str, Any]) -> None:
+    """A GGUF file of this shape; matrices of one size share their random blocks."""
+    hidden, heads, kv_heads = (
+        shape[n] for n in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
+    ffn, vocab, head_dim = shape["intermediate_size"], shape["vocab_size"], hidden // heads
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(shape["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(shape["num_hidden_layers"])
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
+    writer.add_rope_freq_base(shape["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([b"<unk>", b"<s>", b"</s>", *(f"t{index}".encode() for index in range(3, vocab))])
+    writer.add_token_scores([0.0] * vocab)
+    writer.add_token_types([2, 3, 3] + [1] * (vocab - 3))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    blocks: dict[tuple[int, int], Any] = {}
+    generator = numpy.random.default_rng(0)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        if (rows, columns) not in blocks:
+            data = numpy.empty((rows, columns // 32, 34), numpy.uint8)  # a float16 scale, 32 integers
+            data[:, :, 2:] = generator.integers(0, 256, (rows, columns // 32, 32), dtype=numpy.uint8)
+            data[:, :, :2] = numpy.float16([1 / (73 * columns**0.5)]).view(numpy.uint8)
+            blocks[rows, columns] = data.reshape(rows, -1)
+        writer.add_tensor(name, blocks[rows, columns], raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    matrix("token_embd.weight", vocab, hidden)
+    matrix("output.weight", vocab, hidden)
+    ones = numpy.ones(hidden, numpy.float32)
+    writer.add_tensor("output_norm.weight", ones)
+    for index in range(shape["num_hidden_layers"]):
+        prefix = f"blk.{index}."
+        writer.add_tensor(prefix + "attn_norm.weight", ones)
+        writer.add_tensor(prefix + "ffn_norm.weight", ones)
+        matrix(prefix + "attn_q.weight", hidden, hidden)
+        matrix(prefix + "attn_k.weight", kv_heads * head_dim, hidden)
+        matrix(prefix + "attn_v.weight", kv_heads * head_dim, hidden)
+        matrix(prefix + "attn_output.weight", hidden, hidden)
+        matrix(prefix + "ffn_gate.weight", ffn, hidden)
+        matrix(prefix + "ffn_up.weight", ffn, hidden)
+        matrix(prefix + "ffn_down.weight", hidden, ffn)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class Llama:
+    """A loaded model, through the library's own interface: its Python class knows one sequence only."""
+
+    def __init__(self, path: Path, max_seqs: int, num_threads: int) -> None:
+        llama_cpp.llama_backend_init()
+        self.max_seqs = max_seqs
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = CONTEXT * max_seqs, max_seqs
+        params.n_threads = params.n_threads_batch = num_threads
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+
+    def step(self, num_seqs: int, position: int) -> float:
+        """Seconds of a step in which each sequence gets a token."""
+        batch = llama_cpp.llama_batch_init(num_seqs, 0, self.max_seqs)
+        batch.n_tokens = num_seqs
+        for index in range(num_seqs):
+            batch.token[index], batch.pos[index] = 300 + index, position
+            batch.n_seq_id[index], batch.logits[index] = 1, 1
+            batch.seq_id[index][0] = index
+        started = time.perf_counter()
+        code = llama_cpp.llama_decode(self._context, batch)
+        _ = llama_cpp.llama_get_logits(self._context)[0]
+        seconds = time.perf_counter() - started
+        llama_cpp.llama_batch_free(batch)
+        assert code == 0, code
+        return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="decode steps of llama.cpp with random weights")
+    parser.add_argument("--shape", default="solar-10.7b")
+    parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "penstock" / "shapes")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    path = options.folder / f"{options.shape}.gguf"
+    if not path.exists():
+        options.folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        write_model(partial, find_shape(options.shape))
+        partial.rename(path)
+    started = time.perf_counter()
+    llama = Llama(path, max(options.sequences), options.threads)
+    result: dict[str, Any] = {"bench": "llama.cpp", "shape": options.shape}
+    for number in options.sequences:
+        llama.clear()
+        llama.step(number, 0)
+        result.setdefault("first_token_s", time.perf_counter() - started)
+        seconds = statistics.median(llama.step(number, 1 + index) for index in range(NUM_STEPS))
+        result[f"decode_{number}_s"] = seconds
+        print(
+            f"decode, {number:2} sequences: {seconds * 1e3:8.0f} ms a step, {number / seconds:6.2f} tokens/s"
+        )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
