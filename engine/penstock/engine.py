@@ -177,6 +177,14 @@ class Engine:
         reader = StoreReader(store, num_threads, direct)
         embedding = reader.read_resident(store.tensors.embedding)
         head = reader.read_resident(store.tensors.head)
+        slow = [i for i in range(store.num_layers) if i not in plan.resident and not reader.is_direct(i)]
+        if slow:
+            logger.warning(
+                "%d of %d layers do not fit into memory, and %s is not laid out to be streamed: they are "
+                "quantized again in each step. Convert it once: penstock convert %s OUT (or serve it with "
+                "--convert-to OUT)",
+                len(slow), store.num_layers, folder, model,
+            )  # fmt: skip
         streamer = LayerStreamer(store, reader, plan.resident, plan.num_staging_slots)
         executor = Executor(family, embedding, head, streamer, kv_cache)
         engine = cls(spec, tokenizer, executor, scheduler, streamer, max_model_len)

@@ -1,4 +1,5 @@
-"""The command line: `penstock serve | generate | chat | plan | hardware | bench | convert | report`.
+"""The command line: `penstock serve | generate | chat | plan | hardware | doctor | bench |
+convert | report`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = build_parser().parse_args(arguments)
     try:
-        needs_model = options.command != "hardware" and getattr(options, "shape", None) is None
+        needs_model = (
+            options.command not in ("hardware", "doctor") and getattr(options, "shape", None) is None
+        )
         settings = make_settings(vars(options), os.environ, needs_model)
         return _run(options, settings)
     except ConfigError as error:
@@ -61,6 +64,10 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         if options.command == "plan":
             return plan_report.run_plan(settings, options.shape, options.card, options.json)
         return plan_report.run_hardware(settings, options.folder, options.json, options.remeasure)
+    if options.command == "doctor":
+        from penstock_server.doctor import run_doctor
+
+        return run_doctor(options.folder)
     if options.command == "bench":
         from penstock_server.benchmark import run_bench
 
@@ -124,6 +131,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", action="store_true", help="the line of data alone")
     add_flags(bench, ["model", "engine"])
+
+    doctor = commands.add_parser("doctor", help="what keeps this machine from its best, and what to do")
+    doctor.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
 
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from penstock.engine import Engine
+from penstock.model.registry import open_model
+from penstock.weights.convert import convert
+from penstock.weights.hub import find_model
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -50,6 +54,10 @@ def load_engine(settings: Settings, report: Callable[[int, int], None] | None = 
 
     `report` is told how many layers are loaded and how many there are; what it raises, ends it.
     """
+    model: str | Path = settings.model
+    if settings.convert_to is not None:
+        model = settings.convert_to
+        _convert(settings, settings.convert_to, report)
     progress = LoadProgress(f"loading {settings.model_names[0]}")
 
     def tell(num_loaded: int, num_total: int) -> None:
@@ -59,7 +67,7 @@ def load_engine(settings: Settings, report: Callable[[int, int], None] | None = 
 
     try:
         return Engine.load(
-            settings.model,
+            model,
             settings.engine_config(),
             report_progress=tell,
             offline=settings.offline,
@@ -67,3 +75,19 @@ def load_engine(settings: Settings, report: Callable[[int, int], None] | None = 
         )
     finally:
         progress.close()
+
+
+def _convert(settings: Settings, target: Path, report: Callable[[int, int], None] | None) -> None:
+    """Convert, or go on with it, or see that it is done. Raises PenstockError."""
+    store = open_model(
+        find_model(settings.model, settings.revision, settings.offline), settings.ignore_unexpected_tensors
+    ).store
+    logger.info("converting %s to %s", settings.model, target)
+
+    def tell(num_done: int, num_total: int) -> None:
+        if report is not None:
+            report(0, store.num_layers)  # what it raises, ends it
+
+    done = convert(store, target, tell)
+    if done.num_resumed < done.num_files:
+        logger.info("converted %.1f GB in %.0f s", done.bytes_written / 1e9, done.total_s)

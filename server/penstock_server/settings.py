@@ -110,6 +110,13 @@ class Settings:
         "model", "never ask the hub; use what was downloaded before", False, parse=parse_bool
     )
 
+    convert_to: Path | None = _setting(
+        "model",
+        "convert the model to this folder first, unless it is there already, and use that: INT8, laid out "
+        "to be streamed",
+        parse=Path,
+        metavar="FOLDER",
+    )
     cache_dir: Path = _setting(
         "model",
         "where measured rates of this machine are kept",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +73,23 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     progress(4, 4)
     progress.close()
     assert "loading m" in capsys.readouterr().err
+
+
+def test_convert_first_and_only_once(tiny_llama: Path, tmp_path: Path) -> None:
+    settings = Settings(model=str(tiny_llama), convert_to=tmp_path / "out", resident_layers=1)
+    with load_engine(settings) as engine:
+        assert all(engine.streamer.store.contiguous_layer(index) for index in range(3))
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.safetensors")}
+    with load_engine(settings):
+        pass
+    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.safetensors")}
+
+
+def test_streaming_what_must_be_quantized_is_said_loudly(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load_engine(Settings(model=str(tiny_llama), resident_layers=1)):
+        assert "2 of 3 layers" in caplog.text and "penstock convert" in caplog.text
+    caplog.clear()
+    with load_engine(Settings(model=str(tiny_llama))):
+        assert "penstock convert" not in caplog.text

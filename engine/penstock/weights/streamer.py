@@ -54,6 +54,10 @@ class StoreReader:
             1, "penstock-reader", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
 
+    def is_direct(self, index: int) -> bool:
+        """Whether layer `index` is read as it is, with nothing left to compute."""
+        return self._ranges[index] is not None
+
     def submit(self, index: int, buffer: Tensor) -> Future[int]:
         found = self._ranges[index]
         if found is None or self._direct is None:

@@ -1,0 +1,55 @@
+"""What the doctor finds, on invented machines and on this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock_server import cli, doctor
+
+GIB = 2**30
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = cli.main(["doctor", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert code == int(any(line.startswith("!") for line in text.splitlines()))
+    for subject in ("kernels", "memory", "disk", "huge pages", "GPU"):
+        assert subject in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels() -> None:
+    assert "C compiler" in doctor.kernels([]).advice
+    assert not doctor.kernels(["avx512", "avx2"]).advice
+    assert "no avx512" in doctor.kernels(["avx2", "generic"]).text
+
+
+def test_memory() -> None:
+    assert doctor.memory(8 * GIB, GIB).advice and not doctor.memory(8 * GIB, 6 * GIB).advice
+    assert "6.0 GiB of it free" in doctor.memory(8 * GIB, 6 * GIB).text
+
+
+def test_disk_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.DirectReader, "is_direct", lambda *_: False)
+    assert "ext4" in doctor.disk(tmp_path).advice
+    assert "can't be written" in doctor.disk(tmp_path / "nothing").text
+
+
+def test_huge_pages(tmp_path: Path) -> None:
+    path = tmp_path / "enabled"
+    path.write_text("always [madvise] never")
+    assert not doctor.huge_pages(path).advice
+    path.write_text("always madvise [never]")
+    assert doctor.huge_pages(path).advice and doctor.huge_pages(tmp_path / "none").advice
+
+
+def test_an_old_card_with_a_new_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX 1060")
+    for cuda, is_told in (("13.0", True), ("12.6", False)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert any("CUDA 12.6" in finding.advice for finding in doctor.gpu()) == is_told
