@@ -136,9 +136,10 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     if plan.num_host_slots:
         size = plan.num_host_slots * plan.staging_slot_bytes
         rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, from disk to device"))
+    known = "measured" if plan.is_workspace_measured else "estimated"
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
-        ("activations", compute, plan.workspace_bytes, "estimated, at the largest step"),
+        ("activations", compute, plan.workspace_bytes, f"{known}, at the largest step"),
     ]
     lines = [
         f"{name:16} {home:7} {num_bytes / 2**30:8.2f} GiB  {text}".rstrip()
