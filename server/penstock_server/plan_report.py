@@ -88,11 +88,12 @@ def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile
 def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
-    """Decode at several numbers of sequences, as far as the config allows, and a prompt."""
+    """Decode at several numbers of sequences, as far as the config allows and each has a block for its keys
+    and values, and a prompt."""
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
         for n in NUM_SEQS
-        if n <= config.max_num_seqs
+        if n <= min(config.max_num_seqs, plan.num_kv_blocks)
     }
     return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, PROMPT, 1)}
 

@@ -254,6 +254,19 @@ def test_solar_without_a_gpu_in_6_gib() -> None:
     assert predict_step(whole, model, hardware, config, 1, 1).binding == "memory"
 
 
+def test_a_fast_link_waits_for_the_hosts_memory() -> None:
+    """What is copied to a GPU is read from RAM, and what comes from disk was written there before."""
+    model, gpu = shape("llama-3-70b"), replace(GTX_1060, host_to_device_gbps=52.0, pinnable_bytes=10**12)
+    config = EngineConfig(num_kv_tokens=2048)
+    for free, from_disk in ((128 * GIB, False), (40 * GIB, True)):
+        hardware = replace(machine(free, gpu), disk=replace(DISK, read_gbps=40.0))
+        plan = plan_memory(model, hardware, config)
+        assert (plan.layer_bytes("disk") > 0) == from_disk
+        step = predict_step(plan, model, hardware, config, 1, 1)
+        assert step.binding == "host memory"
+        assert step.floor_s == pytest.approx((plan.streamed_bytes + plan.layer_bytes("disk")) / 40e9)
+
+
 def test_a_number_of_resident_layers_can_be_forced() -> None:
     model, hardware = shape("tinyllama-1.1b"), machine(8 * GIB)
     for count in (0, 1, 21, 22, 50):

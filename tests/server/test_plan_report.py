@@ -49,6 +49,13 @@ def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text
 
 
+def test_no_more_sequences_are_promised_than_have_room(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "tinyllama-1.1b", "--json")
+    for more, numbers in (((), [1, 8, 32]), (("--max-num-seqs", "8"), [1, 8]), (("--kv-tokens", "48"), [1])):
+        steps = json.loads(run(capsys, *flags, *more))["steps"]
+        assert [int(name.split()[1]) for name in steps if name.startswith("decode")] == numbers
+
+
 def test_a_folder_needs_no_weights(
     capsys: pytest.CaptureFixture[str], tiny_llama: Path, tmp_path: Path
 ) -> None:
