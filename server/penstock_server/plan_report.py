@@ -15,7 +15,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.plan import Home, MemoryPlan, plan_memory
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, plan_memory
 from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
@@ -142,6 +142,8 @@ def plan_table(plan: MemoryPlan) -> list[str]:
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
         ("activations", compute, plan.workspace_bytes, f"{known}, at the largest step"),
     ]
+    if plan.has_gpu:
+        rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
     lines = [
         f"{name:16} {home:7} {num_bytes / 2**30:8.2f} GiB  {text}".rstrip()
         for name, home, num_bytes, text in rows
