@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -158,11 +158,12 @@ class Engine:
         tokenizer = tokenizer or Tokenizer.load(folder)
         kv_dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
         size = footprint(spec, store.tensors, kv_dtype.itemsize)
+        kernels = choose_kernels(config, num_threads)
+        config = replace(config, kernels=kernels.name)
         plan = plan_memory(size, hardware or capacities(), config)
         max_model_len = _max_model_len(spec, config, plan)
         kv_pool = MemoryPool("KV cache", plan.kv_bytes)
         kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_dtype, kv_pool)
-        kernels = choose_kernels(config, num_threads)
         # Native kernels have threads of their own; torch's would only fight them for the cores, which
         # they keep busy for a while after each operation.
         torch.set_num_threads(1 if kernels.name == "native" else num_threads)

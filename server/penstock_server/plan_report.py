@@ -15,7 +15,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.plan import Home, MemoryPlan, plan_memory
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, plan_memory
 from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
@@ -88,11 +88,12 @@ def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile
 def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
-    """Decode at several numbers of sequences, as far as the config allows, and a prompt."""
+    """Decode at several numbers of sequences, as far as the config allows and each has a block for its keys
+    and values, and a prompt."""
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
         for n in NUM_SEQS
-        if n <= config.max_num_seqs
+        if n <= min(config.max_num_seqs, plan.num_kv_blocks)
     }
     return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, PROMPT, 1)}
 
@@ -136,10 +137,13 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     if plan.num_host_slots:
         size = plan.num_host_slots * plan.staging_slot_bytes
         rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, from disk to device"))
+    known = "measured" if plan.is_workspace_measured else "estimated"
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
-        ("activations", compute, plan.workspace_bytes, "estimated, at the largest step"),
+        ("activations", compute, plan.workspace_bytes, f"{known}, at the largest step"),
     ]
+    if plan.has_gpu:
+        rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
     lines = [
         f"{name:16} {home:7} {num_bytes / 2**30:8.2f} GiB  {text}".rstrip()
         for name, home, num_bytes, text in rows

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_convert import Ids
+from tiny_models import build
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, KernelChoice
+from penstock.engine import Engine
 from penstock.errors import CapacityError, ConfigError
+from penstock.generation.sequence import SamplingParams
+from penstock.kernels.cpu import compiled_builds
 from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
 from penstock.memory.plan import NUM_STAGING_SLOTS, PAGE, MemoryPlan, plan_memory, resident_layers
@@ -246,6 +254,19 @@ def test_solar_without_a_gpu_in_6_gib() -> None:
     assert predict_step(whole, model, hardware, config, 1, 1).binding == "memory"
 
 
+def test_a_fast_link_waits_for_the_hosts_memory() -> None:
+    """What is copied to a GPU is read from RAM, and what comes from disk was written there before."""
+    model, gpu = shape("llama-3-70b"), replace(GTX_1060, host_to_device_gbps=52.0, pinnable_bytes=10**12)
+    config = EngineConfig(num_kv_tokens=2048)
+    for free, from_disk in ((128 * GIB, False), (40 * GIB, True)):
+        hardware = replace(machine(free, gpu), disk=replace(DISK, read_gbps=40.0))
+        plan = plan_memory(model, hardware, config)
+        assert (plan.layer_bytes("disk") > 0) == from_disk
+        step = predict_step(plan, model, hardware, config, 1, 1)
+        assert step.binding == "host memory"
+        assert step.floor_s == pytest.approx((plan.streamed_bytes + plan.layer_bytes("disk")) / 40e9)
+
+
 def test_a_number_of_resident_layers_can_be_forced() -> None:
     model, hardware = shape("tinyllama-1.1b"), machine(8 * GIB)
     for count in (0, 1, 21, 22, 50):
@@ -258,3 +279,44 @@ def test_a_number_of_resident_layers_can_be_forced() -> None:
 def test_keys_and_values_are_said_once() -> None:
     with pytest.raises(ConfigError, match="twice"):
         EngineConfig(num_kv_tokens=10, kv_cache_bytes=10)
+
+
+def test_a_measured_workspace_replaces_the_estimate() -> None:
+    model, hardware = shape("solar-10.7b"), machine(20 * GIB)
+    config = EngineConfig(host_memory_bytes=6 * GIB, num_kv_tokens=2048)
+    estimated, measured = (plan_memory(model, hardware, config, found) for found in (None, 10**6))
+    assert (estimated.is_workspace_measured, measured.is_workspace_measured) == (False, True)
+    assert measured.workspace_bytes == 10**6 < estimated.workspace_bytes
+    assert len(measured.resident) == len(estimated.resident) + 1
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "GPT-2", "Falcon, untied, biases", "BLOOM, 6 heads"])
+def test_activations_take_no_more_than_the_estimate(name: str, kernels: KernelChoice, tmp_path: Path) -> None:
+    """Against torch's own record of what it allocates, and not much less: memory set aside for nothing is a
+    layer that has to be streamed."""
+    if kernels == "native" and not compiled_builds():
+        pytest.skip("no compiled kernels here")
+    build(name, tmp_path)
+    config = EngineConfig(
+        max_num_batched_tokens=128, max_num_seqs=4, kernels=kernels, num_kv_tokens=1024, num_threads=1
+    )
+    params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=5, max_tokens=8, ignore_eos=True)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:
+        for number in range(4):
+            engine.add(str(number), [3 + number] * 100, params)
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            while engine.has_work:
+                engine.step()
+        assert engine.plan is not None
+        estimate = engine.plan.workspace_bytes
+    assert estimate / 3 < peak_bytes(profiler) <= estimate
+
+
+def peak_bytes(profiler: torch.profiler.profile) -> int:
+    """The most that was allocated at a time while the profiler ran."""
+    events: Any = profiler.profiler
+    records = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(records, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes))

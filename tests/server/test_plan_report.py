@@ -38,15 +38,32 @@ def test_a_plan_as_a_table_and_as_data(capsys: pytest.CaptureFixture[str]) -> No
     text = run(capsys, *flags)
     assert f"{plan['num_resident_layers']} layers" in text and "waits for disk" in text
     assert f"{streamed / 2**30:8.2f} GiB" in text and "of a budget of 6.00 GiB" in text
-    # What the table shows adds up to what is used.
-    rows = [line.split() for line in text.splitlines() if " host " in line and " GiB" in line]
-    total = sum(float(row[row.index("GiB") - 1]) for row in rows)
-    assert total == pytest.approx(plan["host_used_bytes"] / 2**30, abs=0.05)
+
+
+@pytest.mark.parametrize("card", [(), ("--card", "GTX 1060")])
+def test_what_the_table_shows_adds_up_to_what_is_used(
+    capsys: pytest.CaptureFixture[str], card: tuple[str, ...]
+) -> None:
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", *card)
+    plan = json.loads(run(capsys, *flags, "--json"))["plan"]
+    lines = run(capsys, *flags).splitlines()
+    for tier in ("host", "device") if card else ("host",):
+        rows = [line.split() for line in lines]
+        rows = [row for row in rows if tier in row and "GiB" in row]
+        total = sum(float(row[row.index("GiB") - 1]) for row in rows)
+        assert total == pytest.approx(plan[f"{tier}_used_bytes"] / 2**30, abs=0.05)
 
 
 def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
     assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text
+
+
+def test_no_more_sequences_are_promised_than_have_room(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "tinyllama-1.1b", "--json")
+    for more, numbers in (((), [1, 8, 32]), (("--max-num-seqs", "8"), [1, 8]), (("--kv-tokens", "48"), [1])):
+        steps = json.loads(run(capsys, *flags, *more))["steps"]
+        assert [int(name.split()[1]) for name in steps if name.startswith("decode")] == numbers
 
 
 def test_a_folder_needs_no_weights(

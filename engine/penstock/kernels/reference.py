@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.config import KernelChoice
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -50,7 +51,7 @@ def scale_sums(sums: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Te
 class ReferenceKernels:
     """Plain torch. Subclasses replace what they do faster."""
 
-    name = "reference"
+    name: KernelChoice = "reference"
 
     def __init__(self, activations: str = "int16") -> None:
         self.activations = activations

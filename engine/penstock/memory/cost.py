@@ -64,6 +64,8 @@ def predict_step(
         "arithmetic": (operations, gops),
         "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
         "host to device": (plan.streamed_bytes, device.host_to_device_gbps if device else 0.0),
+        # Copying to a GPU reads the host's memory, into which the disk writes.
+        "host memory": (plan.streamed_bytes + disk_bytes, hardware.memory_read_gbps if device else 0.0),
     }
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
     return StepPrediction(

@@ -28,6 +28,8 @@ CUDA_CONTEXT_BYTES = 400 << 20
 USUAL_TOKENS = 2048
 #: When not all layers fit, keys and values take at most this share of the budget, but hold one sequence.
 KV_SHARE = 0.125
+#: Times the activations of the native kernels: the other ones keep sums in float64 and make copies.
+FALLBACK_WORKSPACE = 2.5
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class MemoryPlan:
     num_kv_blocks: int
     kv_bytes: int
     workspace_bytes: int
+    is_workspace_measured: bool
     has_gpu: bool
     host_budget_bytes: int
     #: 0 without a GPU.
@@ -112,29 +115,43 @@ def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]
     return frozenset(range(num_layers)) - streamed
 
 
-def plan_memory(footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
-    """Decide where everything lies. Raises CapacityError, which says what is the least that would work, and
-    ConfigError for a budget of a device that is not there."""
+def plan_memory(
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    measured_workspace_bytes: int | None = None,
+) -> MemoryPlan:
+    """Decide where everything lies. What a sweep of the largest step was seen to take for activations
+    replaces the estimate. Raises CapacityError, which says what is the least that would work, and ConfigError
+    for a budget of a device that is not there."""
     if config.device_memory_bytes is not None and hardware.device is None:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
-    return _Planner(footprint, hardware, config).plan()
+    return _Planner(footprint, hardware, config, measured_workspace_bytes).plan()
 
 
 def workspace_bytes(footprint: ModelFootprint, config: EngineConfig) -> int:
     """An upper estimate of what activations take at the largest step.
 
     Per token some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers of
-    each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary.
+    each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary. The
+    native kernels take half to three quarters of it.
     """
     per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
     per_seq = 4 * 4 * footprint.vocab_size
-    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
+    times = 1.0 if config.kernels in ("auto", "native") else FALLBACK_WORKSPACE
+    return int(times * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq))
 
 
 class _Planner:
     """One model on one machine."""
 
-    def __init__(self, footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        footprint: ModelFootprint,
+        hardware: HardwareProfile,
+        config: EngineConfig,
+        measured_workspace: int | None,
+    ) -> None:
         self.footprint = footprint
         self.hardware = hardware
         self.config = config
@@ -144,7 +161,8 @@ class _Planner:
         self.embedding_bytes = _pages(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if hardware.device else 0
         self.head_bytes = _pages(footprint.head_bytes + shared)
-        self.workspace = workspace_bytes(footprint, config)
+        self.is_measured = measured_workspace is not None
+        self.workspace = measured_workspace or workspace_bytes(footprint, config)
         self.context = min(config.max_model_len or 1 << 62, footprint.max_position_embeddings)
         self.gpu = hardware.device
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
@@ -187,6 +205,7 @@ class _Planner:
             num_kv_blocks=num_blocks,
             kv_bytes=num_blocks * self.block_bytes,
             workspace_bytes=self.workspace,
+            is_workspace_measured=self.is_measured,
             has_gpu=self.gpu is not None,
             host_budget_bytes=self.host_budget,
             device_budget_bytes=self.device_budget,
