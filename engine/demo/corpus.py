@@ -74,7 +74,7 @@ def ask(rng: random.Random, requests: tuple[str, ...], reply: str, **words: str)
 def story(rng: random.Random) -> Turns:
     """A story, and sometimes questions about it, which need the text above and not the tables."""
     tale = Story(rng)
-    turns = [(tale.request(), tale.text())]
+    turns = [tale.asked()]
     if rng.random() < 0.4:
         turns += rng.sample(tale.questions(), rng.randint(1, 3))
     return turns
@@ -481,7 +481,9 @@ def listing(rng: random.Random) -> Turns:
         """)
     names = members.split(", ")
     count = min(rng.randint(2, 5), len(names))
-    chosen = sorted(rng.sample(names, count), key=names.index)  # one order: no thing comes twice
+    # A run of the table in one order: no thing comes twice, and there is always a next one.
+    start = rng.randrange(len(names))
+    chosen = (names * 2)[start : start + count]
     if rng.random() < 0.25:
         question = f"What does one find {kind}?" if is_place else f"Which {kind} do you know?"
         return [(question, capital(joined(chosen)) + ".")]
@@ -642,7 +644,8 @@ def plain(rng: random.Random) -> Document:
     """Text without the chat format, for completions: stories, facts in a row, self-portraits."""
     chance = rng.random()
     if chance < 0.6:
-        return Document(text=Story(rng).text())
+        tale = Story(rng)
+        return Document(text=tale.text(tale.subject() if rng.random() < 0.5 else ""))
     if chance < 0.7:
         tale = Story(rng)
         lines = (

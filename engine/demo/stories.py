@@ -557,6 +557,7 @@ PLOTS: dict[str, tuple[Beats, str, tuple[str, ...], str]] = {
         "{n} the {k} planted {aseed}, and in the end there was {crop}.",
     ),
 }
+TITLES = ("This is a story about {x}.", "Here is a story about {x}.")
 REQUESTS = phrases("""
     Tell me a story about {x}. | Write a story about {x}. | Tell me a short story about {x}. |
     Write a short story about {x}. | Please tell me a story about {x}. |
@@ -594,7 +595,7 @@ def invented_word(rng: random.Random) -> str:
 
 @dataclass
 class Story:
-    """The facts of one story; `text()` tells them, `request()` asks for them."""
+    """The facts of one story; `text()` tells them, `asked()` asks for them as well."""
 
     rng: random.Random
     plot: str = ""
@@ -671,10 +672,14 @@ class Story:
         """One of the alternatives with the facts filled in; a missing fact is a `KeyError`."""
         return capital(self.rng.choice(options).format(**self.facts))
 
-    def text(self) -> str:
+    def text(self, subject: str = "") -> str:
+        """The story; with a subject it begins by saying what it is about, as it was asked for. A small model
+        learns to repeat that, and then to tell what it has just said."""
         thanks = THANKS if self.plot in ("seek", "journey", "learn") else ("",)
         beats = (OPENINGS, DETAILS, *PLOTS[self.plot][0], thanks, ENDINGS)
         sentences = [sentence for beat in beats if (sentence := self.say(beat))]
+        if subject:
+            sentences.insert(0, self.rng.choice(TITLES).format(x=subject))
         middle = self.rng.randint(4, 6)
         if self.rng.random() < 0.6:
             return " ".join(sentences)
@@ -697,10 +702,13 @@ class Story:
         extra = {"seek": "a {colour} {obj}", "journey": "{place}", "garden": "{aseed}"}
         return extra.get(self.plot, PLOTS[self.plot][1]).format(**facts)
 
-    def request(self) -> str:
+    def asked(self) -> tuple[str, str]:
+        """A request for this story, and the story."""
         if self.rng.random() < 0.1:
-            return self.rng.choice(BARE_REQUESTS)
-        return self.rng.choice(REQUESTS).format(x=self.subject())
+            return self.rng.choice(BARE_REQUESTS), self.text()
+        subject = self.subject()
+        told = self.text(subject if self.rng.random() < 0.9 else "")
+        return self.rng.choice(REQUESTS).format(x=subject), told
 
     def questions(self) -> list[tuple[str, str]]:
         """Questions that the story answers, with the answers."""

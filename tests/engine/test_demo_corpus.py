@@ -105,7 +105,7 @@ def test_stories_keep_to_their_subject() -> None:
     rng = random.Random(12)
     for _ in range(2000):
         story = stories.Story(rng)
-        text, request, facts = story.text(), story.request(), story.facts
+        (request, text), facts = story.asked(), story.facts
         assert facts["k"] in text
         assert facts["n"] in text
         assert facts["hn"] in text

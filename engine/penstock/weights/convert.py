@@ -177,7 +177,8 @@ def _begin(store: WeightStore, target: Path) -> dict[str, Any]:
             f"{target} holds a conversion of {other}, which is something else or has changed since; choose "
             "another folder or delete this one"
         )
-    if target.exists() and any(target.iterdir()):
+    # A run that was killed at its very beginning leaves the half-written manifest.
+    if target.exists() and any(path.name != f"{MANIFEST}.part" for path in target.iterdir()):
         raise ConfigError(f"{target} is not empty; choose a new folder")
     target.mkdir(parents=True, exist_ok=True)
     manifest = {"format_version": FORMAT_VERSION, "source": source, "files": {}}
