@@ -163,6 +163,20 @@ def test_a_sweep_after_one_that_ended_early_does_not_wait_for_ever() -> None:
     assert list(sweep(streamer)) == list(range(6))
 
 
+def test_a_sweep_that_was_given_up_takes_nothing_back() -> None:
+    """It is closed late, when the next sweep is under way with the same layers."""
+    streamer = stream(5, set(), 2, FakeReader())
+    old = streamer.layers()
+    next(old)
+    new = sweep(streamer)
+    assert next(new) == 0
+    old.close()
+    assert list(new) == [1, 2, 3, 4]
+    assert list(sweep(streamer)) == [0, 1, 2, 3, 4]
+    streamer.close()
+    assert len(streamer._free_slots) + len(streamer._arrivals) == 2
+
+
 def test_a_failed_read_ends_the_sweep_and_is_tried_again() -> None:
     reader = FakeReader()
     reader.failing = {2, 3}

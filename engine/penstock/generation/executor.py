@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -45,9 +46,10 @@ class Executor:
         """
         layout = inputs.layout
         hidden = self._family.embed(self._embedding, inputs.input_ids, layout.positions)
-        for index, weights in enumerate(self._streamer.layers()):
-            if is_cancelled():
-                raise Cancelled
-            kv = LayerKV(*self._kv_cache.layer(index))
-            hidden = self._family.layer(index, weights, hidden, kv, layout)
+        with contextlib.closing(self._streamer.layers()) as sweep:
+            for index, weights in enumerate(sweep):
+                if is_cancelled():
+                    raise Cancelled
+                kv = LayerKV(*self._kv_cache.layer(index))
+                hidden = self._family.layer(index, weights, hidden, kv, layout)
         return self._family.head(self._head, self._embedding, hidden[inputs.logits_indices])

@@ -97,6 +97,8 @@ static void forget_workers(void) {
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pool.num_workers = 0;
+    atomic_store(&pool.is_open, false);
+    atomic_store(&pool.num_inside, 0);
 }
 
 __attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_workers); }

@@ -107,6 +107,7 @@ class DirectReader:
         self._block_bytes = block_bytes
         self._preadv = preadv
         self._files: dict[Path, _File] = {}
+        self._lock = threading.Lock()
         self._blocks: SimpleQueue[_Block | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, name=f"penstock-disk-{index}", daemon=True)
@@ -157,13 +158,14 @@ class DirectReader:
         return self._open(path).is_direct
 
     def _open(self, path: Path) -> _File:
-        file = self._files.get(path)
         try:
-            if file is None:
-                descriptor, is_direct = _open_direct(path)
-                status = os.fstat(descriptor)
-                file = _File(path, descriptor, is_direct, status.st_size, status.st_mtime_ns)
-                self._files[path] = file
+            with self._lock:  # several threads submit
+                file = self._files.get(path)
+                if file is None:
+                    descriptor, is_direct = _open_direct(path)
+                    status = os.fstat(descriptor)
+                    file = _File(path, descriptor, is_direct, status.st_size, status.st_mtime_ns)
+                    self._files[path] = file
             status = os.fstat(file.descriptor)
         except OSError as error:
             raise CorruptFile(f"{path} can't be read: {error.strerror}") from error

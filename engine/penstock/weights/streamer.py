@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -127,6 +127,7 @@ class LayerStreamer:
         self._free_slots = list(range(num_slots))
         self._position = 0
         self._num_reads = 0
+        self._num_sweeps = 0
         self._is_closed = False
         #: Seconds in which sweeps waited for layers, and bytes of layers that were read for them.
         self.stall_s = 0.0
@@ -156,17 +157,21 @@ class LayerStreamer:
             self._position = 0
         self._pump()
 
-    def layers(self) -> Iterator[LayerWeights]:
+    def layers(self) -> Generator[LayerWeights, None, None]:
         """One sweep. A layer's weights are valid until the next one is asked for.
 
         Raises what reading raised (CorruptFile); the layer is read anew in the next sweep.
         """
+        self._num_sweeps += 1
+        this_sweep = self._num_sweeps
         for index in range(self._store.num_layers):
             arrival = self._arrive(index)
             try:
                 yield LayerWeights.views(self._store.layouts[index], arrival.buffer)
             finally:
-                self._release(index, arrival)
+                # A sweep that was given up and is closed late takes nothing from the one that goes on.
+                if this_sweep == self._num_sweeps:
+                    self._release(index, arrival)
 
     def close(self) -> None:
         """Ask for nothing more, and wait for what is being read into our buffers."""
@@ -203,8 +208,8 @@ class LayerStreamer:
         with self._lock:
             staged = [index for index, arrival in self._arrivals.items() if arrival.slot is not None]
             last = max(staged, key=lambda index: (index - self._position) % self._store.num_layers)
-            read = self._arrivals[last].read
-        read.exception()  # its slot is free only when nobody writes into it any more
+            arrival = self._arrivals[last]
+        arrival.read.exception()  # its slot is free only when nobody writes into it any more
         self._forget(last)
 
     def _release(self, index: int, arrival: _Arrival) -> None:
