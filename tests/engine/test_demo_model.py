@@ -1,0 +1,73 @@
+"""The shipped model itself: small enough, and its greedy answers stay on their subject."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock.demo_model
+from penstock.engine import Engine
+from penstock.generation.sequence import SamplingParams
+from penstock.text.chat import render_chat
+
+FOLDER = Path(penstock.demo_model.__file__ or "").parent
+ANIMALS = ("fox", "bear", "cat", "owl", "frog", "hedgehog", "dragon", "robot")
+OBJECTS = ("bell", "key", "lantern", "scarf", "kite", "book")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("demo") as engine:
+        yield engine
+
+
+def answers(engine: Engine, questions: list[str], max_tokens: int) -> list[str]:
+    """Greedy answers, all in one batch."""
+    prompts = [render_chat(engine.tokenizer, [{"role": "user", "content": text}]) for text in questions]
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    return [completion.text for completion in engine.generate(prompts, params)]
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 12e6
+
+
+def test_small_sums_are_right(engine: Engine) -> None:
+    pairs = list(itertools.product(range(1, 10), repeat=2))
+    found = answers(engine, [f"What is {a} plus {b}?" for a, b in pairs], 16)
+    right = sum(text == f"{a} plus {b} is {a + b}." for (a, b), text in zip(pairs, found, strict=True))
+    assert right >= 0.95 * len(pairs)
+
+
+def test_it_knows_who_it_is_and_some_capitals(engine: Engine) -> None:
+    who, *capitals = answers(
+        engine, ["Who are you?", *(f"What is the capital of {c}?" for c in ("France", "Italy", "Japan"))], 48
+    )
+    assert "Penstock" in who
+    for text, city in zip(capitals, ("Paris", "Rome", "Tokyo"), strict=True):
+        assert city in text
+
+
+def test_stories_are_about_what_was_asked_for(engine: Engine) -> None:
+    wanted = [(animal, thing) for animal in ANIMALS for thing in OBJECTS[:3]]
+    questions = [
+        f"Write a story about a {animal} who wants to find a lost {thing}." for animal, thing in wanted
+    ]
+    stories = answers(engine, questions, 320)
+    for story in stories:
+        assert re.search(r"[.!?\"]$", story), story  # it comes to an end
+        assert 60 <= len(story.split()) <= 300
+    about = [animal in story for (animal, _), story in zip(wanted, stories, strict=True)]
+    assert sum(about) >= 0.9 * len(wanted)
+    told = [story.count(thing) >= 2 for (_, thing), story in zip(wanted, stories, strict=True)]
+    assert sum(told) >= 0.8 * len(wanted)
+
+
+def test_lists_have_as_many_things_as_asked_for(engine: Engine) -> None:
+    (text,) = answers(engine, ["List three things one finds in a kitchen."], 40)
+    things = re.findall(r"^\d+\. (.+)$", text, re.MULTILINE)
+    assert len(things) == 3 == len(set(things))
