@@ -34,7 +34,8 @@ from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
-from penstock.weights.streamer import LayerStreamer, StoreReader
+from penstock.weights.readers import StoreReader
+from penstock.weights.streamer import LayerStreamer
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass
+class Traffic:
+    """Bytes that went over a link since the start, and the seconds in which it was busy with them."""
+
+    num_bytes: int = 0
+    busy_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class StepStats:
     """What one step did."""

@@ -18,8 +18,9 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import find_family
 from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, ModelTensors
-from penstock.weights.streamer import LayerStreamer, StoreReader
+from penstock.weights.streamer import LayerStreamer
 
 TINYLLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -25,7 +25,7 @@ from penstock.errors import (
     StepFailed,
 )
 from penstock.generation.sequence import FinishReason, SamplingParams
-from penstock.weights.streamer import StoreReader
+from penstock.weights.readers import StoreReader
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -211,7 +211,7 @@ def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path)
         expected = [token async for output in engine.generate([5, 6], PARAMS) for token in output.token_ids]
         streamer = engine.engine.streamer
         failing = Failing(streamer.store)
-        streamer._reader = failing
+        streamer._tier._reader = failing
         failing.is_failing = True
         with pytest.raises(StepFailed, match="the disk is gone"):
             [output async for output in engine.generate([5, 6], PARAMS)]

@@ -37,8 +37,9 @@ from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
 from penstock.model.registry import FAMILIES, find_family
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.quantize import quantize
+from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import LayerStreamer, StoreReader
+from penstock.weights.streamer import LayerStreamer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY = 64

@@ -133,9 +133,17 @@ def test_there_is_at_least_one_core() -> None:
 
 
 def test_a_pool_refuses_to_grow() -> None:
-    pool = MemoryPool("test", 100)
-    assert pool.allocate("a", 60).nbytes == 60
-    with pytest.raises(CapacityError, match="b needs 41 bytes.*test budget of 100 has 40 left"):
-        pool.allocate("b", 41)
-    pool.allocate("b", 40)
-    assert pool.used_bytes == 100
+    prepared: list[int] = []
+    pool = MemoryPool("test", 640, prepare=lambda piece: prepared.append(piece.nbytes))
+    first = pool.allocate("a", 384)
+    assert first.nbytes == 384 and not first.any()
+    with pytest.raises(CapacityError, match="b needs 320 bytes.*test budget of 640 has 256 left"):
+        pool.allocate("b", 320)
+    second = pool.allocate("b", 256)
+    second.fill_(1)
+    assert pool.used_bytes == 640 and prepared == [384, 256]
+    assert not first.any(), "pieces overlap"
+    with pytest.raises(ValueError, match="before"):
+        pool.allocate("a", 0)
+    with pytest.raises(ValueError, match="whole units"):
+        pool.allocate("c", 1)

@@ -168,7 +168,8 @@ import torch
 from penstock.model.registry import find_family
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
-from penstock.weights.streamer import LayerStreamer, StoreReader
+from penstock.weights.readers import StoreReader
+from penstock.weights.streamer import LayerStreamer
 
 torch.set_num_threads(1)
 checkpoint = Checkpoint.open(Path(sys.argv[1]))

@@ -18,8 +18,10 @@ from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE, round_up
 from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import MAX_READS, LayerStreamer, StoreReader
+from penstock.weights.streamer import LayerStreamer
+from penstock.weights.tier import MAX_READS
 
 
 def same(mine: LayerWeights, expected: LayerWeights) -> bool:
@@ -174,7 +176,7 @@ def test_a_sweep_that_was_given_up_takes_nothing_back() -> None:
     assert list(new) == [1, 2, 3, 4]
     assert list(sweep(streamer)) == [0, 1, 2, 3, 4]
     streamer.close()
-    assert len(streamer._free_slots) + len(streamer._arrivals) == 2
+    assert len(streamer._tier._free_slots) + len(streamer._tier._arrivals) == 2
 
 
 def test_a_failed_read_ends_the_sweep_and_is_tried_again() -> None:

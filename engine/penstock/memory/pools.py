@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from penstock.errors import CapacityError
 from penstock.memory.direct_io import aligned_buffer
 
+#: Allocations begin at multiples of a cache line.
+ALIGNMENT = 64
+
 
 class MemoryPool:
-    """Hands out zeroed memory until the budget is used up; nothing is given back before the end."""
+    """One arena of exactly the budget's size, handed out piece by piece; nothing is given back before the
+    end."""
 
-    def __init__(self, name: str, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        budget_bytes: int,
+        make_arena: Callable[[int], Tensor] = aligned_buffer,
+        prepare: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """`make_arena` gives zeroed memory (uint8) of a device, the host by default; `prepare` is called with
+        each piece before it is handed out, to pin it for example. Raises what they raise."""
         self.name = name
         self.budget_bytes = budget_bytes
         self.allocations: dict[str, int] = {}
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(self.allocations.values())
+        self.used_bytes = 0
+        self._arena = make_arena(budget_bytes)
+        self._prepare = prepare
 
     def allocate(self, name: str, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes], zeroed. Raises CapacityError."""
+        """uint8 [num_bytes], zeroed; page aligned if all pieces are whole pages. Raises CapacityError."""
         if name in self.allocations:
             raise ValueError(f"{name} was allocated before")
+        if num_bytes % ALIGNMENT:
+            raise ValueError(f"{name}: {num_bytes} bytes are not whole units of {ALIGNMENT}")
         if self.used_bytes + num_bytes > self.budget_bytes:
             raise CapacityError(
                 f"{name} needs {num_bytes} bytes, but the {self.name} budget of {self.budget_bytes} has "
                 f"{self.budget_bytes - self.used_bytes} left"
             )
+        piece = self._arena[self.used_bytes : self.used_bytes + num_bytes]
         self.allocations[name] = num_bytes
-        return aligned_buffer(num_bytes)[:num_bytes]
+        self.used_bytes += num_bytes
+        if self._prepare is not None and num_bytes:
+            self._prepare(piece)
+        return piece

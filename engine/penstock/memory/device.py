@@ -1,0 +1,176 @@
+"""Device: a compute device with memory of its own, fed over a link.
+
+It has two queues that run side by side, one that copies and one that computes, and keeps them apart buffer
+by buffer: a copy into a buffer begins when what was launched on it has ended, what is launched next begins
+when the copy has arrived. Whoever launches need not wait for either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import deque
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CapacityError
+from penstock.metrics import Traffic
+
+logger = logging.getLogger(__name__)
+
+#: Layers that the host launches ahead of the device: enough to keep it busy, few enough for a cancellation to
+#: take effect soon.
+MAX_LAUNCHED_LAYERS = 2
+#: cuMemHostRegister's flag: pinned for every context.
+REGISTER_PORTABLE = 1
+
+
+class Device(Protocol):
+    """Buffers are told apart by their address. copy() and wait_copied() may be called from any thread."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes] on the device, zeroed. Raises CapacityError."""
+
+    def pin(self, buffer: Tensor) -> None:
+        """Lock whole pages of the host in memory, so that copies out of them run at the link's full rate,
+        beside everything else. Where the system refuses they stay pageable and count as unpinned_bytes."""
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Queue a copy of host memory to the device, after the last use of `target`."""
+
+    def wait_copied(self, source: Tensor) -> None:
+        """Until the last copy out of `source` is done and it may be overwritten."""
+
+    def acquire(self, target: Tensor) -> None:
+        """What is launched from now on waits for the last copy into `target`."""
+
+    def release(self, target: Tensor) -> None:
+        """What was launched so far was the last use of `target`. Waits if the host is far ahead."""
+
+    def synchronize(self) -> None:
+        """Until everything queued is done."""
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """What the system refused to pin."""
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds in which computing waited for copies, up to the last synchronize()."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of the link, up to the last synchronize()."""
+
+
+class CudaDevice:
+    """A GPU through torch's streams and events."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch_device = torch.device("cuda", index)
+        self.unpinned_bytes = 0
+        self.stall_s = 0.0
+        self.traffic = Traffic()
+        self._link = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._pinned: list[Tensor] = []
+        self._lock = threading.Lock()
+        #: By address: the copy that wrote (or read) a buffer last, and the last use of a target.
+        self._copied: dict[int, torch.cuda.Event] = {}
+        self._used: dict[int, torch.cuda.Event] = {}
+        self._launched: deque[torch.cuda.Event] = deque()
+        #: Pairs of events whose distance counts, once they have happened.
+        self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._copies: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        try:
+            buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.torch_device)
+            torch.cuda.current_stream(self.torch_device).synchronize()  # the link knows nothing of the zeros
+            return buffer
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.torch_device)
+            raise CapacityError(
+                f"{self.torch_device} has no {num_bytes} bytes left: {free} of {total} are free. Another "
+                "process may have taken them since the plan was made (nvidia-smi shows which); end it, or "
+                "lower --device-memory"
+            ) from error
+
+    def pin(self, buffer: Tensor) -> None:
+        # Torch's own pinned memory is rounded up to powers of two. And it is the driver's call, not the
+        # runtime's: a refusal leaves no error behind for torch's next launch.
+        code = self._driver.cuMemHostRegister_v2(
+            ctypes.c_void_p(buffer.data_ptr()), ctypes.c_size_t(buffer.numel()), REGISTER_PORTABLE
+        )
+        if code:
+            self.unpinned_bytes += buffer.numel()
+            logger.debug("pinning %d bytes was refused: CUDA error %d", buffer.numel(), code)
+        else:
+            self._pinned.append(buffer)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        with self._lock, torch.cuda.stream(self._link):
+            used = self._used.pop(target.data_ptr(), None)
+            if used is not None:
+                self._link.wait_event(used)
+            started, done = self._timed_event(), self._timed_event()
+            started.record(self._link)
+            target.copy_(source, non_blocking=True)
+            done.record(self._link)
+            self._copied[source.data_ptr()] = self._copied[target.data_ptr()] = done
+            self._copies.append((started, done))
+            self.traffic.num_bytes += target.numel()
+
+    def wait_copied(self, source: Tensor) -> None:
+        with self._lock:
+            done = self._copied.pop(source.data_ptr(), None)
+        if done is not None:
+            done.synchronize()
+
+    def acquire(self, target: Tensor) -> None:
+        with self._lock:
+            copied = self._copied.pop(target.data_ptr(), None)
+        if copied is None:
+            return
+        compute = torch.cuda.current_stream(self.torch_device)
+        before, after = self._timed_event(), self._timed_event()
+        before.record(compute)
+        compute.wait_event(copied)
+        after.record(compute)
+        self._stalls.append((before, after))
+
+    def release(self, target: Tensor) -> None:
+        used = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        used.record(torch.cuda.current_stream(self.torch_device))
+        with self._lock:
+            self._used[target.data_ptr()] = used
+        self._launched.append(used)
+        if len(self._launched) > MAX_LAUNCHED_LAYERS:
+            self._launched.popleft().synchronize()
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream(self.torch_device).synchronize()
+        self._launched.clear()
+        self.stall_s += sum(before.elapsed_time(after) / 1e3 for before, after in self._stalls)
+        self._stalls.clear()
+        with self._lock:
+            # They end in their order.
+            num_ended = sum(done.query() for _, done in self._copies)  # type: ignore[no-untyped-call]
+            ended, self._copies = self._copies[:num_ended], self._copies[num_ended:]
+        self.traffic.busy_s += sum(started.elapsed_time(done) / 1e3 for started, done in ended)
+
+    def close(self) -> None:
+        """Wait for the link, and give pinned memory back."""
+        self._link.synchronize()
+        while self._pinned:
+            self._driver.cuMemHostUnregister(ctypes.c_void_p(self._pinned.pop().data_ptr()))
+
+    @staticmethod
+    def _timed_event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,0 +1,122 @@
+"""What fills a tier: StoreReader brings layers from files to the host, LinkReader from there to a device."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from penstock.memory.device import Device
+from penstock.memory.direct_io import DirectReader, aligned_buffer
+from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.store import LayerWeights, WeightStore
+from penstock.weights.tier import LayerTier
+
+
+class StoreReader:
+    """Layers that lie in a file as in their buffer are read directly, several reads in flight; the others go
+    through the store, one after the other, to be quantized on the way in."""
+
+    def __init__(self, store: WeightStore, num_threads: int = 1, direct: DirectReader | None = None) -> None:
+        """`num_threads` are for quantizing."""
+        self._store = store
+        self._ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
+        self._direct = (direct or DirectReader()) if any(self._ranges) else None
+        self._thread = ThreadPoolExecutor(
+            1, "penstock-reader", initializer=torch.set_num_threads, initargs=(num_threads,)
+        )
+
+    def is_direct(self, index: int) -> bool:
+        """Whether layer `index` is read as it is, with nothing left to compute."""
+        return self._ranges[index] is not None
+
+    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+        found = self._ranges[index]
+        if found is None or self._direct is None:
+            return self._thread.submit(self._read, index, buffer)
+        return self._direct.submit(*found, buffer)
+
+    def read_resident(self, tensors: tuple[TensorSpec, ...]) -> LayerWeights:
+        """Embedding or head, into memory of its own. Raises CheckpointError kinds."""
+        found = self._store.contiguous(tensors)
+        if found is None or self._direct is None:
+            return self._store.read_resident(tensors)
+        buffer = aligned_buffer(found.num_bytes)
+        self._direct.submit(*found, buffer).result()
+        return LayerWeights.views(LayerLayout.of(tensors), buffer)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        if self._direct is not None:
+            self._direct.close()
+
+    def _read(self, index: int, buffer: Tensor) -> int:
+        before = self._store.bytes_read
+        self._store.read_layer(index, buffer[: self._store.layouts[index].num_bytes])
+        return self._store.bytes_read - before
+
+
+class LinkReader:
+    """Queues copies from the tier of the host, in the order in which they are asked for. A read counts as
+    done when its copy is queued: the device keeps the order from there on."""
+
+    def __init__(self, host: LayerTier, device: Device) -> None:
+        self._host = host
+        self._device = device
+        self._requests: SimpleQueue[tuple[int, Tensor, Future[int]] | None] = SimpleQueue()
+        #: A layer whose copy out of its staging slot may be under way.
+        self._leaving: tuple[int, Tensor] | None = None
+        self._thread = threading.Thread(target=self._serve, name="penstock-link", daemon=True)
+        self._thread.start()
+
+    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+        future: Future[int] = Future()
+        self._requests.put((index, buffer, future))
+        return future
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._thread.join()
+        self._host.close()
+
+    def _serve(self) -> None:
+        while (request := self._next_request()) is not None:
+            index, buffer, future = request
+            try:
+                num_bytes = self._copy(index, buffer)
+            except BaseException as error:  # whatever it is, whoever waits has to learn of it
+                future.set_exception(error)
+            else:
+                future.set_result(num_bytes)
+        self._let_go()
+
+    def _next_request(self) -> tuple[int, Tensor, Future[int]] | None:
+        try:
+            return self._requests.get_nowait()
+        except Empty:  # there is time to wait for the last copy, so that its slot can be filled again
+            self._let_go()
+            return self._requests.get()
+
+    def _copy(self, index: int, buffer: Tensor) -> int:
+        if self._host.num_slots < 2:
+            self._let_go()
+        arrival = self._host.acquire(index)
+        num_bytes = min(arrival.buffer.numel(), buffer.numel())
+        self._device.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
+        # This copy is queued behind the last one: only now is there no gap if that one is waited for.
+        self._let_go()
+        if arrival.slot is None:
+            self._host.release(index)
+        else:
+            self._leaving = index, arrival.buffer
+        return num_bytes
+
+    def _let_go(self) -> None:
+        if self._leaving is not None:
+            index, buffer = self._leaving
+            self._leaving = None
+            self._device.wait_copied(buffer)
+            self._host.release(index)
