@@ -10,6 +10,7 @@ from penstock.errors import ConfigError
 Activations = Literal["int16", "int8"]
 KVDtype = Literal["float16", "float32"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class EngineConfig:
     activations: Activations = "int16"
     #: Storage of K and V.
     kv_dtype: KVDtype = "float16"
+    #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
+    device: DeviceChoice = "auto"
     #: Bytes that the engine may take on the host: weights, staging, K and V, activations; not what Python
     #: and torch need themselves. None: what is really free, less a tenth.
     host_memory_bytes: int | None = None
@@ -47,6 +50,9 @@ class EngineConfig:
     #: Which kernels: "native" (compiled C), "torch" (torch's integer operators),
     #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
     kernels: KernelChoice = "auto"
+    #: Refuse to start where something can't be as it was planned (memory that can't be pinned, a disk without
+    #: direct reads, a budget beyond what is free); otherwise there are warnings.
+    strict_plan: bool = False
     #: Load a checkpoint although it holds tensors that the model does not know.
     ignore_unexpected_tensors: bool = False
 
@@ -55,6 +61,7 @@ class EngineConfig:
             ("activations", Activations),
             ("kv_dtype", KVDtype),
             ("kernels", KernelChoice),
+            ("device", DeviceChoice),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(

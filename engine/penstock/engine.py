@@ -144,8 +144,9 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Stop reading. Nothing can be computed afterwards."""
+        """Stop reading and close the files. Nothing can be computed afterwards."""
         self.streamer.close()
+        self.streamer.store.close()
 
     def __enter__(self) -> Engine:
         return self

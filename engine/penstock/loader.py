@@ -3,6 +3,7 @@ reading begun. Also the one place that knows how to measure both memory and arit
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config import DeviceChoice, EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Scheduler
-from penstock.kernels import Kernels, QuantizedTensor, choose_kernels
-from penstock.memory.direct_io import DirectReader
+from penstock.kernels import QuantizedTensor, choose_kernels
+from penstock.memory.device import CudaDevice, find_device
+from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import (
     HardwareProfile,
     Measure,
@@ -25,16 +27,18 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.plan import MemoryPlan, plan_memory
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib, plan_memory
 from penstock.memory.pools import MemoryPool
-from penstock.memory.rates import measure_disk, memory_read_gbps
-from penstock.model.registry import OpenModel, open_model
+from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
+from penstock.model.family import Family
+from penstock.model.registry import open_model
 from penstock.model.shapes import footprint
 from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
 from penstock.weights.readers import StoreReader
+from penstock.weights.store import LayerWeights, WeightStore
 from penstock.weights.streamer import LayerStreamer
 
 logger = logging.getLogger(__name__)
@@ -67,20 +71,31 @@ def load_model(
     """Engine.load() says what the arguments are and what is raised."""
     num_threads = config.num_threads or num_physical_cores()
     folder = find_model(model, revision, offline)
-    opened = open_model(folder, config.ignore_unexpected_tensors)
-    tokenizer = tokenizer or Tokenizer.load(folder)
-    kernels = choose_kernels(config, num_threads)
-    config = replace(config, kernels=kernels.name)
-    kv_dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
-    size = footprint(opened.spec, opened.store.tensors, kv_dtype.itemsize)
-    plan = plan_memory(size, hardware or capacities(), config)
-    max_model_len = _max_model_len(opened.spec, config, plan)
-    kv_pool = MemoryPool("KV cache", plan.kv_bytes)
-    kv_cache = KVCache(opened.spec, plan.num_kv_blocks, config.block_size, kv_dtype, kv_pool)
-    # Native kernels have threads of their own; torch's would only fight them for the cores, which they keep
-    # busy for a while after each operation.
-    torch.set_num_threads(1 if kernels.name == "native" else num_threads)
-    streamer, executor = _begin_reading(opened, plan, kernels, kv_cache, max_model_len, hardware, num_threads)
+    with contextlib.ExitStack() as undo:
+        opened = open_model(folder, config.ignore_unexpected_tensors)
+        undo.callback(opened.store.close)
+        tokenizer = tokenizer or Tokenizer.load(folder)
+        device = find_device(config.device)
+        kernels = choose_kernels(config, num_threads)
+        # Native kernels have threads of their own; torch's would only fight them for the cores, which they
+        # keep busy for a while after each operation.
+        torch.set_num_threads(1 if kernels.name == "native" else num_threads)
+        config = replace(config, kernels=kernels.name, device="cuda" if device else "cpu")
+        hardware = hardware or capacities()
+        if device is not None and hardware.device is None:
+            hardware = replace(hardware, device=device.profile())
+        size = footprint(opened.spec, opened.store.tensors, _kv_dtype(config).itemsize)
+        plan = plan_memory(size, hardware, config)
+        max_model_len = _max_model_len(opened.spec, config, plan)
+        family = opened.family(opened.spec, kernels, max_model_len, device.torch_device if device else None)
+        kv_cache = _allocate_kv(opened.spec, plan, config, device)
+        direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
+        reader = StoreReader(opened.store, num_threads, direct)
+        undo.callback(reader.close)
+        executor, streamer = _begin_reading(opened.store, reader, plan, family, kv_cache, device)
+        undo.callback(streamer.close)
+        _compare(plan, reader, streamer, config)
+        undo.pop_all()
     blocks = BlockManager(kv_cache.num_blocks, config.block_size)
     return LoadedModel(
         opened.spec,
@@ -95,53 +110,95 @@ def load_model(
     )
 
 
+def _kv_dtype(config: EngineConfig) -> torch.dtype:
+    return torch.float16 if config.kv_dtype == "float16" else torch.float32
+
+
+def _allocate_kv(
+    spec: ModelSpec, plan: MemoryPlan, config: EngineConfig, device: CudaDevice | None
+) -> KVCache:
+    if device is not None:
+        device.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
+    pool = MemoryPool("KV cache", plan.kv_bytes, device.allocate if device else aligned_buffer)
+    return KVCache(spec, plan.num_kv_blocks, config.block_size, _kv_dtype(config), pool)
+
+
 def _begin_reading(
-    opened: OpenModel,
+    store: WeightStore,
+    reader: StoreReader,
     plan: MemoryPlan,
-    kernels: Kernels,
+    family: Family,
     kv_cache: KVCache,
-    max_model_len: int,
-    hardware: HardwareProfile | None,
-    num_threads: int,
-) -> tuple[LayerStreamer, Executor]:
+    device: CudaDevice | None,
+) -> tuple[Executor, LayerStreamer]:
     """Embedding and head are there when this returns, layers are on their way."""
-    store, disk = opened.store, hardware.disk if hardware else None
-    direct = DirectReader(disk.block_bytes, disk.depth) if disk else None
-    reader = StoreReader(store, num_threads, direct)
-    slow = [i for i in range(store.num_layers) if i not in plan.resident and not reader.is_direct(i)]
-    if slow:
-        logger.warning(
-            "%d of %d layers do not fit into memory, and %s is not laid out to be streamed: they are "
-            "quantized again in each step. Convert it once (penstock convert MODEL OUT, or serve it with "
-            "--convert-to OUT)",
-            len(slow), store.num_layers, store.checkpoint.folder,
-        )  # fmt: skip
     embedding = reader.read_resident(store.tensors.embedding)
     head = reader.read_resident(store.tensors.head)
-    streamer = LayerStreamer(store, reader, plan.resident, plan.num_staging_slots)
-    family = opened.family(opened.spec, kernels, max_model_len)
-    return streamer, Executor(family, embedding, head, streamer, kv_cache)
+    tied = None
+    if device is not None:
+        if "head" not in head:
+            tied = LayerWeights({"embedding": embedding.matrix("embedding")}).to(device.torch_device)
+        head = head.to(device.torch_device)
+    streamer = LayerStreamer(
+        store,
+        reader,
+        plan.resident,
+        plan.num_staging_slots,
+        device,
+        plan.at_home("host") if device else frozenset(),
+        plan.num_host_slots,
+    )
+    return Executor(family, embedding, head, streamer, kv_cache, tied), streamer
 
 
 def measure_hardware(
-    folder: Path | None, cache: Path | None = None, is_forced: bool = False
+    folder: Path | None,
+    cache: Path | None = None,
+    is_forced: bool = False,
+    choice: DeviceChoice = "cpu",
 ) -> HardwareProfile:
-    """This machine, and the disk under `folder`, with rates measured once and kept in the file `cache`."""
-    measure = Measure(memory_read_gbps, _int8_gops, measure_disk)
-    return hardware_profile(folder, measure, cache, is_forced)
+    """This machine, the GPU that the choice comes to, and the disk under `folder`, with rates measured once
+    and kept in the file `cache`."""
+    device = find_device(choice)
+
+    def measure_device() -> dict[str, float]:
+        assert device is not None
+        memory, link = device_gbps(device.torch_device)
+        gops = _int8_gops(1, device.torch_device)
+        return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
+
+    measure = Measure(memory_read_gbps, _int8_gops, measure_disk, measure_device)
+    return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
 
 
-def _int8_gops(num_threads: int) -> float:
+def _int8_gops(num_threads: int, device: torch.device | None = None) -> float:
     """What our own product reaches on a block of a large model, in 1e9 INT8 operations a second."""
     kernels = choose_kernels(EngineConfig(), num_threads)
-    weight = QuantizedTensor(torch.ones(4096, 4096, dtype=torch.int8), torch.ones(4096))
-    x = torch.randn(256, 4096)
+    qweight = torch.ones(4096, 4096, dtype=torch.int8, device=device)
+    weight = QuantizedTensor(qweight, torch.ones(4096, device=device))
+    x = torch.randn(256, 4096, device=device)
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        kernels.int8_linear(x, weight)
+        kernels.int8_linear(x, weight)[0, 0].item()  # waits for a GPU
         times.append(time.perf_counter() - started)
     return 2 * 2 * 256 * 4096 * 4096 / min(times) / 1e9  # two rows of integers for each token
+
+
+def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: EngineConfig) -> None:
+    """Say loudly what can't be as it was planned. Raises CapacityError, if the config wants it exactly so."""
+    streamed = [index for index in range(len(plan.layers)) if index not in plan.resident]
+    found = [*plan.warnings, *reader.detours(streamed)]
+    if streamer.unpinned_bytes:
+        found.append(
+            f"the system refused to pin {gib(streamer.unpinned_bytes)} of {gib(plan.layer_bytes('host'))}: "
+            "copies out of them are slower. Raise the limit of locked memory (ulimit -l, docker --ulimit "
+            "memlock=-1), or lower --host-memory"
+        )
+    for text in found:
+        logger.warning("%s", text)
+    if found and config.strict_plan:
+        raise CapacityError(f"refused because of --strict-plan: {'; '.join(found)}")
 
 
 def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> int:

@@ -127,11 +127,9 @@ class ModelFootprint:
     vocab_size: int
     #: Of the embedding's bytes, those that the head shares: where the two lie apart, they lie twice.
     shared_head_bytes: int = 0
+    #: Of rope's tables, for each position.
+    rope_bytes_per_token: int = 0
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_bytes)
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(self.layer_bytes) + self.embedding_bytes + self.head_bytes

@@ -137,10 +137,9 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     if plan.num_host_slots:
         size = plan.num_host_slots * plan.staging_slot_bytes
         rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, from disk to device"))
-    known = "measured" if plan.is_workspace_measured else "estimated"
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
-        ("activations", compute, plan.workspace_bytes, f"{known}, at the largest step"),
+        ("activations", compute, plan.workspace_bytes, "at the largest step"),
     ]
     if plan.has_gpu:
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
@@ -151,7 +150,7 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     lines.append(_budget("host", plan.host_used_bytes, plan.host_budget_bytes))
     if plan.has_gpu:
         lines.append(_budget("device", plan.device_used_bytes, plan.device_budget_bytes))
-    return [*lines, *plan.notes]
+    return [*lines, *plan.notes, *plan.warnings]
 
 
 def _layer_rows(plan: MemoryPlan, compute: str) -> list[tuple[str, str, int, str]]:

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
+from penstock.memory.hardware import DeviceProfile
 from penstock.metrics import Traffic
+
+GIB = 1 << 30
 
 
 class FakeMachine:
@@ -22,6 +25,7 @@ class FakeMachine:
         self.disk_rate, self.link_rate = disk_rate, link_rate
         self.failing: set[int] = set()
         self.refuses_to_pin = False
+        self.pinnable_bytes = GIB
         self.unpinned_bytes = 0
         self.pinned_bytes = 0
         self.stall_s = 0.0
@@ -55,6 +59,12 @@ class FakeMachine:
 
     # The device.
 
+    def profile(self) -> DeviceProfile:
+        return DeviceProfile("fake", (6, 1), GIB, GIB, 100.0, 10.0, 1000.0, self.pinnable_bytes)
+
+    def limit(self, num_bytes: int) -> None:
+        self.limit_bytes = num_bytes
+
     def allocate(self, num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
@@ -68,7 +78,8 @@ class FakeMachine:
         with self.lock:
             from_, to = source.data_ptr(), target.data_ptr()
             assert to not in self.lent, "overwritten while it is in use"
-            start = max(self.link_time, self.written[from_], self.used.get(to, 0.0))
+            # What a real reader brought was complete at once.
+            start = max(self.link_time, self.written.get(from_, 0.0), self.used.get(to, 0.0))
             self.link_time = start + source.numel() / self.link_rate
             self.written[to] = self.used[from_] = self.link_time
             self.leaving.add(from_)

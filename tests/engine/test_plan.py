@@ -195,8 +195,9 @@ def test_what_keys_and_values_cost_in_layers_is_said_and_true(gpu: DeviceProfile
 
 def test_a_budget_beyond_what_is_free_is_told() -> None:
     model, config = shape("tinyllama-1.1b"), EngineConfig(host_memory_bytes=8 * GIB)
-    assert any("8.00 GiB is more than" in note for note in plan_memory(model, machine(4 * GIB), config).notes)
-    assert plan_memory(model, machine(8 * GIB), config).notes == ()
+    (warning,) = plan_memory(model, machine(4 * GIB), config).warnings
+    assert "8.00 GiB is more than" in warning
+    assert plan_memory(model, machine(8 * GIB), config).warnings == ()
 
 
 def test_a_device_budget_without_a_device_is_refused() -> None:
@@ -229,7 +230,7 @@ def test_solar_on_a_gtx_1060() -> None:
     config = EngineConfig(num_kv_tokens=4096)
     plan = plan_memory(model, hardware, config)
     assert 5.7 * GIB < plan.device_used_bytes <= 6 * GIB
-    assert plan.layer_bytes("disk") == 0 and plan.num_host_slots == 0
+    assert plan.layer_bytes("disk") == 0 and plan.num_host_slots == 2  # through which layers reach the card
     assert len(plan.resident) == pytest.approx(21, abs=2)
     step = predict_step(plan, model, hardware, config, 1, 1)
     assert step.binding == "host to device"
@@ -279,15 +280,6 @@ def test_a_number_of_resident_layers_can_be_forced() -> None:
 def test_keys_and_values_are_said_once() -> None:
     with pytest.raises(ConfigError, match="twice"):
         EngineConfig(num_kv_tokens=10, kv_cache_bytes=10)
-
-
-def test_a_measured_workspace_replaces_the_estimate() -> None:
-    model, hardware = shape("solar-10.7b"), machine(20 * GIB)
-    config = EngineConfig(host_memory_bytes=6 * GIB, num_kv_tokens=2048)
-    estimated, measured = (plan_memory(model, hardware, config, found) for found in (None, 10**6))
-    assert (estimated.is_workspace_measured, measured.is_workspace_measured) == (False, True)
-    assert measured.workspace_bytes == 10**6 < estimated.workspace_bytes
-    assert len(measured.resident) == len(estimated.resident) + 1
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])

@@ -30,26 +30,34 @@ class Executor:
         head: LayerWeights,
         streamer: LayerStreamer,
         kv_cache: KVCache,
+        tied: LayerWeights | None = None,
     ) -> None:
+        """`embedding` is on the host; everything else where the streamer brings the layers. `tied` is the
+        embedding's matrix there, if it is another place and serves as the head."""
         self._family = family
         self._embedding = embedding
+        self._tied = tied or embedding
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
-        """Logits float32 [num_sampled, vocab_size]; writes K and V of all the step's tokens.
+        """Logits float32 [num_sampled, vocab_size], on the host; writes K and V of all the step's tokens.
 
         is_cancelled is asked before each layer; Cancelled is raised once it says yes. The KV cache then
         holds some layers of the step's tokens, which must be computed again.
         """
-        layout = inputs.layout
-        hidden = self._family.embed(self._embedding, inputs.input_ids, layout.positions)
+        device = self._streamer.torch_device
+        hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
+        layout = inputs.layout.to(device)
         with contextlib.closing(self._streamer.layers()) as sweep:
             for index, weights in enumerate(sweep):
                 if is_cancelled():
                     raise Cancelled
                 kv = LayerKV(*self._kv_cache.layer(index))
                 hidden = self._family.layer(index, weights, hidden, kv, layout)
-        return self._family.head(self._head, self._embedding, hidden[inputs.logits_indices])
+        sampled = hidden[inputs.logits_indices.to(device)]
+        logits = self._family.head(self._head, self._tied, sampled).to("cpu")
+        self._streamer.synchronize()
+        return logits

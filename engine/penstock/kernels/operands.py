@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
@@ -41,6 +42,11 @@ class BatchLayout:
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
     query_start: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs], the step's tokens included
+
+    def to(self, device: torch.device) -> BatchLayout:
+        """On a device; queued, if it is a GPU."""
+        fields = (self.positions, self.slot_mapping, self.block_tables, self.query_start, self.context_lens)
+        return BatchLayout(*(field.to(device, non_blocking=True) for field in fields))
 
     @property
     def num_tokens(self) -> int:

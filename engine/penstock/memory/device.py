@@ -11,12 +11,15 @@ import ctypes
 import logging
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.errors import CapacityError
+from penstock.config import DeviceChoice
+from penstock.errors import CapacityError, ConfigError
+from penstock.memory.hardware import DeviceProfile, pinnable_bytes
 from penstock.metrics import Traffic
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ logger = logging.getLogger(__name__)
 MAX_LAUNCHED_LAYERS = 2
 #: cuMemHostRegister's flag: pinned for every context.
 REGISTER_PORTABLE = 1
+#: There wherever a driver is.
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Device(Protocol):
@@ -55,6 +60,9 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Until everything queued is done."""
+
+    def close(self) -> None:
+        """Wait for the link, and give pinned memory back."""
 
     @property
     def unpinned_bytes(self) -> int:
@@ -88,6 +96,18 @@ class CudaDevice:
         #: Pairs of events whose distance counts, once they have happened.
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._copies: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def profile(self) -> DeviceProfile:
+        """What can be looked up; rates are 0."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        name = torch.cuda.get_device_name(self.torch_device)
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        return DeviceProfile(name, capability, total, free, 0.0, 0.0, 0.0, pinnable_bytes())
+
+    def limit(self, num_bytes: int) -> None:
+        """Torch takes no more than this, whatever it is asked for."""
+        _, total = torch.cuda.mem_get_info(self.torch_device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), self.torch_device)
 
     def allocate(self, num_bytes: int) -> Tensor:
         try:
@@ -166,7 +186,6 @@ class CudaDevice:
         self.traffic.busy_s += sum(started.elapsed_time(done) / 1e3 for started, done in ended)
 
     def close(self) -> None:
-        """Wait for the link, and give pinned memory back."""
         self._link.synchronize()
         while self._pinned:
             self._driver.cuMemHostUnregister(ctypes.c_void_p(self._pinned.pop().data_ptr()))
@@ -174,3 +193,40 @@ class CudaDevice:
     @staticmethod
     def _timed_event() -> torch.cuda.Event:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def find_device(choice: DeviceChoice) -> CudaDevice | None:
+    """The first GPU, or None for the processor. "auto" warns of a GPU that is there and can't be used; "cuda"
+    raises ConfigError."""
+    if choice == "cpu":
+        return None
+    trouble = gpu_trouble()
+    if trouble is None:
+        return CudaDevice()
+    if choice == "cuda":
+        raise ConfigError(f"--device cuda: {trouble}")
+    if DRIVER.exists():
+        logger.warning("there is a GPU, and it is not used: %s", trouble)
+    return None
+
+
+def gpu_trouble() -> str | None:
+    """Why torch can't compute on the first GPU, and what to do about it; None if it can."""
+    built_for = torch.version.cuda
+    if built_for is None:
+        return f"torch {torch.__version__} has no CUDA; install a build of it that has"
+    if not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} finds no GPU: there is none, its driver is too old for CUDA "
+            f"{built_for} (nvidia-smi shows what it can), or this container was not given it"
+        )
+    try:
+        torch.ones(1, device="cuda").add_(1).item()
+    except RuntimeError as error:  # a list of architectures would mislead: code for sm_60 runs on sm_61
+        major, minor = torch.cuda.get_device_capability()
+        return (
+            f"torch {torch.__version__} for CUDA {built_for} can't compute on {torch.cuda.get_device_name()} "
+            f"(compute capability {major}.{minor}): {str(error).splitlines()[0]}. Cards before 7.5 need a "
+            "build for CUDA 12.6, of torch 2.14 or older"
+        )
+    return None

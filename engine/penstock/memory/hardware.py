@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CACHE_VERSION = 1
+MACHINE_RATES = {"memory_read_gbps", "int8_gops"}
+DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,18 @@ def num_physical_cores() -> int:
     return max(1, len(cores))
 
 
-def capacities() -> HardwareProfile:
+def pinnable_bytes(version: Path = Path("/proc/version")) -> int:
+    """RAM that a GPU's driver will lock in memory: what is free, but under WSL about half of it ("CUDA on WSL
+    User Guide": pinned system memory is limited). What is refused after all is told when it is."""
+    is_wsl = version.exists() and "microsoft" in version.read_text().lower()
+    return min(free_memory_bytes(), total_memory_bytes() // 2 if is_wsl else total_memory_bytes())
+
+
+def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
     """What can be looked up without measuring; rates are 0."""
-    return HardwareProfile(num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0)
+    return HardwareProfile(
+        num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0, device=device
+    )
 
 
 @dataclass(frozen=True)
@@ -140,16 +151,22 @@ class Measure:
     memory_read_gbps: Callable[[int], float]
     int8_gops: Callable[[int], float]
     disk: Callable[[Path], DiskProfile]
+    #: DEVICE_RATES.
+    device: Callable[[], dict[str, float]] = dict
 
 
 def hardware_profile(
-    folder: Path | None, measure: Measure, cache: Path | None = None, is_forced: bool = False
+    folder: Path | None,
+    measure: Measure,
+    cache: Path | None = None,
+    is_forced: bool = False,
+    device: DeviceProfile | None = None,
 ) -> HardwareProfile:
-    """This machine, and the disk under `folder` (None: none). Capacities are read anew each time; rates are
-    measured once and kept in the file `cache`, per machine and per disk."""
+    """This machine with the GPU `device`, and the disk under `folder` (None: none). Capacities are read anew
+    each time; rates are measured once and kept in the file `cache`, per machine, card and disk."""
     num_cores = num_physical_cores()
     known = {} if is_forced or cache is None else _read_cache(cache)
-    machine, disk_key = _machine_key(num_cores), None
+    machine = _machine_key(num_cores)
     rates = known.get(machine)
     is_new = rates is None
     if rates is None:
@@ -164,6 +181,11 @@ def hardware_profile(
         if disk_key not in known:
             known[disk_key], is_new = asdict(measure.disk(folder)), True
         disk = DiskProfile(**known[disk_key])
+    if device is not None:
+        card_key = f"{device.name} in {machine}"
+        if card_key not in known:
+            known[card_key], is_new = measure.device(), True
+        device = replace(device, **known[card_key])
     if is_new and cache is not None:
         _write_cache(cache, known)
     return HardwareProfile(
@@ -173,6 +195,7 @@ def hardware_profile(
         memory_read_gbps=rates["memory_read_gbps"],
         int8_gops=rates["int8_gops"],
         disk=disk,
+        device=device,
     )
 
 
@@ -194,8 +217,8 @@ def _read_cache(path: Path) -> dict[str, Any]:
         for key, value in rates.items():
             if key.startswith("disk "):
                 DiskProfile(**value)
-            else:
-                float(value["memory_read_gbps"]) and float(value["int8_gops"])
+            elif set(value) not in (MACHINE_RATES, DEVICE_RATES):
+                return {}
         return dict(rates)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

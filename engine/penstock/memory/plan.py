@@ -57,14 +57,16 @@ class MemoryPlan:
     block_size: int
     num_kv_blocks: int
     kv_bytes: int
+    #: Activations and tables at the largest step, an upper estimate.
     workspace_bytes: int
-    is_workspace_measured: bool
     has_gpu: bool
     host_budget_bytes: int
     #: 0 without a GPU.
     device_budget_bytes: int
     #: What was traded for what, for people.
     notes: tuple[str, ...] = ()
+    #: What will probably not be as planned.
+    warnings: tuple[str, ...] = ()
 
     @property
     def resident(self) -> frozenset[int]:
@@ -74,13 +76,12 @@ class MemoryPlan:
     def num_kv_tokens(self) -> int:
         return self.num_kv_blocks * self.block_size
 
-    def layer_bytes(self, home: Home, is_resident: bool | None = None) -> int:
-        """Of the layers of a home; of those that are resident (or not) alone, if asked."""
-        return sum(
-            layer.num_bytes
-            for layer in self.layers
-            if layer.home == home and is_resident in (None, layer.is_resident)
-        )
+    def at_home(self, home: Home) -> frozenset[int]:
+        return frozenset(index for index, layer in enumerate(self.layers) if layer.home == home)
+
+    def layer_bytes(self, home: Home) -> int:
+        """Of the layers of a home."""
+        return sum(layer.num_bytes for layer in self.layers if layer.home == home)
 
     @property
     def streamed_bytes(self) -> int:
@@ -119,18 +120,16 @@ def plan_memory(
     footprint: ModelFootprint,
     hardware: HardwareProfile,
     config: EngineConfig,
-    measured_workspace_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Decide where everything lies. What a sweep of the largest step was seen to take for activations
-    replaces the estimate. Raises CapacityError, which says what is the least that would work, and ConfigError
-    for a budget of a device that is not there."""
+    """Decide where everything lies. Raises CapacityError, which says what is the least that would work, and
+    ConfigError for a budget of a device that is not there."""
     if config.device_memory_bytes is not None and hardware.device is None:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
-    return _Planner(footprint, hardware, config, measured_workspace_bytes).plan()
+    return _Planner(footprint, hardware, config).plan()
 
 
 def workspace_bytes(footprint: ModelFootprint, config: EngineConfig) -> int:
-    """An upper estimate of what activations take at the largest step.
+    """An upper estimate of what activations take at the largest step, and exactly what rope's tables take.
 
     Per token some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers of
     each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary. The
@@ -139,7 +138,13 @@ def workspace_bytes(footprint: ModelFootprint, config: EngineConfig) -> int:
     per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
     per_seq = 4 * 4 * footprint.vocab_size
     times = 1.0 if config.kernels in ("auto", "native") else FALLBACK_WORKSPACE
-    return int(times * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq))
+    activations = config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
+    return int(times * activations) + context(footprint, config) * footprint.rope_bytes_per_token
+
+
+def context(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """Tokens of the longest sequence, if its keys and values have room."""
+    return min(config.max_model_len or footprint.max_position_embeddings, footprint.max_position_embeddings)
 
 
 class _Planner:
@@ -150,7 +155,6 @@ class _Planner:
         footprint: ModelFootprint,
         hardware: HardwareProfile,
         config: EngineConfig,
-        measured_workspace: int | None,
     ) -> None:
         self.footprint = footprint
         self.hardware = hardware
@@ -161,9 +165,8 @@ class _Planner:
         self.embedding_bytes = _pages(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if hardware.device else 0
         self.head_bytes = _pages(footprint.head_bytes + shared)
-        self.is_measured = measured_workspace is not None
-        self.workspace = measured_workspace or workspace_bytes(footprint, config)
-        self.context = min(config.max_model_len or 1 << 62, footprint.max_position_embeddings)
+        self.workspace = workspace_bytes(footprint, config)
+        self.context = context(footprint, config)
         self.gpu = hardware.device
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
         self.device_budget = 0
@@ -200,16 +203,16 @@ class _Planner:
             head_bytes=self.head_bytes,
             num_staging_slots=num_slots,
             num_host_slots=num_host_slots,
-            staging_slot_bytes=self.slot_bytes if num_slots else 0,
+            staging_slot_bytes=self.slot_bytes if num_slots or num_host_slots else 0,
             block_size=self.config.block_size,
             num_kv_blocks=num_blocks,
             kv_bytes=num_blocks * self.block_bytes,
             workspace_bytes=self.workspace,
-            is_workspace_measured=self.is_measured,
             has_gpu=self.gpu is not None,
             host_budget_bytes=self.host_budget,
             device_budget_bytes=self.device_budget,
-            notes=(*self._budget_notes(), *self._notes(budget - fixed, num_blocks, wanted, len(resident))),
+            notes=tuple(self._notes(budget - fixed, num_blocks, wanted, len(resident))),
+            warnings=tuple(self._warnings()),
         )
 
     def _kv_blocks_wanted(self) -> int:
@@ -249,12 +252,13 @@ class _Planner:
         left = min(self.host_budget - self.embedding_bytes, self.gpu.pinnable_bytes)
         for num_pinned in range(len(streamed), -1, -1):
             pinned = {streamed[i] for i in resident_layers(len(streamed), num_pinned)}
-            num_slots = min(NUM_STAGING_SLOTS, len(streamed) - num_pinned)
+            # The device's resident layers pass through them as well, once.
+            num_slots = min(NUM_STAGING_SLOTS, len(self.sizes) - num_pinned)
             if sum(self.sizes[index] for index in pinned) + num_slots * self.slot_bytes <= left:
                 homes = {index: "host" if index in pinned else "disk" for index in streamed}
                 homes |= dict.fromkeys(resident, "device")
                 return self._placements(homes, resident), num_slots
-        raise self._host_refusal(min(NUM_STAGING_SLOTS, len(streamed)) * self.slot_bytes)
+        raise self._host_refusal(min(NUM_STAGING_SLOTS, len(self.sizes)) * self.slot_bytes)
 
     def _placements(self, homes: dict[int, Home], resident: frozenset[int]) -> tuple[LayerPlacement, ...]:
         return tuple(
@@ -285,7 +289,7 @@ class _Planner:
             "--host-memory"
         )
 
-    def _budget_notes(self) -> list[str]:
+    def _warnings(self) -> list[str]:
         """A budget beyond what there is ends in swapping, or with the process killed."""
         gpu, free = self.gpu, self.hardware.free_ram_bytes
         budgets = [("host", self.host_budget, free)]

@@ -24,6 +24,8 @@ ROUNDS = 3
 TRIAL_BYTES = 128 << 20
 #: Several times what the last-level caches hold.
 MEMORY_BYTES = 512 << 20
+#: Copied to a GPU and within it.
+DEVICE_BYTES = 256 << 20
 
 
 def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BYTES) -> DiskProfile:
@@ -93,3 +95,24 @@ def memory_read_gbps(num_threads: int, num_bytes: int = MEMORY_BYTES, rounds: in
     finally:
         torch.set_num_threads(before)
     return num_bytes / statistics.median(times[1:]) / 1e9
+
+
+def device_gbps(device: torch.device, num_bytes: int = DEVICE_BYTES, rounds: int = 5) -> tuple[float, float]:
+    """1e9 bytes a second of a GPU's memory (the reading and the writing of a copy) and of copies to it from
+    pinned memory."""
+    target = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    other = torch.zeros_like(target)
+    pinned = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
+    within = _median_copy_s(target, other, rounds)
+    return 2 * num_bytes / within / 1e9, num_bytes / _median_copy_s(target, pinned, rounds) / 1e9
+
+
+def _median_copy_s(target: torch.Tensor, source: torch.Tensor, rounds: int) -> float:
+    times = []
+    for _ in range(rounds + 1):
+        torch.cuda.synchronize(target.device)
+        started = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(target.device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])

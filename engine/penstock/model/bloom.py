@@ -27,9 +27,11 @@ class Bloom(Family):
     architectures = ("BloomForCausalLM",)
     optional_prefix = "transformer."
 
-    def __init__(self, spec: ModelSpec, kernels: Kernels, max_model_len: int) -> None:
-        super().__init__(spec, kernels, max_model_len)
-        self.slopes = alibi_slopes(spec.num_heads)
+    def __init__(
+        self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
+    ) -> None:
+        super().__init__(spec, kernels, max_model_len, device)
+        self.slopes = alibi_slopes(spec.num_heads).to(device=device)
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> ModelSpec:

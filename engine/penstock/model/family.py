@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
@@ -29,10 +30,13 @@ class Family(ABC):
     #: Regular expressions of tensors that may stand in a checkpoint without being needed.
     unused_tensors: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, spec: ModelSpec, kernels: Kernels, max_model_len: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
+    ) -> None:
+        """`device` is where layers and head are computed (None: the host); embed() always on the host."""
         self.spec = spec
         self.kernels = kernels
-        self.rope_table = RopeTable(spec.rope, max_model_len) if spec.rope else None
+        self.rope_table = RopeTable(spec.rope, max_model_len, device) if spec.rope else None
 
     @classmethod
     @abstractmethod

@@ -37,11 +37,11 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
 class RopeTable:
     """cos and sin of every position, float32 [max_model_len, rotary_dim / 2]."""
 
-    def __init__(self, rope: RopeSpec, max_model_len: int) -> None:
+    def __init__(self, rope: RopeSpec, max_model_len: int, device: torch.device | None = None) -> None:
         inverse_frequencies, factor = _FREQUENCIES[rope.scaling](rope, max_model_len)
         angles = torch.arange(max_model_len, dtype=torch.float64)[:, None] * inverse_frequencies
-        self._cos = (angles.cos() * factor).float()
-        self._sin = (angles.sin() * factor).float()
+        self._cos = (angles.cos() * factor).float().to(device=device)
+        self._sin = (angles.sin() * factor).float().to(device=device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of int64 [num_tokens] positions, each [num_tokens, rotary_dim / 2]."""

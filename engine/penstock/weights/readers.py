@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
@@ -29,9 +30,23 @@ class StoreReader:
             1, "penstock-reader", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
 
-    def is_direct(self, index: int) -> bool:
-        """Whether layer `index` is read as it is, with nothing left to compute."""
-        return self._ranges[index] is not None
+    def detours(self, layers: Sequence[int]) -> list[str]:
+        """What keeps these layers from coming straight from the disk, for people."""
+        ranges = [self._ranges[index] for index in layers]
+        folder, found = self._store.checkpoint.folder, []
+        if any(at is None for at in ranges):
+            found.append(
+                f"{ranges.count(None)} of {len(self._ranges)} layers do not fit into memory, and {folder} "
+                "is not laid out to be streamed: they are quantized again in each step. Convert it once "
+                "(penstock convert MODEL OUT, or serve it with --convert-to OUT)"
+            )
+        files = {at.file for at in ranges if at is not None}
+        if self._direct is not None and not all(map(self._direct.is_direct, files)):
+            found.append(
+                f"{folder} is on a file system without direct reads: layers come through the page cache, "
+                "slower, and push other files out of it. Move it to a local file system such as ext4 or xfs"
+            )
+        return found
 
     def submit(self, index: int, buffer: Tensor) -> Future[int]:
         found = self._ranges[index]

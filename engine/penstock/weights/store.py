@@ -57,6 +57,17 @@ class LayerWeights:
         """A vector that some models have and others lack, such as a bias."""
         return self.vector(name) if name in self._tensors else None
 
+    def to(self, device: torch.device) -> LayerWeights:
+        """A copy on another device."""
+        return LayerWeights(
+            {
+                name: QuantizedTensor(*(part.to(device) for part in tensor))
+                if isinstance(tensor, QuantizedTensor)
+                else tensor.to(device)
+                for name, tensor in self._tensors.items()
+            }
+        )
+
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
@@ -129,6 +140,10 @@ class WeightStore:
         self._errors: dict[str, tuple[float, float]] | None = None
         check_quantization(checkpoint.config)
         self._check_names(ignore_unexpected)
+
+    def close(self) -> None:
+        """Close the checkpoint's files."""
+        self.checkpoint.close()
 
     @property
     def num_layers(self) -> int:

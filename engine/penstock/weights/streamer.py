@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
+import torch
+
 from penstock.memory.device import Device
 from penstock.memory.direct_io import aligned_buffer, round_up
 from penstock.memory.pools import MemoryPool
@@ -49,6 +51,16 @@ class LayerStreamer:
         self.pool = MemoryPool("weights", LayerTier.pool_bytes(sizes, resident, num_slots), make_arena)
         self._tier = LayerTier(sizes, reader, self.pool, resident, num_slots)
         self._num_sweeps = 0
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where layers arrive."""
+        return self._device.torch_device if self._device is not None else torch.device("cpu")
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """Of the host's buffers that feed a GPU, what the system refused to pin."""
+        return self._device.unpinned_bytes if self._device is not None else 0
 
     @property
     def num_resident(self) -> int:
@@ -112,6 +124,13 @@ class LayerStreamer:
                         self._device.release(buffer)
                     self._tier.release(index)
 
+    def synchronize(self) -> None:
+        """Until the compute device has done everything, so that figures are complete."""
+        if self._device is not None:
+            self._device.synchronize()
+
     def close(self) -> None:
         """Ask for nothing more, and wait for what is being read into our buffers."""
         self._tier.close()
+        if self._device is not None:
+            self._device.close()
