@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+# Nor leave anything behind in the user's cache.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache() -> Iterator[None]:
+    yield
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"])
 
 
 def save_byte_tokenizer(folder: Path, num_merges: int = 20) -> None:

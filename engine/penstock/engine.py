@@ -15,6 +15,7 @@ from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
 from penstock.loader import load_model
+from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
@@ -95,9 +96,13 @@ class Engine:
             kv_blocks_total=scheduler.block_manager.num_blocks,
             num_resident_layers=streamer.num_resident,
             num_streamed_layers=streamer.store.num_layers - streamer.num_resident,
+            unpinned_bytes=streamer.unpinned_bytes,
+            links=streamer.traffic,
         )
-        #: What lies where, if load() made this engine.
+        #: What lies where, if load() made this engine; and how long a step of (num_tokens, num_sampled)
+        #: should take by what was measured of the hardware.
         self.plan: MemoryPlan | None = None
+        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.config = EngineConfig()
         self._requests: dict[str, _Request] = {}
         self._by_sequence: dict[int, _Request] = {}
@@ -133,7 +138,7 @@ class Engine:
             loaded.streamer,
             loaded.max_model_len,
         )
-        engine.plan, engine.config = loaded.plan, loaded.config
+        engine.plan, engine.config, engine.predict = loaded.plan, loaded.config, loaded.predict
         engine.default_sampling = loaded.default_sampling
         if is_patient:
             try:
@@ -236,6 +241,7 @@ class Engine:
         self.scheduler.advance(batch)
         tokens = self.sampler.sample(logits, sampled) if sampled else []
         outputs = [self._deliver(seq, token) for seq, token in zip(sampled, tokens, strict=True)]
+        expected = self.predict(batch.num_tokens, len(sampled))
         self._record(
             StepStats(
                 duration_s=time.perf_counter() - started,
@@ -244,6 +250,8 @@ class Engine:
                 num_sampled=len(outputs),
                 streamed_bytes=self.streamer.streamed_bytes - streamed_before,
                 stall_s=self.streamer.stall_s - stall_before,
+                floor_s=expected.floor_s,
+                predicted_s=expected.seconds,
             )
         )
         return outputs

@@ -4,8 +4,10 @@ reading begun. Also the one place that knows how to measure both memory and arit
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Scheduler
 from penstock.kernels import QuantizedTensor, choose_kernels
+from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.device import CudaDevice, find_device
 from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import (
@@ -54,6 +57,8 @@ class LoadedModel:
     scheduler: Scheduler
     streamer: LayerStreamer
     plan: MemoryPlan
+    #: (num_tokens, num_sampled) of a step -> how long it should take.
+    predict: Callable[[int, int], StepPrediction]
     #: As asked for, with "auto" resolved.
     config: EngineConfig
     max_model_len: int
@@ -104,6 +109,7 @@ def load_model(
         Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens),
         streamer,
         plan,
+        functools.partial(predict_step, plan, size, hardware, config),
         config,
         max_model_len,
         _default_sampling(folder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -25,6 +25,10 @@ class StepStats:
     streamed_bytes: int
     #: Seconds in which the sweep waited for a layer to arrive.
     stall_s: float
+    #: What the measured rates of disk, links, memory and arithmetic allow at best, and what the plan
+    #: predicts; 0 where nothing was measured.
+    floor_s: float = 0.0
+    predicted_s: float = 0.0
 
 
 @dataclass
@@ -35,6 +39,8 @@ class EngineMetrics:
     num_steps: int = 0
     step_seconds: float = 0.0
     stall_seconds: float = 0.0
+    floor_seconds: float = 0.0
+    predicted_seconds: float = 0.0
     streamed_bytes: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -45,10 +51,16 @@ class EngineMetrics:
     kv_blocks_total: int = 0
     num_resident_layers: int = 0
     num_streamed_layers: int = 0
+    #: Of what feeds a GPU, memory that could not be pinned.
+    unpinned_bytes: int = 0
+    #: By name: what went over each link.
+    links: dict[str, Traffic] = field(default_factory=dict)
 
     def record(self, step: StepStats) -> None:
         self.num_steps += 1
         self.step_seconds += step.duration_s
         self.stall_seconds += step.stall_s
+        self.floor_seconds += step.floor_s
+        self.predicted_seconds += step.predicted_s
         self.streamed_bytes += step.streamed_bytes
         self.generated_tokens += step.num_sampled

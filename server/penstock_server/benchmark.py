@@ -14,9 +14,7 @@ from typing import Any
 
 from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
-from penstock.memory.cost import StepPrediction, predict_step
-from penstock.memory.hardware import HardwareProfile
-from penstock.model.shapes import find_shape, footprint, write_random
+from penstock.model.shapes import find_shape, write_random
 from penstock.text.tokenizer import NoText
 from penstock.weights.hub import find_model
 from penstock_server.converting import ProgressBar
@@ -62,9 +60,9 @@ def run_bench(
         folder, settings.engine_config(), tokenizer=NoText(), hardware=hardware, is_patient=False
     ) as engine:
         first_token_s = _first_token(engine, started)
-        found = [_decode(engine, hardware, number) for number in sequences]
+        found = [_decode(engine, number) for number in sequences]
         if with_prompt:
-            found.append(_prompt(engine, hardware))
+            found.append(_prompt(engine))
         assert engine.plan is not None
         data: dict[str, Any] = {
             "bench": shape or settings.model,
@@ -106,7 +104,7 @@ def _first_token(engine: Engine, started: float) -> float:
     return time.perf_counter() - started
 
 
-def _decode(engine: Engine, hardware: HardwareProfile, num_seqs: int) -> Measurement:
+def _decode(engine: Engine, num_seqs: int) -> Measurement:
     for index in range(num_seqs):
         _add(engine, str(index), CONTEXT, index)
     while any(seq.num_pending_tokens > 1 for seq in engine.scheduler):
@@ -115,10 +113,10 @@ def _decode(engine: Engine, hardware: HardwareProfile, num_seqs: int) -> Measure
     for index in range(num_seqs):
         engine.abort(str(index))
     name = f"decode, {num_seqs} sequence{'s' if num_seqs > 1 else ''}"
-    return _measurement(engine, hardware, name, measured, num_seqs, num_seqs)
+    return _measurement(engine, name, measured, num_seqs, num_seqs)
 
 
-def _prompt(engine: Engine, hardware: HardwareProfile) -> Measurement:
+def _prompt(engine: Engine) -> Measurement:
     """The one step of a prompt; shorter than usual if the context or the step is."""
     length = min(PROMPT, engine.max_model_len - 2, engine.scheduler.max_num_batched_tokens)
     samples = []
@@ -126,7 +124,7 @@ def _prompt(engine: Engine, hardware: HardwareProfile) -> Measurement:
         _add(engine, "prompt", length, seed)
         samples += _timed(engine, 1)
         engine.abort("prompt")
-    return _measurement(engine, hardware, f"prompt of {length}", samples, length, 1)
+    return _measurement(engine, f"prompt of {length}", samples, length, 1)
 
 
 def _add(engine: Engine, name: str, length: int, seed: int) -> None:
@@ -148,22 +146,14 @@ def _timed(engine: Engine, num_steps: int) -> list[tuple[float, int, float]]:
 
 def _measurement(
     engine: Engine,
-    hardware: HardwareProfile,
     name: str,
     samples: list[tuple[float, int, float]],
     num_tokens: int,
     num_sampled: int,
 ) -> Measurement:
-    step = predict(engine, hardware, num_tokens, num_sampled)
+    step = engine.predict(num_tokens, num_sampled)
     seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
     return Measurement(name, num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled)
-
-
-def predict(engine: Engine, hardware: HardwareProfile, num_tokens: int, num_sampled: int) -> StepPrediction:
-    """What the plan says of a step of this engine."""
-    assert engine.plan is not None
-    size = footprint(engine.spec, engine.streamer.store.tensors)
-    return predict_step(engine.plan, size, hardware, engine.config, num_tokens, num_sampled)
 
 
 def _peak_rss_bytes() -> int:

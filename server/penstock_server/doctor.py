@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from penstock.kernels.cpu import BUILDS, compiled_builds
+from penstock.memory.device import gpu_trouble, has_driver
 from penstock.memory.direct_io import PAGE, DirectReader
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
 
-#: torch that has kernels for cards before Turing (compute capability 7.5): builds for CUDA 12.
-OLD_CARDS = (7, 5)
 GIB = 2**30
 
 
@@ -96,22 +95,13 @@ def huge_pages(path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"))
 
 def gpu() -> list[Finding]:
     """The card, the build of torch for it, and how much can be locked in memory."""
-    has_driver = Path("/proc/driver/nvidia/version").exists()
-    if not torch.cuda.is_available():
-        if not has_driver:
+    trouble = gpu_trouble()
+    if trouble is not None:
+        if not has_driver():
             return [Finding("GPU", "none: the processor computes")]
-        advice = "Install a torch build for CUDA; this edition computes on the CPU all the same"
-        return [Finding("GPU", f"there is a driver, but torch {torch.__version__} does not use it", advice)]
-    capability = torch.cuda.get_device_capability()
-    name = f"{torch.cuda.get_device_name()}, compute capability {capability[0]}.{capability[1]}"
-    findings = [Finding("GPU", f"{name}; this edition computes on the CPU all the same")]
-    if capability < OLD_CARDS and not (torch.version.cuda or "").startswith("12"):
-        findings.append(
-            Finding(
-                "torch", f"built for CUDA {torch.version.cuda}, which has no kernels for this card",
-                "Install torch 2.14 or older in its build for CUDA 12.6",
-            )
-        )  # fmt: skip
+        return [Finding("GPU", "there is a driver, but the processor computes", trouble)]
+    major, minor = torch.cuda.get_device_capability()
+    findings = [Finding("GPU", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}")]
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY:
         advice = "ulimit -l unlimited (docker: --ulimit memlock=-1) lets more of it feed the GPU"

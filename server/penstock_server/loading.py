@@ -11,9 +11,11 @@ from typing import Any
 from tqdm import tqdm
 
 from penstock.engine import Engine
+from penstock.memory.rates import largest_file
 from penstock.model.registry import open_model
 from penstock.weights.convert import convert
 from penstock.weights.hub import find_model
+from penstock_server.plan_report import profile
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -66,13 +68,10 @@ def load_engine(settings: Settings, report: Callable[[int, int], None] | None = 
             report(num_loaded, num_total)
 
     try:
-        return Engine.load(
-            model,
-            settings.engine_config(),
-            report_progress=tell,
-            offline=settings.offline,
-            revision=settings.revision,
-        )
+        folder = find_model(model, settings.revision, settings.offline)
+        # A small model is not worth writing a file to measure the disk with.
+        hardware = profile(settings, folder if largest_file(folder) else None)
+        return Engine.load(folder, settings.engine_config(), report_progress=tell, hardware=hardware)
     finally:
         progress.close()
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import RequestOutput
+from penstock.metrics import Traffic
 
 # fmt: off
 _LATENCY_S = (
@@ -136,6 +137,12 @@ class _EngineCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", used)
         yield self._gauge("penstock:resident_layers", "Layers kept in memory", now.num_resident_layers)
         yield self._gauge("penstock:streamed_layers", "Layers read in each step", now.num_streamed_layers)
+        yield self._gauge("penstock:unpinned_bytes", "Memory that could not be pinned", now.unpinned_bytes)
+        if now.step_seconds and now.floor_seconds:
+            share = now.floor_seconds / now.step_seconds
+            yield self._gauge(
+                "penstock:floor_share", "Least possible step time / measured, since start", share
+            )
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens computed", now.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
@@ -143,11 +150,32 @@ class _EngineCollector(Collector):
             ("penstock:steps", "Sweeps of the weights", now.num_steps),
             ("penstock:step_seconds", "Seconds in steps", now.step_seconds),
             ("penstock:stall_seconds", "Seconds waiting for layers", now.stall_seconds),
-            ("penstock:streamed_bytes", "Bytes of weights read from disk", now.streamed_bytes),
+            (
+                "penstock:floor_seconds",
+                "Seconds that steps take at best, by measured rates",
+                now.floor_seconds,
+            ),
+            ("penstock:predicted_seconds", "Seconds that the plan expected", now.predicted_seconds),
+            (
+                "penstock:streamed_bytes",
+                "Bytes of weights read because a step needed them",
+                now.streamed_bytes,
+            ),
         ):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([self._model_name], value)
             yield counter
+        yield from self._links(now.links)
+
+    def _links(self, links: dict[str, Traffic]) -> Iterable[Metric]:
+        """Bytes / busy seconds is a link's rate."""
+        labels = ["model_name", "link"]
+        moved = CounterMetricFamily("penstock:link_bytes", "Bytes of weights over a link", labels=labels)
+        busy = CounterMetricFamily("penstock:link_busy_seconds", "Seconds a link was in use", labels=labels)
+        for name, traffic in links.items():
+            moved.add_metric([self._model_name, name], traffic.num_bytes)
+            busy.add_metric([self._model_name, name], traffic.busy_s)
+        return moved, busy
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -67,12 +67,13 @@ def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: boo
     return 0
 
 
-def profile(settings: Settings, folder: Path, is_forced: bool = False) -> HardwareProfile:
-    """This machine and the disk under `folder`; measuring takes some seconds the first time."""
+def profile(settings: Settings, folder: Path | None, is_forced: bool = False) -> HardwareProfile:
+    """This machine and the disk under `folder` (None: without); measuring takes some seconds the first
+    time."""
     cache = settings.cache_dir / CACHE_FILE
     if is_forced or not cache.exists():
         print("measuring disk and memory, which takes some seconds", file=sys.stderr)
-    return measure_hardware(folder, cache, is_forced)
+    return measure_hardware(folder, cache, is_forced, settings.device)
 
 
 def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:
@@ -80,7 +81,7 @@ def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile
     try:
         return profile(settings, folder), []
     except (CapacityError, OSError) as error:
-        hardware = measure_hardware(None, settings.cache_dir / CACHE_FILE)
+        hardware = profile(settings, None)
         reason = f"the disk under {folder} can't be measured ({error}): {ASSUMED_DISK.read_gbps} GB/s assumed"
         return dataclasses.replace(hardware, disk=ASSUMED_DISK), [reason]
 
@@ -136,7 +137,7 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     ]
     if plan.num_host_slots:
         size = plan.num_host_slots * plan.staging_slot_bytes
-        rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, from disk to device"))
+        rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, on the way to the GPU"))
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
         ("activations", compute, plan.workspace_bytes, "at the largest step"),

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from penstock.config import Activations, EngineConfig, KernelChoice, KVDtype
+from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
 
 PREFIX = "PENSTOCK_"
+CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 _NOT_OURS = re.compile(r"PENSTOCK_(BASE_URL|SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
 
@@ -120,7 +122,7 @@ class Settings:
     cache_dir: Path = _setting(
         "model",
         "where measured rates of this machine are kept",
-        Path.home() / ".cache" / "penstock",
+        CACHE_DIR,
         parse=Path,
         metavar="FOLDER",
     )
@@ -141,6 +143,12 @@ class Settings:
         EngineConfig.max_num_batched_tokens,
         parse=parse_int,
     )
+    device: DeviceChoice = _setting(
+        "engine",
+        "what computes: the first GPU, the processor, or a GPU if there is one that can",
+        EngineConfig.device,
+        choices=get_args(DeviceChoice),
+    )
     host_memory: int | None = _setting(
         "engine",
         "what the engine may take of the host's memory, such as 6GiB; default: what is free, less a tenth; "
@@ -155,6 +163,12 @@ class Settings:
         EngineConfig.device_memory_bytes,
         parse=parse_bytes,
         metavar="SIZE",
+    )
+    strict_plan: bool = _setting(
+        "engine",
+        "refuse to start where something can't be as it was planned, instead of warning",
+        EngineConfig.strict_plan,
+        parse=parse_bool,
     )
     kv_tokens: int | None = _setting(
         "engine",
@@ -260,6 +274,8 @@ class Settings:
         return EngineConfig(
             activations=self.activations,
             kv_dtype=self.kv_dtype,
+            device=self.device,
+            strict_plan=self.strict_plan,
             host_memory_bytes=self.host_memory,
             device_memory_bytes=self.device_memory,
             kv_cache_bytes=self.kv_cache_memory,

@@ -14,6 +14,7 @@ from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, ContextOverflow, InvalidParameter
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.kernels.cpu import compiled_builds
+from penstock.memory.hardware import DiskProfile, HardwareProfile
 
 #: KV bytes per block of the tiny model: 2 (K, V) * 3 layers * 2 heads * 16 dims * 2 bytes * 16 tokens.
 BLOCK_BYTES = 2 * 3 * 2 * 16 * 2 * 16
@@ -65,6 +66,23 @@ def test_a_request_gets_what_it_gets_alone(
     assert exact(engine.generate(PROMPTS, PARAMS)) == alone
     assert (engine.metrics.num_preemptions > 0) == (case == "with preemptions")
     assert engine.metrics.kv_blocks_used == 0
+
+
+def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Path) -> None:
+    hardware = HardwareProfile(2, 8 << 30, 8 << 30, 10.0, 500.0, DiskProfile(2.0, 1 << 20, 2, True))
+    config = EngineConfig(num_resident_layers=1, device="cpu")
+    with Engine.load(tiny_llama, config, hardware=hardware) as engine:
+        engine.generate(PROMPTS[:1], PARAMS[0])
+        metrics, step = engine.metrics, engine.predict(1, 1)
+    assert step.binding == "disk" and step.floor_s == pytest.approx(engine.plan.streamed_bytes / 2e9)
+    assert metrics.floor_seconds == pytest.approx(metrics.num_steps * step.floor_s)
+    assert metrics.predicted_seconds > metrics.floor_seconds
+    assert (
+        metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * engine.streamer.store.layouts[0].num_bytes
+    )
+    with Engine.load(tiny_llama, config) as unmeasured:
+        unmeasured.generate(PROMPTS[:1], PARAMS[0])
+    assert unmeasured.metrics.floor_seconds == unmeasured.metrics.predicted_seconds == 0
 
 
 @pytest.mark.parametrize("kernels", ["torch", "reference", "native"])

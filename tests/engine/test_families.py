@@ -28,7 +28,7 @@ from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Batch, ScheduledSequence
 from penstock.generation.sequence import SamplingParams, Sequence
-from penstock.kernels import LayerKV, choose_kernels
+from penstock.kernels import AttentionSpec, BatchLayout, LayerKV, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
@@ -185,6 +185,31 @@ def difference(built: Built, config: EngineConfig) -> float:
 @pytest.fixture(scope="module", params=MODELS)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     yield Built.of(request.param, tmp_path_factory.mktemp("family"))
+
+
+class NoAttention(ReferenceKernels):
+    """Attention looks at numbers, of which the meta device has none; it refuses to be mixed with others."""
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+        assert spec.alibi_slopes is None or spec.alibi_slopes.device == q.device
+        return q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
+    build(name, tmp_path)
+    model, device = Model(tmp_path, EngineConfig()), torch.device("meta")
+    family = type(model.family)(model.spec, NoAttention(), MAX_LEN, device)
+    inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
+    layer = model.store.read_layer(0, torch.empty(model.store.layouts[0].num_bytes, dtype=torch.uint8))
+    kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
+    hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
+    layout = inputs.layout.to(device)
+    hidden = family.layer(0, layer.to(device), hidden, kv, layout)
+    logits = family.head(model.head.to(device), model.embedding.to(device), hidden)
+    assert logits.device == device and logits.shape == (layout.num_tokens, model.spec.vocab_size)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        family.layer(0, layer, hidden, kv, layout)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,9 +48,28 @@ def test_huge_pages(tmp_path: Path) -> None:
 
 
 def test_an_old_card_with_a_new_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_kernels(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX 1060")
-    for cuda, is_told in (("13.0", True), ("12.6", False)):
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        assert any("CUDA 12.6" in finding.advice for finding in doctor.gpu()) == is_told
+    monkeypatch.setattr(doctor, "has_driver", lambda: True)
+    monkeypatch.setattr(torch, "ones", no_kernels)
+    (finding,) = doctor.gpu()
+    assert "GTX 1060 (compute capability 6.1)" in finding.advice and "no kernel image" in finding.advice
+    assert "CUDA 12.6, of torch 2.14" in finding.advice
+
+
+def test_a_card_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpu_trouble", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
+    assert doctor.gpu()[0] == doctor.Finding("GPU", "RTX 3060, compute capability 8.6")
+
+
+def test_no_card() -> None:
+    if not torch.cuda.is_available():
+        (finding,) = doctor.gpu()
+        assert not finding.advice or "driver" in finding.text

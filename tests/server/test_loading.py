@@ -10,20 +10,26 @@ import pytest
 
 from penstock.engine import Engine
 from penstock.errors import CheckpointNotFound, EngineDead
+from penstock_server import loading
 from penstock_server.loading import LoadProgress, load_engine
 from penstock_server.settings import Settings
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What Engine.load was called with; it reports two layers."""
     seen: dict[str, Any] = {}
 
-    def load(model: str, config: Any, *, report_progress: Any, **rest: Any) -> None:
-        seen.update(model=model, config=config, **rest)
+    def find(model: str, revision: str | None, offline: bool) -> Path:
+        seen.update(model=model, revision=revision, offline=offline)
+        return tmp_path
+
+    def load(folder: Path, config: Any, *, report_progress: Any, **rest: Any) -> None:
+        seen.update(folder=folder, config=config, **rest)
         for num_loaded in range(3):
             report_progress(num_loaded, 2)
 
+    monkeypatch.setattr(loading, "find_model", find)
     monkeypatch.setattr(Engine, "load", load)
     return seen
 
@@ -33,7 +39,8 @@ def test_engine_gets_the_settings(seen: dict[str, Any]) -> None:
     settings = Settings(model="m", offline=True, revision="v1", max_num_seqs=3)
     load_engine(settings, lambda loaded, total: reports.append((loaded, total)))
     assert (seen["model"], seen["offline"], seen["revision"]) == ("m", True, "v1")
-    assert seen["config"].max_num_seqs == 3
+    assert seen["folder"].is_dir() and seen["config"].max_num_seqs == 3
+    assert seen["hardware"].memory_read_gbps > 0 and seen["hardware"].disk is None  # nothing there to read
     assert reports == [(0, 2), (1, 2), (2, 2)]
 
 
@@ -47,10 +54,10 @@ def test_loading_ends_if_its_progress_is_refused(seen: dict[str, Any]) -> None:
 
 
 def test_errors_of_loading_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: Any, **__: Any) -> None:
+    def find(*_: Any) -> None:
         raise CheckpointNotFound("nothing there")
 
-    monkeypatch.setattr(Engine, "load", load)
+    monkeypatch.setattr(loading, "find_model", find)
     with pytest.raises(CheckpointNotFound):
         load_engine(Settings(model="m"))
 

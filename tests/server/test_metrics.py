@@ -11,6 +11,7 @@ from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock.engine import RequestOutput
 from penstock.generation.sequence import FinishReason
+from penstock.metrics import Traffic
 from penstock_server.metrics import AnswerTimer, RequestMetrics
 
 from .conftest import MakeClient
@@ -73,6 +74,19 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["vllm:num_preemptions_total"] == 6
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 1)
     assert found["vllm:kv_cache_usage_perc"] == 0.25
+    assert "penstock:floor_share" not in found  # nothing was measured
+
+
+def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    totals = engine.model.metrics
+    totals.step_seconds, totals.floor_seconds, totals.predicted_seconds = 2.0, 1.5, 1.75
+    totals.links = {"disk": Traffic(4 * 10**9, 1.0), "host to device": Traffic(10**9, 0.5)}
+    totals.unpinned_bytes = 7
+    found = samples(metrics)
+    assert found["penstock:floor_share"] == 0.75 and found["penstock:unpinned_bytes"] == 7
+    assert found["penstock:predicted_seconds_total"] == 1.75
+    assert found["penstock:link_bytes_total/disk"] == 4e9
+    assert found["penstock:link_busy_seconds_total/host to device"] == 0.5
 
 
 def test_nothing_of_the_engine_while_it_loads(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

@@ -141,6 +141,8 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         resident_layers=5,
         threads=6,
         kernels="torch",
+        device="cpu",
+        strict_plan=True,
         ignore_unexpected_tensors=True,
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7

@@ -42,6 +42,10 @@ class StepPrediction:
         return max(self.terms, key=lambda name: self.terms[name])
 
 
+#: Where nothing was measured.
+UNKNOWN = StepPrediction(0, 0, {"nothing": 0.0}, 0.0)
+
+
 def predict_step(
     plan: MemoryPlan,
     footprint: ModelFootprint,
@@ -68,6 +72,6 @@ def predict_step(
         "host memory": (plan.streamed_bytes + disk_bytes, hardware.memory_read_gbps if device else 0.0),
     }
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
-    return StepPrediction(
-        num_tokens, num_sampled, terms or {"nothing": 0.0}, LAYER_OVERHEAD_S * len(plan.layers)
-    )
+    if not terms:
+        return UNKNOWN
+    return StepPrediction(num_tokens, num_sampled, terms, LAYER_OVERHEAD_S * len(plan.layers))

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 MAX_LAUNCHED_LAYERS = 2
 #: cuMemHostRegister's flag: pinned for every context.
 REGISTER_PORTABLE = 1
-#: There wherever a driver is.
-DRIVER = Path("/proc/driver/nvidia/version")
+#: One of these is there wherever a driver is; the second under WSL.
+DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 
 
 class Device(Protocol):
@@ -205,9 +205,13 @@ def find_device(choice: DeviceChoice) -> CudaDevice | None:
         return CudaDevice()
     if choice == "cuda":
         raise ConfigError(f"--device cuda: {trouble}")
-    if DRIVER.exists():
+    if has_driver():
         logger.warning("there is a GPU, and it is not used: %s", trouble)
     return None
+
+
+def has_driver() -> bool:
+    return any(path.exists() for path in DRIVERS)
 
 
 def gpu_trouble() -> str | None:

@@ -58,11 +58,17 @@ def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BY
     return DiskProfile(best / 1e9, block_bytes, depth, is_direct)
 
 
+def largest_file(folder: Path, trial_bytes: int = TRIAL_BYTES) -> Path | None:
+    """The weights that measure_disk() would read; None if they are too few."""
+    files = [path for path in folder.glob("*.safetensors") if path.stat().st_size >= 2 * trial_bytes]
+    return max(files, key=lambda path: path.stat().st_size, default=None)
+
+
 @contextlib.contextmanager
 def _readable_file(folder: Path, least_bytes: int) -> Iterator[Path]:
-    files = [path for path in folder.glob("*.safetensors") if path.stat().st_size >= 2 * least_bytes]
-    if files:
-        yield max(files, key=lambda path: path.stat().st_size)
+    found = largest_file(folder, least_bytes)
+    if found is not None:
+        yield found
         return
     path = folder / f".penstock-disk-trial-{os.getpid()}"
     size = 8 * least_bytes
