@@ -21,8 +21,9 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.generation.sequence import SamplingParams
 from penstock.kernels.cpu import compiled_builds
 from penstock.memory.cost import predict_step
+from penstock.memory.direct_io import PAGE
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
-from penstock.memory.plan import NUM_STAGING_SLOTS, PAGE, MemoryPlan, plan_memory, resident_layers
+from penstock.memory.plan import NUM_STAGING_SLOTS, MemoryPlan, plan_memory, resident_layers
 from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint

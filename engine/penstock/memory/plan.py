@@ -12,12 +12,12 @@ from typing import Literal
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
+from penstock.memory.direct_io import round_up
 from penstock.memory.hardware import HardwareProfile
 from penstock.spec import ModelFootprint
 
 Home = Literal["device", "host", "disk"]
 
-PAGE = 4096
 #: One layer is computed while the next one arrives.
 NUM_STAGING_SLOTS = 2
 #: Left to others when a budget is "auto": a share of what is free, and at least so much.
@@ -160,11 +160,11 @@ class _Planner:
         self.hardware = hardware
         self.config = config
         self.block_bytes = footprint.kv_bytes_per_token * config.block_size
-        self.sizes = [_pages(size) for size in footprint.layer_bytes]
+        self.sizes = [round_up(size) for size in footprint.layer_bytes]
         self.slot_bytes = max(self.sizes, default=0)
-        self.embedding_bytes = _pages(footprint.embedding_bytes)
+        self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if hardware.device else 0
-        self.head_bytes = _pages(footprint.head_bytes + shared)
+        self.head_bytes = round_up(footprint.head_bytes + shared)
         self.workspace = workspace_bytes(footprint, config)
         self.context = context(footprint, config)
         self.gpu = hardware.device
@@ -321,10 +321,6 @@ class _Planner:
 
 def _auto(free_bytes: int) -> int:
     return max(0, free_bytes - max(MIN_SPARE_BYTES, int(SPARE_SHARE * free_bytes)))
-
-
-def _pages(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE) * PAGE
 
 
 def gib(num_bytes: float) -> str:
