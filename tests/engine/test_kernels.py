@@ -61,6 +61,41 @@ def test_int8_linear_equals_the_reference_bit_for_bit(
     assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
 
 
+@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@settings(deadline=None, max_examples=15)
+@given(
+    num_tokens=st.integers(1, 17),
+    num_groups=st.integers(1, 5),
+    out_features=st.integers(1, 90),
+    seed=st.integers(0, 2**31),
+)
+def test_grouped_scales_equal_the_reference_bit_for_bit(
+    kind: str,
+    activations: str,
+    group_size: int,
+    num_tokens: int,
+    num_groups: int,
+    out_features: int,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_tokens, group_size * num_groups, generator=generator)
+    x *= 10 ** torch.randn(group_size * num_groups, generator=generator)
+    qweight = torch.randint(-128, 128, (out_features, x.shape[1]), dtype=torch.int8, generator=generator)
+    scale = torch.rand(out_features, num_groups, generator=generator)
+    weight = QuantizedTensor(qweight, scale)
+    bias = torch.randn(out_features, generator=generator) if seed % 3 else None
+    expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
+    assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
+    exact = x.double() @ weight.dequantize().double().t() + (0 if bias is None else bias)
+    bound = (x.abs().amax(1) / (32512 if activations == "int16" else 127))[
+        :, None
+    ]  # half of it for each input
+    assert ((expected - exact).abs() <= bound * weight.dequantize().abs().sum(1) + 1e-5 * exact.abs()).all()
+
+
 @pytest.mark.parametrize("kind", BUILDS)
 def test_extreme_integers_do_not_overflow(kind: str) -> None:
     """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""

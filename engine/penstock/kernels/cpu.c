@@ -261,11 +261,18 @@ INLINE vec load_half(const uint16_t *p) {
 typedef struct {
     const float *x;
     int64_t x_stride, num_tokens, in_features, padded;
+    int64_t group_size, num_groups; /* of inputs that share a scale of the weights: all of them, or 64 n */
     int rows_per_token;
     int8_t *rows;
-    int32_t *row_sums;
+    int32_t *row_sums; /* [num_rows, num_groups] */
     float *token_scales;
 } activations;
+
+INLINE int32_t sum_integers(ivec v) {
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
 
 static void quantize_token(void *context, int64_t token) {
     const activations *a = context;
@@ -280,8 +287,9 @@ static void quantize_token(void *context, int64_t token) {
     a->token_scales[token] = s;
     int8_t *hi = a->rows + token * a->rows_per_token * a->padded, *lo = hi + a->padded;
     const vec divisor = splat(s > 0.0f ? s : INFINITY), magic = splat(12582912.0f);
+    int32_t *hi_sums = a->row_sums + token * a->rows_per_token * a->num_groups, *lo_sums = hi_sums + a->num_groups;
     ivec hi_sum = {}, lo_sum = {};
-    for (int64_t k = 0; k < a->padded; k += LANES) {
+    for (int64_t k = 0, group_end = a->group_size; k < a->padded; k += LANES) {
         vec v = k < whole ? load(x + k) : k < k_end ? load_some(x + k, k_end - k) : (vec){};
         /* |v / s| is at most 32512 (one rounding more in the worst case), so the addition of 1.5 * 2^23
          * rounds half to even and leaves the integer in the low bits. */
@@ -295,19 +303,21 @@ static void quantize_token(void *context, int64_t token) {
         }
         hi_sum += h;
         for (int i = 0; i < LANES; i++) hi[k + i] = (int8_t)h[i];
+        if (k + LANES < group_end) continue;
+        group_end += a->group_size;
+        *hi_sums++ = sum_integers(hi_sum);
+        if (a->rows_per_token == 2) *lo_sums++ = sum_integers(lo_sum);
+        hi_sum = lo_sum = (ivec){};
     }
-    int32_t hi_total = 0, lo_total = 0;
-    for (int i = 0; i < LANES; i++) hi_total += hi_sum[i], lo_total += lo_sum[i];
-    a->row_sums[token * a->rows_per_token] = hi_total;
-    if (a->rows_per_token == 2) a->row_sums[token * 2 + 1] = lo_total;
 }
 
 typedef struct {
     const activations *a;
     const int8_t *qweight; /* [out_features, in_features] */
-    const float *scale, *bias;
+    const float *scale; /* [out_features, num_groups] */
+    const float *bias;
     float *y; /* [num_tokens, out_features] */
-    int64_t out_features, columns_per_task, tokens_per_block;
+    int64_t out_features, num_groups, columns_per_task, tokens_per_block;
 } linear;
 
 /* The exact integer sum, scaled: one rounding to double (53 bits hold both factors), one to float. */
@@ -350,6 +360,38 @@ INLINE void finish(const linear *l, int64_t row, int64_t column, __m512i sums[][
         const int64_t token = (row + i) / step;
         __m256d both = _mm256_mul_pd(_mm256_set1_pd(a->token_scales[token]), weight_scale);
         __m128 y = _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_cvtepi64_pd(exact), both));
+        if (l->bias) y = _mm_add_ps(y, _mm_loadu_ps(l->bias + column));
+        _mm_storeu_ps(l->y + token * l->out_features + column, y);
+    }
+}
+
+/* One group's sums, made exact and scaled, onto `totals` (whole tokens): with at most 128
+ * inputs integers of 29 bits, times a scale of 24 in double: exact, so that only adding groups rounds. */
+INLINE void add_group(const linear *l, int64_t row, int64_t column, int64_t group, __m512i sums[][COLUMNS],
+                      __m256d *totals, const int rows) {
+    const activations *a = l->a;
+    const int64_t n = l->num_groups;
+    const float *scale = l->scale + column * n + group;
+    const __m256d weight_scale = _mm256_set_pd(scale[3 * n], scale[2 * n], scale[n], scale[0]);
+    const int32_t *row_sums = a->row_sums + row * n + group;
+    for (int i = 0; i < rows; i++) {
+        __m512i *s = sums[i];
+        __m128i total = _mm_sub_epi32(sum4(s[0], s[1], s[2], s[3]), _mm_set1_epi32(128 * row_sums[i * n]));
+        __m256i exact = _mm256_cvtepi32_epi64(total);
+        if (rows > 1 && a->rows_per_token == 2) {
+            s = sums[++i];
+            total = _mm_sub_epi32(sum4(s[0], s[1], s[2], s[3]), _mm_set1_epi32(128 * row_sums[i * n]));
+            exact = _mm256_add_epi64(_mm256_slli_epi64(exact, 8), _mm256_cvtepi32_epi64(total));
+        }
+        totals[i] = _mm256_add_pd(totals[i], _mm256_mul_pd(_mm256_cvtepi64_pd(exact), weight_scale));
+    }
+}
+
+INLINE void finish_groups(const linear *l, int64_t row, int64_t column, const __m256d *totals, const int rows) {
+    const activations *a = l->a;
+    for (int i = a->rows_per_token - 1; i < rows; i += a->rows_per_token) {
+        const int64_t token = (row + i) / a->rows_per_token;
+        __m128 y = _mm256_cvtpd_ps(_mm256_mul_pd(totals[i], _mm256_set1_pd(a->token_scales[token])));
         if (l->bias) y = _mm_add_ps(y, _mm_loadu_ps(l->bias + column));
         _mm_storeu_ps(l->y + token * l->out_features + column, y);
     }
@@ -400,6 +442,7 @@ INLINE void few_rows(const linear *l, int64_t row, int64_t column, const int row
 
 /* More rows: each weight meets all of them while it is in a register. The accumulators are variables of
  * their own, because GCC keeps arrays of vectors in memory. */
+#define ROWS_1(DO) DO(0)
 #define ROWS_2(DO) DO(0) DO(1)
 #define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
 #define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
@@ -419,13 +462,14 @@ typedef struct {
     const int8_t *w;
     int lines;
 } ahead;
-#define DEFINE_TILE(R)                                                                           \
-    static void tile_##R(const linear *l, int64_t row, int64_t column, ahead next) {               \
+#define DEFINE_TILE(R)                                                                             \
+    INLINE void sums_##R(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, ahead next, \
+                         __m512i sums[R][COLUMNS]) {                                               \
         const activations *a = l->a;                                                               \
-        const int64_t k_end = a->in_features, whole = k_end / 64 * 64;                             \
+        const int64_t k_end = a->in_features, whole = k + (stop - k) / 64 * 64;                    \
         const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;             \
         const __m512i zero = _mm512_setzero_si512();                                               \
-        ROWS_##R(CLEAR) int64_t k = 0;                                                          \
+        ROWS_##R(CLEAR)                                                                            \
         for (; k < whole; k += 64) {                                                               \
             const int8_t *v = w + k;                                                               \
             for (int i = 0; i < next.lines; i++) _mm_prefetch(next.w + next.lines * k + 64 * i, _MM_HINT_T0); \
@@ -433,16 +477,30 @@ typedef struct {
             __m512i wc = load_weights(v + 2 * k_end), wd = load_weights(v + 3 * k_end);            \
             ROWS_##R(MULTIPLY) ROWS_##R(STAY)                                                      \
         }                                                                                          \
-        if (k < k_end) {                                                                           \
+        if (k < stop) {                                                                            \
             const int8_t *v = w + k;                                                               \
-            const int64_t n = k_end - k;                                                           \
+            const int64_t n = stop - k;                                                            \
             __m512i wa = load_some_weights(v, n), wb = load_some_weights(v + k_end, n);            \
             __m512i wc = load_some_weights(v + 2 * k_end, n), wd = load_some_weights(v + 3 * k_end, n); \
-            ROWS_##R(MULTIPLY)                                                                  \
+            ROWS_##R(MULTIPLY)                                                                     \
         }                                                                                          \
-        __m512i sums[R][COLUMNS];                                                               \
-        ROWS_##R(KEEP) finish(l, row, column, sums, R);                                      \
+        ROWS_##R(KEEP)                                                                             \
+    }                                                                                              \
+    static void tile_##R(const linear *l, int64_t row, int64_t column, ahead next) {               \
+        __m512i sums[R][COLUMNS];                                                                  \
+        if (l->num_groups == 1) {                                                                  \
+            sums_##R(l, row, column, 0, l->a->in_features, next, sums);                            \
+            finish(l, row, column, sums, R);                                                       \
+            return;                                                                                \
+        }                                                                                          \
+        __m256d totals[R] = {};                                                                    \
+        for (int64_t g = 0, k = 0; g < l->num_groups; g++, k += l->a->group_size) {                \
+            sums_##R(l, row, column, k, k + l->a->group_size, next, sums);                         \
+            add_group(l, row, column, g, sums, totals, R);                                         \
+        }                                                                                          \
+        finish_groups(l, row, column, totals, R);                                                  \
     }
+DEFINE_TILE(1)
 DEFINE_TILE(2)
 DEFINE_TILE(4)
 DEFINE_TILE(6)
@@ -450,7 +508,7 @@ DEFINE_TILE(6)
 static void linear_block(const linear *l, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
     for (; column < column_end; column += COLUMNS) {
         int64_t r = row;
-        if (row_end - r == 2) {
+        if (row_end - r == 2 && l->num_groups == 1) {
             few_rows(l, r, column, 2);
             continue;
         }
@@ -464,7 +522,8 @@ static void linear_block(const linear *l, int64_t row, int64_t row_end, int64_t 
             next.lines = MIN(tiles == 3 ? 1 : next.lines, COLUMNS - done);
             if (left < 6) r += left / 2 * 2 - 6;
         }
-        if (r < row_end) few_rows(l, r, column, 1);
+        if (r < row_end && l->num_groups == 1) few_rows(l, r, column, 1);
+        else if (r < row_end) tile_1(l, r, column, (ahead){});
     }
 }
 enum { COLUMN_MULTIPLE = COLUMNS };
@@ -476,20 +535,34 @@ static void linear_block(const linear *l, int64_t row, int64_t row_end, int64_t 
 enum { COLUMN_MULTIPLE = 1 << 30 };
 #endif
 
+/* Of one token and one output channel, over some of the inputs. */
+INLINE int64_t exact_sum(const activations *a, const int8_t *restrict w, int64_t token, int64_t k, int64_t k_end) {
+    int64_t sum = 0;
+    for (int part = 0; part < a->rows_per_token; part++) {
+        const int8_t *restrict x = a->rows + (token * a->rows_per_token + part) * a->padded;
+        int32_t dot = 0;
+        for (int64_t i = k; i < k_end; i++) dot += (int16_t)w[i] * (int16_t)x[i];
+        sum = sum * 256 + dot;
+    }
+    return sum;
+}
+
 /* Plain C, which the compiler vectorizes: the columns that tiles leave over, and other processors. */
 static void linear_rest(const linear *l, int64_t token, int64_t token_end, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     for (int64_t n = column; n < column_end; n++) {
-        const int8_t *restrict w = l->qweight + n * a->in_features;
+        const int8_t *w = l->qweight + n * a->in_features;
+        const float *scale = l->scale + n * l->num_groups;
         for (int64_t t = token; t < token_end; t++) {
-            int64_t sum = 0;
-            for (int part = 0; part < a->rows_per_token; part++) {
-                const int8_t *restrict x = a->rows + (t * a->rows_per_token + part) * a->padded;
-                int32_t dot = 0;
-                for (int64_t k = 0; k < a->in_features; k++) dot += (int16_t)w[k] * (int16_t)x[k];
-                sum = sum * 256 + dot;
+            float y;
+            if (l->num_groups == 1) y = scaled(exact_sum(a, w, t, 0, a->in_features), a->token_scales[t], *scale);
+            else {
+                const int64_t size = a->in_features / l->num_groups;
+                double total = 0;
+                for (int64_t g = 0; g < l->num_groups; g++)
+                    total += (double)exact_sum(a, w, t, g * size, (g + 1) * size) * (double)scale[g];
+                y = (float)(total * (double)a->token_scales[t]);
             }
-            float y = scaled(sum, a->token_scales[t], l->scale[n]);
             l->y[t * l->out_features + n] = l->bias ? y + l->bias[n] : y;
         }
     }
@@ -499,7 +572,9 @@ static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const activations *a = l->a;
     const int64_t begin = task * l->columns_per_task, end = MIN(begin + l->columns_per_task, l->out_features);
-    const int64_t tiled_end = begin + (end - begin) / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
+    /* Tiles take 64 inputs at a time, all of one group. */
+    const bool is_tiled = l->num_groups == a->num_groups;
+    const int64_t tiled_end = begin + (is_tiled ? (end - begin) / COLUMN_MULTIPLE * COLUMN_MULTIPLE : 0);
     for (int64_t token = 0; token < a->num_tokens; token += l->tokens_per_block) {
         const int64_t token_end = MIN(token + l->tokens_per_block, a->num_tokens);
         linear_block(l, token * a->rows_per_token, token_end * a->rows_per_token, begin, tiled_end);
@@ -507,22 +582,26 @@ static void linear_task(void *context, int64_t task) {
     }
 }
 
-/* y = x W^T (+ bias). `scratch` holds num_tokens * (rows_per_token * (padded + 4) + 4) bytes, where
+/* y = x W^T (+ bias). The inputs of an output channel fall into num_groups groups of equal size, each with a
+ * scale of its own. `scratch` holds num_tokens * (rows_per_token * (padded + 4 * num_groups) + 4) bytes, where
  * padded is in_features rounded up to 64. */
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
-                                 const int8_t *qweight, const float *scale, const float *bias, int64_t out_features,
-                                 int rows_per_token, float *y, int8_t *scratch) {
+                                 const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
+                                 int64_t out_features, int rows_per_token, float *y, int8_t *scratch) {
     const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
     int32_t *row_sums = (int32_t *)(scratch + num_rows * padded);
-    activations a = {x, x_stride, num_tokens, in_features, padded, rows_per_token, scratch, row_sums,
-                     (float *)(row_sums + num_rows)};
+    /* Other sizes of groups need no sums of rows: one for all, then. */
+    const int64_t size = in_features / num_groups;
+    const bool has_sums = num_groups > 1 && size % 64 == 0;
+    activations a = {x, x_stride, num_tokens, in_features, padded, has_sums ? size : padded, has_sums ? num_groups : 1,
+                     rows_per_token, scratch, row_sums, (float *)(row_sums + num_rows * num_groups)};
     for_rows(num_tokens, in_features, quantize_token, &a);
     /* A block of activations that stays in a core's L2 while all weights pass by. */
     const int64_t tokens_per_block = MAX(6, (384 << 10) / (padded * rows_per_token) / 6 * 6);
     /* Eight tasks a thread even out cores that others slow down; 64 channels keep a task worth its start. */
     const int64_t share = out_features / (8 * (pool.num_workers + 1));
     const int64_t columns_per_task = MAX(64, share / 64 * 64);
-    linear l = {&a, qweight, scale, bias, y, out_features, columns_per_task, tokens_per_block};
+    linear l = {&a, qweight, scale, bias, y, out_features, num_groups, columns_per_task, tokens_per_block};
     parallel((out_features + columns_per_task - 1) / columns_per_task, linear_task, &l);
 }
 

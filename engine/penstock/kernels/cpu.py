@@ -46,7 +46,8 @@ class TorchKernels(ReferenceKernels):
     name = "torch"
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-        if 1 in weight.qweight.shape:  # torch 2.13 takes such a matrix for its transpose
+        # Torch 2.13 takes a matrix with a side of 1 for its transpose.
+        if 1 in weight.qweight.shape or weight.num_groups > 1:
             return super().int8_linear(x, weight, bias)
         q, token_scale = quantize_activations(x, self.activations)
         transposed = weight.qweight.t()
@@ -55,7 +56,7 @@ class TorchKernels(ReferenceKernels):
         else:
             hi, lo = torch._int_mm(torch.cat(split_rows(q)), transposed).double().chunk(2)
             sums = torch.add(lo, hi, alpha=256)
-        y = scale_sums(sums, token_scale, weight)
+        y = scale_sums(sums, token_scale, weight.scale.flatten())
         return y if bias is None else y + bias
 
 
@@ -81,11 +82,12 @@ class NativeKernels(ReferenceKernels):
         num_tokens, in_features = x.shape
         out_features = weight.qweight.shape[0]
         y = torch.empty(num_tokens, out_features)
-        row_bytes = (in_features + 63) // 64 * 64 + 4
+        num_groups = weight.num_groups
+        row_bytes = (in_features + 63) // 64 * 64 + 4 * num_groups
         scratch = torch.empty(num_tokens * (self._rows_per_token * row_bytes + 4), dtype=torch.int8)
         self._library.penstock_int8_linear(
             x.data_ptr(), x.stride(0), num_tokens, in_features,
-            weight.qweight.data_ptr(), weight.scale.data_ptr(), _pointer(bias), out_features,
+            weight.qweight.data_ptr(), weight.scale.data_ptr(), num_groups, _pointer(bias), out_features,
             self._rows_per_token, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
@@ -198,7 +200,7 @@ def _load(build: str | None) -> tuple[str, ctypes.CDLL]:
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
-    "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _P, _N, _I, _P, _P),
+    "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),

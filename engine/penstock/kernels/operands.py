@@ -12,14 +12,20 @@ ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
 
 
 class QuantizedTensor(NamedTuple):
-    """A matrix of INT8 integers, symmetric, one scale per output channel: w = qweight * scale."""
+    """A matrix of INT8 integers, symmetric: w = qweight * scale, with one scale per output channel, or one
+    for each group of as many of its inputs."""
 
     qweight: Tensor  # int8 [out_features, in_features], contiguous
-    scale: Tensor  # float32 [out_features]
+    scale: Tensor  # float32 [out_features] or [out_features, num_groups], contiguous
+
+    @property
+    def num_groups(self) -> int:
+        return 1 if self.scale.dim() == 1 else self.scale.shape[1]
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features]."""
-        return self.qweight.float() * self.scale[:, None]
+        scale = self.scale.view(self.qweight.shape[0], -1)
+        return self.qweight.float() * scale.repeat_interleave(self.qweight.shape[1] // scale.shape[1], 1)
 
 
 class LayerKV(NamedTuple):

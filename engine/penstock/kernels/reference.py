@@ -42,9 +42,9 @@ def split_rows(q: Tensor) -> tuple[Tensor, Tensor]:
     return hi.to(torch.int8), (q - (hi << 8)).to(torch.int8)
 
 
-def scale_sums(sums: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Tensor:
+def scale_sums(sums: Tensor, token_scale: Tensor, weight_scale: Tensor) -> Tensor:
     """Exact integer sums (as float64) -> float32: both scales in one float64 factor, then one rounding."""
-    factor = token_scale.double()[:, None] * weight.scale.double()
+    factor = token_scale.double()[:, None] * weight_scale.double()
     return (sums * factor).float()
 
 
@@ -60,9 +60,21 @@ class ReferenceKernels:
         """x W^T + bias: float32 [num_tokens, in_features] -> float32 [num_tokens, out_features]."""
         q, token_scale = quantize_activations(x, self.activations)
         # float64 holds every partial sum exactly (below 2^53), so this is integer arithmetic.
-        sums = q.double() @ weight.qweight.double().t()
-        y = scale_sums(sums, token_scale, weight)
+        if weight.num_groups == 1:
+            y = scale_sums(q.double() @ weight.qweight.double().t(), token_scale, weight.scale.flatten())
+        else:
+            y = self._grouped_linear(q.double(), token_scale, weight)
         return y if bias is None else y + bias
+
+    def _grouped_linear(self, q: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Tensor:
+        """Groups one after the other. With at most 128 inputs an exact sum (29 bits) times a scale (24) is
+        exact in float64 as well, so only the additions of groups round, always in the same order."""
+        size = weight.qweight.shape[1] // weight.num_groups
+        total = torch.zeros(q.shape[0], weight.qweight.shape[0], dtype=torch.float64, device=q.device)
+        for group, scale in enumerate(weight.scale.double().t()):
+            inputs = slice(group * size, (group + 1) * size)
+            total += (q[:, inputs] @ weight.qweight[:, inputs].double().t()) * scale
+        return (total * token_scale.double()[:, None]).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """x / rms(x) * (weight + offset) over the last dimension (arXiv 1910.07467)."""
