@@ -10,6 +10,8 @@ from penstock.errors import ConfigError
 Activations = Literal["int16", "int8"]
 KVDtype = Literal["float16", "float32"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
+#: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
+GROUP_SIZES = (32, 64, 128)
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
@@ -20,6 +22,9 @@ class EngineConfig:
     #: Precision of activations in INT8 products: "int16" splits each into two INT8 rows (W8A16),
     #: "int8" is one row per token (W8A8): faster for large batches, less exact.
     activations: Activations = "int16"
+    #: Inputs that share a scale of the weights, where a checkpoint is quantized on the way in: 32, 64 or 128,
+    #: or None for one scale per output channel.
+    group_size: int | None = None
     #: Storage of K and V.
     kv_dtype: KVDtype = "float16"
     #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
@@ -69,6 +74,8 @@ class EngineConfig:
                 )
         if self.kv_cache_bytes is not None and self.num_kv_tokens is not None:
             raise ConfigError("kv_cache_bytes and num_kv_tokens say the same thing twice; give one of them")
+        if self.group_size not in (None, *GROUP_SIZES):
+            raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
         # The native attention kernel works on 16 keys at a time.
         if self.block_size <= 0 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")

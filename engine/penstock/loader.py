@@ -77,7 +77,7 @@ def load_model(
     num_threads = config.num_threads or num_physical_cores()
     folder = find_model(model, revision, offline)
     with contextlib.ExitStack() as undo:
-        opened = open_model(folder, config.ignore_unexpected_tensors)
+        opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size)
         undo.callback(opened.store.close)
         tokenizer = tokenizer or Tokenizer.load(folder)
         device = find_device(config.device)

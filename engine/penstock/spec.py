@@ -13,8 +13,8 @@ TensorKind = Literal["int8", "float32"]
 class TensorSpec:
     """One tensor of a layer as the layer uses it, and where a checkpoint keeps its parts.
 
-    An "int8" tensor has shape (out_features, in_features) and brings a float32 scale per output
-    channel; "float32" tensors (norms, biases) are kept as they are.
+    An "int8" tensor has shape (out_features, in_features) and brings float32 scales, one per output
+    channel or per group of its inputs; "float32" tensors (norms, biases) are kept as they are.
     """
 
     name: str
@@ -24,10 +24,18 @@ class TensorSpec:
     kind: TensorKind = "float32"
     #: The checkpoint stores [in_features, out_features] (GPT-2's Conv1D).
     is_transposed: bool = False
+    #: Of an "int8" tensor: inputs that share a scale; 0 is all of an output channel's.
+    group_size: int = 0
 
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """(out_features,) or (out_features, num_groups)."""
+        rows = self.shape[:1]
+        return rows + (self.shape[1] // self.group_size,) if self.group_size else rows
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class LayerLayout:
         float_end, floats = 0, []
         for tensor in tensors:
             floats.append(float_end)
-            float_end += 4 * (tensor.shape[0] if tensor.kind == "int8" else tensor.num_elements)
+            float_end += 4 * math.prod(tensor.scale_shape if tensor.kind == "int8" else tensor.shape)
         slots, end = [], float_end
         for tensor, offset in zip(tensors, floats, strict=True):
             if tensor.kind == "int8":

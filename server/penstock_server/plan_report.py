@@ -21,6 +21,7 @@ from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.checkpoint import read_config
 from penstock.weights.hub import find_config
+from penstock.weights.store import check_quantization
 from penstock_server.settings import Settings
 
 #: Sequences for which a step is predicted, and the length of a prompt.
@@ -52,7 +53,9 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
 def _footprint(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
     family = find_family(config_json)
     spec = family.read_spec(config_json)
-    return footprint(spec, family.model_tensors(spec), 2 if config.kv_dtype == "float16" else 4)
+    group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
+    tensors = tensors.grouped(group_size) if group_size else tensors
+    return footprint(spec, tensors, 2 if config.kv_dtype == "float16" else 4)
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:

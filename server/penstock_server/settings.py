@@ -205,6 +205,13 @@ class Settings:
         EngineConfig.activations,
         choices=get_args(Activations),
     )
+    group_size: int | None = _setting(
+        "engine",
+        "inputs that share a scale of the weights (32, 64 or 128) where a model is quantized; default: all "
+        "of an output channel's",
+        EngineConfig.group_size,
+        parse=parse_int,
+    )
     threads: int | None = _setting(
         "engine",
         "threads for arithmetic; default: the physical cores",
@@ -273,6 +280,7 @@ class Settings:
         """Raises ConfigError for values that the engine refuses."""
         return EngineConfig(
             activations=self.activations,
+            group_size=self.group_size,
             kv_dtype=self.kv_dtype,
             device=self.device,
             strict_plan=self.strict_plan,

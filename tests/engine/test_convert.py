@@ -55,8 +55,8 @@ class Ids:
         return ""
 
 
-def store_of(folder: Path) -> WeightStore:
-    return open_model(folder).store
+def store_of(folder: Path, group_size: int | None = None) -> WeightStore:
+    return open_model(folder, group_size=group_size).store
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -70,17 +70,18 @@ def same_but_for_the_source(one: dict[str, bytes], other: dict[str, bytes]) -> b
     }
 
 
+@pytest.mark.parametrize("group_size", [None, 32])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_converted_model_computes_the_same_bits(kind: str, tmp_path: Path) -> None:
+def test_a_converted_model_computes_the_same_bits(kind: str, group_size: int | None, tmp_path: Path) -> None:
     build(kind, tmp_path / "source")
-    convert(store_of(tmp_path / "source"), tmp_path / "target")
+    convert(store_of(tmp_path / "source", group_size), tmp_path / "target")
     store = store_of(tmp_path / "target")
     ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
     assert all(found is not None and found.offset % PAGE == 0 for found in ranges)
     tokenizer: Any = Ids()
     answers = []
     for folder, config in (
-        ("source", EngineConfig()),
+        ("source", EngineConfig(group_size=group_size)),
         ("target", EngineConfig()),
         ("target", EngineConfig(num_resident_layers=1)),
     ):
@@ -89,14 +90,16 @@ def test_a_converted_model_computes_the_same_bits(kind: str, tmp_path: Path) -> 
     assert answers[0] == answers[1] == answers[2]
 
 
+@pytest.mark.parametrize("group_size", [None, 32])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "GPT-2"])  # whose layers are no Linear
-def test_transformers_opens_it_and_computes_the_same(kind: str, tmp_path: Path) -> None:
+def test_transformers_opens_it_and_computes_the_same(
+    kind: str, group_size: int | None, tmp_path: Path
+) -> None:
     pytest.importorskip("compressed_tensors")
     import transformers
 
     build(kind, tmp_path / "source")
-    store = store_of(tmp_path / "source")
-    convert(store, tmp_path / "target")
+    convert(store_of(tmp_path / "source", group_size), tmp_path / "target")
     opened = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "target", dtype=torch.float32, attn_implementation="eager"
     )

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from penstock.errors import UnsupportedModel
+from penstock.errors import ConfigError, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
-from penstock.model.registry import find_family
+from penstock.model.registry import find_family, open_model
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.quantize import QuantizationError, quantize
@@ -120,11 +120,30 @@ def test_int8_checkpoints_are_taken_as_they_are(tiny_llama: Path, tmp_path: Path
     mine, expected = open_store(folder), open_store(tiny_llama)
     for index in range(3):
         assert same(read_layer(mine, index), read_layer(expected, index))
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "group"
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match="compressed-tensors"):
-        open_store(folder)
+    for scheme, error in (
+        ({"strategy": "group", "group_size": 32}, WrongTensor),  # which the scales are not
+        ({"strategy": "group", "group_size": 48}, UnsupportedModel),
+        ({"strategy": "tensor"}, UnsupportedModel),
+    ):
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"]["config_groups"]["group_0"]["weights"] |= scheme
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(error):
+            open_store(folder)
+
+
+def test_a_group_size_is_honoured_or_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    tensors = load_file(tiny_llama / "model.safetensors")
+    layer = read_layer(open_model(tiny_llama, group_size=32).store, 0)
+    expected = quantize(tensors["model.layers.0.self_attn.o_proj.weight"], 32)
+    assert layer.matrix("o").scale.shape == (64, 2)
+    assert torch.equal(layer.matrix("o").scale, expected.scale)
+    assert torch.equal(layer.matrix("o").qweight, expected.qweight)
+    with pytest.raises(ConfigError, match="down_proj.*96 inputs.*whole groups of 64"):
+        open_model(tiny_llama, group_size=64)
+    int8 = quantized_copy(tiny_llama, tmp_path / "int8")
+    with pytest.raises(ConfigError, match="INT8 already, with scales per output channel"):
+        open_model(int8, group_size=32)
 
 
 def same(mine: LayerWeights, expected: LayerWeights) -> bool:
@@ -165,7 +184,7 @@ SWEEP_UNDER_A_LIMIT = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from penstock.model.registry import find_family
+from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
 from penstock.weights.readers import StoreReader

@@ -56,11 +56,12 @@ class OpenModel(NamedTuple):
     store: WeightStore
 
 
-def open_model(folder: Path, ignore_unexpected: bool = False) -> OpenModel:
-    """Raises CheckpointError kinds for whatever is wrong with the files."""
+def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | None = None) -> OpenModel:
+    """`group_size` is EngineConfig's. Raises CheckpointError kinds for whatever is wrong with the files."""
     check_finished(folder)
     checkpoint = Checkpoint.open(folder)
     family = find_family(checkpoint.config)
     tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
     spec = family.read_spec(checkpoint.config | tied)
-    return OpenModel(family, spec, WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected))
+    tensors = family.model_tensors(spec)
+    return OpenModel(family, spec, WeightStore(checkpoint, tensors, ignore_unexpected, group_size))

@@ -194,6 +194,9 @@ def _identity(store: WeightStore) -> dict[str, Any]:
     return {
         "folder": str(checkpoint.folder.resolve()),
         "config_sha256": hashlib.sha256(config).hexdigest(),
+        "group_size": max(
+            (tensor.group_size for layer in store.tensors.layers for tensor in layer), default=0
+        ),
         "files": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files},
     }
 
@@ -284,24 +287,31 @@ def _finish(store: WeightStore, target: Path, files: list[_Stack], manifest: dic
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
-    """What compressed-tensors calls our INT8; modules that stay float32 are named."""
+    """What compressed-tensors calls our INT8; modules that stay float32 are named. Embeddings have scales per
+    channel whatever the layers have."""
     floats = [
         part.removesuffix(".weight")
         for tensor in tensors.embedding
         if tensor.kind == "float32" and len(tensor.shape) == 2
         for part in tensor.parts
     ]
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    per_channel = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    group_size = max((tensor.group_size for layer in tensors.layers for tensor in layer), default=0)
+    groups = {"Linear Embedding": per_channel}
+    if group_size:
+        per_group = per_channel | {"strategy": "group", "group_size": group_size}
+        groups = {"Linear": per_group, "Embedding lm_head" if is_tied(tensors) else "Embedding": per_channel}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {
-            "group_0": {
-                "targets": ["Linear", "Embedding"],
+            f"group_{index}": {
+                "targets": targets.split(),
                 "weights": weights,
                 "format": "int-quantized",  # else compressed-tensors takes weight-only INT8 for packed
             }
+            for index, (targets, weights) in enumerate(groups.items())
         },
         "ignore": floats,
     }

@@ -33,7 +33,7 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
         tensor = by_part.get(name) or by_part[name.removesuffix("_scale")]
         rows = part_rows.get(name.removesuffix("_scale"), tensor.shape[0])
         is_scale = name not in by_part
-        shape = [rows, 1] if is_scale else [rows, *tensor.shape[1:]]
+        shape = [rows, *(tensor.scale_shape[1:] or (1,))] if is_scale else [rows, *tensor.shape[1:]]
         num_bytes = (1 if dtype == "I8" else 4) * (shape[0] * (shape[1] if len(shape) > 1 else 1))
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + num_bytes]}
         end += num_bytes

@@ -1,4 +1,5 @@
-"""INT8 per output channel: w ~ qweight * scale with scale = max|row| / 127, and how far off that is."""
+"""INT8 per output channel or group of inputs: w ~ qweight * scale with scale = max|row| / 127, and how far
+off that is."""
 
 from __future__ import annotations
 
@@ -12,20 +13,25 @@ from penstock.kernels import QuantizedTensor
 WEIGHT_LIMIT = 127
 
 
-def quantize(weight: Tensor) -> QuantizedTensor:
-    """Symmetric INT8 with one scale per row (output channel).
+def quantize(weight: Tensor, group_size: int = 0) -> QuantizedTensor:
+    """Symmetric INT8 with one scale per row (output channel), or per `group_size` inputs of it.
 
     weight is [out_features, in_features] in any floating dtype; a row of zeros gets scale 0. Rounds half
     to even. Raises ValueError for NaN or infinity.
     """
+    if group_size:
+        groups = quantize(weight.reshape(-1, group_size))
+        return QuantizedTensor(groups.qweight.view(weight.shape), groups.scale.view(weight.shape[0], -1))
     exact = weight.float()
-    scale = exact.abs().amax(dim=1) / WEIGHT_LIMIT
+    largest = torch.maximum(exact.amax(dim=1), -exact.amin(dim=1))  # abs() would make another copy
+    scale = largest / WEIGHT_LIMIT
     if not bool(torch.isfinite(scale).all()):
         raise ValueError("it holds NaN or infinite values")
     # A subnormal scale has too few bits to divide by; what it would stand for is nothing.
     scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 0.0)
     divisor = torch.where(scale > 0, scale, torch.inf)
-    qweight = (exact / divisor[:, None]).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
+    own = exact.clone() if exact is weight else exact
+    qweight = own.div_(divisor[:, None]).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
     return QuantizedTensor(qweight.to(torch.int8), scale)
 
 

@@ -6,16 +6,18 @@ time, so that reading a layer takes its INT8 bytes and about twenty megabytes, n
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.errors import UnexpectedTensor, UnsupportedModel, WrongTensor
+from penstock.config import GROUP_SIZES
+from penstock.errors import ConfigError, UnexpectedTensor, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSlot, TensorSpec
@@ -80,7 +82,8 @@ def _view(slot: TensorSlot, buffer: Tensor) -> Tensor | QuantizedTensor:
     if slot.tensor.kind == "float32":
         return buffer[slot.offset : slot.offset + 4 * count].view(torch.float32).view(shape)
     qweight = buffer[slot.offset : slot.offset + count].view(torch.int8).view(shape)
-    scale = buffer[slot.scale_offset : slot.scale_offset + 4 * shape[0]].view(torch.float32)
+    scale_end = slot.scale_offset + 4 * math.prod(slot.tensor.scale_shape)
+    scale = buffer[slot.scale_offset : scale_end].view(torch.float32).view(slot.tensor.scale_shape)
     return QuantizedTensor(qweight, scale)
 
 
@@ -119,26 +122,56 @@ class ModelTensors:
     def stacks(self) -> tuple[tuple[TensorSpec, ...], ...]:
         return (self.embedding, *self.layers, self.head)
 
+    def grouped(self, group_size: int) -> ModelTensors:
+        """With scales per group in layers and head; embeddings are looked up row by row and keep one for
+        each. Raises ConfigError if inputs don't make whole groups."""
+
+        def group(stack: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                replace(tensor, group_size=group_size) if tensor.kind == "int8" else tensor
+                for tensor in stack
+            )
+
+        for tensor in (tensor for stack in (*self.layers, self.head) for tensor in stack):
+            if tensor.kind == "int8" and tensor.shape[1] % group_size:
+                raise ConfigError(
+                    f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups "
+                    f"of {group_size}; choose another --group-size, or none"
+                )
+        return replace(self, layers=tuple(map(group, self.layers)), head=group(self.head))
+
 
 class WeightStore:
     """Reads layers of one model from its checkpoint."""
 
     def __init__(
-        self, checkpoint: Checkpoint, tensors: ModelTensors, ignore_unexpected: bool = False
+        self,
+        checkpoint: Checkpoint,
+        tensors: ModelTensors,
+        ignore_unexpected: bool = False,
+        group_size: int | None = None,
     ) -> None:
-        """Checks that every tensor is there with its shape and that nothing else is.
+        """Checks that every tensor is there with its shape and that nothing else is. An unquantized
+        checkpoint gets scales per `group_size` inputs, one in INT8 has its own.
 
-        Raises MissingTensor, WrongTensor, UnexpectedTensor and UnsupportedModel (a quantization that is
-        not ours).
+        Raises MissingTensor, WrongTensor, UnexpectedTensor, UnsupportedModel (a quantization that is not
+        ours) and ConfigError (a group size that can't be had).
         """
+        own_group_size = check_quantization(checkpoint.config)
+        if own_group_size is not None and group_size not in (None, own_group_size):
+            raise ConfigError(
+                f"{checkpoint.folder} is INT8 already, with scales per "
+                f"{f'{own_group_size} inputs' if own_group_size else 'output channel'}; --group-size is for "
+                "unquantized checkpoints"
+            )
+        group_size = group_size if own_group_size is None else own_group_size
         self.checkpoint = checkpoint
-        self.tensors = tensors
-        self.layouts = tuple(LayerLayout.of(layer) for layer in tensors.layers)
+        self.tensors = tensors.grouped(group_size) if group_size else tensors
+        self.layouts = tuple(LayerLayout.of(layer) for layer in self.tensors.layers)
         #: Bytes read from the checkpoint so far.
         self.bytes_read = 0
         #: While a stack is read for conversion: squares of what quantizing lost, and of the tensor.
         self._errors: dict[str, tuple[float, float]] | None = None
-        check_quantization(checkpoint.config)
         self._check_names(ignore_unexpected)
 
     def close(self) -> None:
@@ -200,7 +233,7 @@ class WeightStore:
         for tensor in (tensor for stack in self.tensors.stacks for tensor in stack):
             if tensor.kind == "int8" and self._find(tensor.parts[0]).dtype != "I8":
                 rows = torch.cat([self._rows(tensor, part) for part in tensor.parts]).float()
-                yield QuantizationError.of(", ".join(tensor.parts), rows, quantize(rows))
+                yield QuantizationError.of(", ".join(tensor.parts), rows, quantize(rows, tensor.group_size))
 
     def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
         weights = LayerWeights.views(layout, buffer)
@@ -227,21 +260,25 @@ class WeightStore:
         entry = self._find(part)
         step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
         if tensor.is_transposed and entry.dtype != "I8":
-            yield from self._quantized(part, torch.split(self._rows(tensor, part), step))
+            yield from self._quantized(tensor, part, torch.split(self._rows(tensor, part), step))
             return
-        scales = self._read(part + "_scale").float().flatten() if entry.dtype == "I8" else None
+        scales = None
+        if entry.dtype == "I8":
+            scales = self._read(part + "_scale").float().view(entry.shape[:1] + tensor.scale_shape[1:])
         for start in range(0, entry.shape[0], step):
             stop = min(start + step, entry.shape[0])
             rows = self._read(part, start, stop)
             if scales is not None:
                 yield QuantizedTensor(rows, scales[start:stop])
             else:
-                yield from self._quantized(part, (rows,))
+                yield from self._quantized(tensor, part, (rows,))
 
-    def _quantized(self, part: str, chunks: Sequence[Tensor]) -> Iterator[QuantizedTensor]:
+    def _quantized(
+        self, tensor: TensorSpec, part: str, chunks: Sequence[Tensor]
+    ) -> Iterator[QuantizedTensor]:
         for rows in chunks:
             try:
-                quantized = quantize(rows)
+                quantized = quantize(rows, tensor.group_size)
             except ValueError as error:
                 raise WrongTensor(
                     f"tensor {part} in {self._find(part).file} can't be quantized: {error}. "
@@ -285,7 +322,7 @@ class WeightStore:
                 rows += _check_part(tensor, entry)
                 known.add(entry.name)
                 if entry.dtype == "I8":
-                    known |= {self._find(part + "_scale").name, entry.name + "_shape"}
+                    known |= {_check_scale(tensor, entry, self._find(part + "_scale")), entry.name + "_shape"}
             if rows != tensor.shape[0]:
                 raise WrongTensor(
                     f"{' + '.join(tensor.parts)} in {self.checkpoint.folder}: {rows} rows together, the "
@@ -323,11 +360,23 @@ def _check_part(tensor: TensorSpec, entry: TensorEntry) -> int:
     return shape[0] if shape else 1
 
 
-def check_quantization(config: dict[str, Any]) -> None:
-    """Accept unquantized checkpoints and compressed-tensors INT8 per channel. Raises UnsupportedModel."""
+def _check_scale(tensor: TensorSpec, entry: TensorEntry, scale: TensorEntry) -> str:
+    """The name of a scale. Raises WrongTensor if there are not as many as there should be."""
+    groups = tensor.scale_shape[1] if tensor.group_size else 1
+    if scale.shape not in ((entry.shape[0], groups), (entry.shape[0] * groups,)):
+        raise WrongTensor(
+            f"tensor {scale.name} in {scale.file} has shape {list(scale.shape)}; the quantization that "
+            f"config.json names calls for {[entry.shape[0], groups]}"
+        )
+    return scale.name
+
+
+def check_quantization(config: dict[str, Any]) -> int | None:
+    """Accept unquantized checkpoints (None) and compressed-tensors INT8; returns how many inputs share a
+    scale in its linear layers, 0 being all of an output channel's. Raises UnsupportedModel."""
     quantization = config.get("quantization_config")
     if quantization is None:
-        return
+        return None
     method = quantization.get("quant_method")
     groups = quantization.get("config_groups") or {}
     weights = [group.get("weights") or {} for group in groups.values()]
@@ -338,14 +387,17 @@ def check_quantization(config: dict[str, Any]) -> None:
             scheme.get("num_bits") == 8
             and scheme.get("type") == "int"
             and scheme.get("symmetric", True)
-            and scheme.get("strategy") == "channel"
+            and scheme.get("strategy") in ("channel", "group")
             for scheme in weights
         )
         and quantization.get("format") == "int-quantized"
     ):
-        return
+        sizes = {s.get("group_size") or 0 for s in weights if s["strategy"] == "group"} or {0}
+        if len(sizes) == 1 and sizes <= {0, *GROUP_SIZES}:
+            return int(sizes.pop())
     raise UnsupportedModel(
         f"the checkpoint is quantized ({method}, {quantization.get('format', 'no format given')}); Penstock "
         "reads unquantized checkpoints, which it quantizes itself, and compressed-tensors "
-        "`int-quantized` with 8 bits per channel. Use the original, unquantized repository"
+        f"`int-quantized` with 8 bits per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. "
+        "Use the original, unquantized repository"
     )
