@@ -16,7 +16,7 @@ LEVELS: list[set[str]] = [
     {"penstock.weights"},
     {"penstock.model"},
     {"penstock.generation"},
-    {"penstock.loader"},
+    {"penstock.loader", "penstock.calibrate"},
     {"penstock.engine"},
     {"penstock.async_engine"},
     {"penstock"},

@@ -227,6 +227,17 @@ class WeightStore:
         """Where a tensor lies, by its name in checkpoints with a head. Raises MissingTensor."""
         return self._find(part)
 
+    def exact_rows(self, tensor: TensorSpec, num_elements: int) -> Iterator[Tensor]:
+        """A matrix of an unquantized checkpoint as [some, in_features], about so many elements at a time."""
+        step = max(1, num_elements // tensor.shape[1])
+        for part in tensor.parts:
+            if tensor.is_transposed:
+                yield from torch.split(self._rows(tensor, part), step)
+            else:
+                num_rows = self._find(part).shape[0]
+                for start in range(0, num_rows, step):
+                    yield self._read(part, start, min(start + step, num_rows))
+
     def quantization_errors(self) -> Iterator[QuantizationError]:
         """The error of each INT8 tensor against what the checkpoint holds, one tensor at a time. Tensors
         that the checkpoint itself holds in INT8 have none to report."""

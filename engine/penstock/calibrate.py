@@ -1,0 +1,148 @@
+"""Calibration: a model's layers one after the other, each quantized with a look at what a text makes of its
+inputs. Needs one layer in memory, and the text's hidden states."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError, WrongTensor
+from penstock.kernels import BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.model.registry import OpenModel
+from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.gptq import inverse_factor, quantize_compensated
+from penstock.weights.store import LayerWeights
+
+#: Tokens of one sequence, and sequences of a step.
+LENGTH, STEP_SEQS = 256, 4
+BLOCK_SIZE = 16
+#: Float32 of a matrix that are rounded at a time: rows are independent.
+CHUNK_ELEMENTS = 1 << 24
+
+
+class _Listening:
+    """Kernels that keep, for each matrix, the sum of x x^T over its inputs x."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        #: By address of the matrix.
+        self.hessians: dict[int, Tensor] = {}
+
+    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+        width = x.shape[1]
+        hessian = self.hessians.setdefault(weight.qweight.data_ptr(), torch.zeros(width, width))
+        hessian.addmm_(x.t(), x)
+        return self._kernels.int8_linear(x, weight, bias)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+
+class Calibration:
+    """Goes through the layers in order; convert() calls read_stack() instead of the store's."""
+
+    def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
+        """Looks at the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if it is
+        too short or the checkpoint is INT8 already."""
+        length = min(LENGTH, opened.spec.max_position_embeddings)
+        num_seqs = min(num_tokens, len(token_ids)) // length
+        if num_seqs < 1:
+            raise ConfigError(
+                f"the calibration text has {len(token_ids)} tokens; at least {length} are needed, and some "
+                "thousands are better"
+            )
+        self._store = opened.store
+        first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.kind == "int8")
+        if opened.store.entry(first.parts[0]).dtype == "I8":
+            raise ConfigError(
+                "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
+            )
+        self._kernels, self._listening = kernels, _Listening(kernels)
+        self._plain = opened.family(opened.spec, kernels, length)
+        self._family = opened.family(opened.spec, cast(Kernels, self._listening), length)
+        self._ids = torch.tensor(token_ids[: num_seqs * length]).view(num_seqs, length)
+        spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
+        heads, dim = spec.num_kv_heads, spec.head_dim
+        self._kv = LayerKV(
+            torch.zeros(blocks, heads, dim, BLOCK_SIZE), torch.zeros(blocks, heads, BLOCK_SIZE, dim)
+        )
+        self._hidden: list[Tensor] = []
+        self._layers = {stack: index for index, stack in enumerate(self._store.tensors.layers)}
+
+    @torch.inference_mode()
+    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """The store's read_stack(), compensated for layers; the head is rounded plainly, and the errors are
+        those of plain rounding. Stacks have to come in their order, embedding first."""
+        errors = self._store.read_stack(tensors, buffer)
+        if tensors == self._store.tensors.embedding:
+            self._embed(_views(tensors, buffer))
+        index = self._layers.get(tensors)
+        if index is not None:
+            weights = _views(tensors, buffer)
+            self._listening.hessians.clear()
+            self._sweep(index, weights, is_final=False)
+            for tensor in tensors:
+                if tensor.kind == "int8":
+                    self._compensate(tensor, weights.matrix(tensor.name))
+            self._sweep(index, weights, is_final=True)
+        return errors
+
+    @torch.inference_mode()
+    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
+        """What an earlier run has converted, as its files hold it."""
+        index = self._layers.get(tensors)
+        if tensors == self._store.tensors.embedding:
+            self._embed(_views(tensors, buffer))
+        elif index is not None:
+            self._sweep(index, _views(tensors, buffer), is_final=True)
+
+    def _embed(self, weights: LayerWeights) -> None:
+        length = self._ids.shape[1]
+        for ids in torch.split(self._ids, STEP_SEQS):
+            positions = torch.arange(length).repeat(len(ids))
+            self._hidden.append(self._plain.embed(weights, ids.flatten(), positions))
+
+    def _sweep(self, index: int, weights: LayerWeights, is_final: bool) -> None:
+        """All of the text through one layer: to listen, or to go on."""
+        family = self._plain if is_final else self._family
+        for part, hidden in enumerate(self._hidden):
+            layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1])
+            after = family.layer(index, weights, hidden, self._kv, layout)
+            if is_final:
+                self._hidden[part] = after
+
+    def _compensate(self, tensor: TensorSpec, out: QuantizedTensor) -> None:
+        hessian = self._listening.hessians.get(out.qweight.data_ptr())
+        if hessian is None:
+            return
+        try:
+            factor = inverse_factor(hessian)
+            row = 0
+            for rows in self._store.exact_rows(tensor, CHUNK_ELEMENTS):
+                quantized = quantize_compensated(rows, factor, tensor.group_size)
+                end = row + rows.shape[0]
+                out.qweight[row:end], out.scale[row:end] = quantized
+                row = end
+        except ValueError as error:
+            raise WrongTensor(f"{' + '.join(tensor.parts)} can't be calibrated: {error}") from error
+
+
+def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
+    return LayerWeights.views(LayerLayout.of(tensors), buffer)
+
+
+def _layout(num_seqs: int, length: int) -> BatchLayout:
+    """Whole sequences of one length, each in blocks of its own."""
+    width = -(-length // BLOCK_SIZE)
+    tables = torch.arange(num_seqs * width, dtype=torch.int32).view(num_seqs, width)
+    positions = torch.arange(length)
+    slots = (tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)[:, :length]
+    return BatchLayout(
+        positions=positions.repeat(num_seqs),
+        slot_mapping=slots.flatten(),
+        block_tables=tables,
+        query_start=torch.arange(num_seqs + 1, dtype=torch.int32) * length,
+        context_lens=torch.full((num_seqs,), length, dtype=torch.int32),
+    )

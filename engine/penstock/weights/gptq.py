@@ -1,0 +1,63 @@
+"""Error-compensated rounding: GPTQ (Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training
+Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, algorithm 1).
+
+Columns (inputs) are rounded one after the other, and what a column loses is made up for by the columns
+that are not rounded yet, as far as the inputs seen in a calibration text say that they go together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import QuantizedTensor
+from penstock.weights.quantize import WEIGHT_LIMIT, quantize
+
+#: Columns whose errors are carried to the others at once: many small updates become one product.
+BLOCK = 128
+#: Added to the Hessian's diagonal, as a share of its mean, so that it can be inverted.
+DAMPING = 0.01
+
+
+def inverse_factor(hessian: Tensor) -> Tensor:
+    """The upper Cholesky factor of the inverse of sum(x x^T), float32 [in_features, in_features].
+
+    Inputs that never were anything but zero go with no other. Raises ValueError where the calibration text
+    left NaN or infinity.
+    """
+    if not bool(torch.isfinite(hessian).all()):
+        raise ValueError("the calibration text makes infinite activations")
+    damped = hessian.double()
+    diagonal = damped.diagonal()
+    diagonal += torch.where(diagonal == 0, 1.0, DAMPING * diagonal.mean())
+    lower = torch.linalg.cholesky(damped)
+    factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+    return factor.float()
+
+
+def quantize_compensated(weight: Tensor, factor: Tensor, group_size: int = 0) -> QuantizedTensor:
+    """INT8 of [out_features, in_features], rows independent of each other, by inverse_factor() of its inputs.
+    Scales are quantize()'s: of whole rows, or of groups as they stand when their turn comes. Raises
+    ValueError."""
+    left = weight.float().clone()
+    num_rows, width = left.shape
+    qweight = torch.empty(num_rows, width, dtype=torch.int8)
+    scales = [] if group_size else [quantize(left).scale]
+    for start in range(0, width, BLOCK):
+        end = min(start + BLOCK, width)
+        errors = torch.zeros(num_rows, end - start)
+        for column in range(start, end):
+            if group_size and column % group_size == 0:
+                scales.append(quantize(left[:, column : column + group_size]).scale)
+            rounded, error = _round(left[:, column], scales[-1], float(factor[column, column]))
+            qweight[:, column], errors[:, column - start] = rounded, error
+            left[:, column:end] -= torch.outer(error, factor[column, column:end])
+        left[:, end:] -= errors @ factor[start:end, end:]
+    return QuantizedTensor(qweight, torch.stack(scales, dim=1) if group_size else scales[0])
+
+
+def _round(column: Tensor, scale: Tensor, pivot: float) -> tuple[Tensor, Tensor]:
+    """Integers of a column, and its error in units of the factor's diagonal."""
+    divisor = torch.where(scale > 0, scale, torch.inf)
+    rounded = (column / divisor).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
+    return rounded.to(torch.int8), (column - rounded * scale) / pivot

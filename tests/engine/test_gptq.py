@@ -1,0 +1,119 @@
+"""Error-compensated rounding against a plain twin, and what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, build
+from torch import Tensor
+
+from penstock.calibrate import Calibration
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.kernels import choose_kernels
+from penstock.model.registry import open_model
+from penstock.weights.convert import convert
+from penstock.weights.gptq import DAMPING, inverse_factor, quantize_compensated
+from penstock.weights.quantize import quantize
+from penstock.weights.store import WeightStore
+
+
+def correlated_inputs(width: int, generator: torch.Generator) -> Tensor:
+    """Many inputs that a few hidden causes explain."""
+    causes = torch.randn(2000, width // 4, generator=generator)
+    mixing = torch.randn(width // 4, width, generator=generator)
+    return causes @ mixing + 0.1 * torch.randn(2000, width, generator=generator)
+
+
+def compensated_plainly(weight: Tensor, hessian: Tensor, scale: Tensor) -> Tensor:
+    """Algorithm 1 without its tricks: the inverse of what is left, made anew for each column."""
+    left, hessian = weight.double().clone(), hessian.double().clone()
+    hessian += DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
+    integers = torch.zeros(weight.shape)
+    for column in range(weight.shape[1]):
+        inverse = torch.linalg.inv(hessian[column:, column:])
+        integers[:, column] = (left[:, column].float() / scale).round().clamp(-127, 127)
+        error = (left[:, column] - integers[:, column] * scale) / inverse[0, 0]
+        left[:, column:] -= torch.outer(error, inverse[0])
+    return integers
+
+
+def test_it_is_the_algorithm_of_the_paper() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = correlated_inputs(40, generator), torch.randn(24, 40, generator=generator)
+    hessian = x.t() @ x
+    found = quantize_compensated(weight, inverse_factor(hessian))
+    expected = compensated_plainly(weight, hessian, quantize(weight).scale)
+    # Float32 against float64: a column may come to lie on the other side of a half.
+    assert (found.qweight.float() != expected).float().mean() < 0.01
+    assert torch.equal(found.scale, quantize(weight).scale)
+
+
+@pytest.mark.parametrize("group_size", [0, 32])
+def test_independent_inputs_are_rounded_plainly(group_size: int) -> None:
+    weight = torch.randn(16, 192)
+    found = quantize_compensated(weight, inverse_factor(torch.eye(192) * 3), group_size)
+    expected = quantize(weight, group_size)
+    assert torch.equal(found.qweight, expected.qweight) and torch.equal(found.scale, expected.scale)
+
+
+@pytest.mark.parametrize("group_size", [0, 64])
+def test_outputs_come_closer(group_size: int) -> None:
+    """More than one block of columns; inputs that are never there among them."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = correlated_inputs(320, generator), torch.randn(64, 320, generator=generator)
+    x[:, 7] = 0
+    hessian = x.t() @ x
+    exact = x.double() @ weight.double().t()
+
+    def error(dequantized: Tensor) -> float:
+        return float((x.double() @ dequantized.double().t() - exact).norm() / exact.norm())
+
+    compensated = quantize_compensated(weight, inverse_factor(hessian), group_size)
+    assert error(compensated.dequantize()) < 0.6 * error(quantize(weight, group_size).dequantize())
+
+
+def test_a_hessian_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="infinite"):
+        inverse_factor(torch.full((4, 4), torch.inf))
+
+
+TEXT = torch.randint(VOCAB_SIZE, (2000,), generator=torch.Generator().manual_seed(4)).tolist()
+
+
+def calibrated(folder: Path, group_size: int | None = None) -> tuple[WeightStore, Calibration]:
+    opened = open_model(folder, group_size=group_size)
+    return opened.store, Calibration(opened, choose_kernels(EngineConfig(), 2), TEXT, len(TEXT))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT-2", "Phi-3", "BLOOM", "Gemma 2"])
+@pytest.mark.parametrize("group_size", [None, 32])
+def test_layers_are_compensated_by_what_they_see(kind: str, group_size: int | None, tmp_path: Path) -> None:
+    """The integers of a layer are those that its own inputs call for, computed apart."""
+    build(kind, tmp_path / "source")
+    store, calibration = calibrated(tmp_path / "source", group_size)
+    convert(store, tmp_path / "out", read=calibration)
+    found = open_model(tmp_path / "out").store
+    plain = open_model(tmp_path / "source", group_size=group_size).store
+    for index in range(plain.num_layers):
+        buffers = [torch.empty(plain.layouts[index].num_bytes, dtype=torch.uint8) for _ in range(2)]
+        mine, theirs = found.read_layer(index, buffers[0]), plain.read_layer(index, buffers[1])
+        for name, tensor in theirs.items():
+            if isinstance(tensor, Tensor):
+                assert torch.equal(tensor, mine.vector(name))
+            else:
+                changed = (mine.matrix(name).qweight != tensor.qweight).float().mean()
+                assert 0 < changed < 0.5, (index, name)  # neighbours of what plain rounding gives
+                assert (mine.matrix(name).qweight.int() - tensor.qweight.int()).abs().max() <= 8
+
+
+def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
+    build("Llama", tmp_path / "source")
+    opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig(), 1)
+    with pytest.raises(ConfigError, match="100 tokens"):
+        Calibration(opened, kernels, TEXT[:100], 1000)
+    convert(opened.store, tmp_path / "int8")
+    with pytest.raises(ConfigError, match="INT8 already"):
+        Calibration(open_model(tmp_path / "int8"), kernels, TEXT, 1000)
