@@ -7,6 +7,7 @@ file has its real name only when all of it is on the disk.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -14,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile
+from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, PenstockError
 from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights import layer_file
+from penstock.weights import layer_file, whole_file
 from penstock.weights.checkpoint import read_json
 from penstock.weights.store import TIED_HEAD, ModelTensors, WeightStore, stored_parts
 
@@ -105,9 +107,24 @@ def convert(
     """Convert the checkpoint that `store` has opened, or go on where a run was stopped.
 
     report_progress(done, total) is called with bytes after each file. Raises ConfigError (the target holds
-    something else), CapacityError (the disk is too small), CheckpointError (the source is at fault).
+    something else), CapacityError (the disk is too small), CheckpointError (the source is at fault, or
+    somebody else is converting there).
     """
     started = time.perf_counter()
+    _find_manifest(store, target)  # before anything is made there
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with whole_file.lock(target):
+            report = _convert(store, target, report_progress)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    report.total_s = time.perf_counter() - started
+    return report
+
+
+def _convert(
+    store: WeightStore, target: Path, report_progress: Callable[[int, int], None] | None
+) -> ConversionReport:
     files = stacks(store.tensors)
     manifest = _begin(store, target)
     report = ConversionReport(num_files=len(files))
@@ -118,16 +135,24 @@ def convert(
     check_space(target, sum(stack.num_bytes for stack in missing))
     total = sum(stack.num_bytes for stack in files)
     finished = sum(stack.num_bytes for stack in files if stack.file in done)
-    for stack, entry in _write_stacks(store, target, missing, report):
-        done[stack.file] = entry
-        layer_file.write_json(target / MANIFEST, manifest)
-        finished += stack.num_bytes
-        if report_progress is not None:
-            report_progress(finished, total)
+    with closing(_write_stacks(store, target, missing, report)) as written:
+        for stack, entry in written:
+            done[stack.file] = entry
+            whole_file.write_json(target / MANIFEST, manifest)
+            finished += stack.num_bytes
+            if report_progress is not None:
+                report_progress(finished, total)
     report.errors = {name: error for entry in done.values() for name, error in entry["errors"].items()}
     _finish(store, target, files, manifest)
-    report.total_s = time.perf_counter() - started
     return report
+
+
+def _unwritable(target: Path, error: OSError) -> PenstockError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (CapacityError if is_full else ConfigError)(
+        f"writing to {target} failed: {error.strerror}. What was written before is kept: run the same "
+        "command again when this is mended"
+    )
 
 
 def verify(folder: Path, report_progress: Callable[[int, int], None] | None = None) -> int:
@@ -164,25 +189,32 @@ def check_finished(folder: Path) -> None:
         )
 
 
-def _begin(store: WeightStore, target: Path) -> dict[str, Any]:
-    """The manifest of a run that was stopped, or a new one."""
-    source = _identity(store)
+def _find_manifest(store: WeightStore, target: Path) -> dict[str, Any] | None:
+    """The manifest of a run that was stopped. Raises ConfigError if the folder belongs to somebody else."""
     path = target / MANIFEST
     if path.is_file():
         manifest = read_json(path)
-        if manifest.get("format_version") == FORMAT_VERSION and manifest.get("source") == source:
+        if manifest.get("format_version") == FORMAT_VERSION and manifest.get("source") == _identity(store):
             return manifest
         other = manifest.get("source", {}).get("folder")
         raise ConfigError(
             f"{target} holds a conversion of {other}, which is something else or has changed since; choose "
             "another folder or delete this one"
         )
-    # A run that was killed at its very beginning leaves the half-written manifest.
-    if target.exists() and any(path.name != f"{MANIFEST}.part" for path in target.iterdir()):
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"{target} is not a folder; choose a new one")
+    # A run that was killed at its very beginning leaves no manifest, but other things.
+    if target.exists() and not all(whole_file.is_leftover(path) for path in target.iterdir()):
         raise ConfigError(f"{target} is not empty; choose a new folder")
-    target.mkdir(parents=True, exist_ok=True)
-    manifest = {"format_version": FORMAT_VERSION, "source": source, "files": {}}
-    layer_file.write_json(path, manifest)
+    return None
+
+
+def _begin(store: WeightStore, target: Path) -> dict[str, Any]:
+    """The manifest of a run that was stopped, or a new one."""
+    manifest = _find_manifest(store, target)
+    if manifest is None:
+        manifest = {"format_version": FORMAT_VERSION, "source": _identity(store), "files": {}}
+        whole_file.write_json(target / MANIFEST, manifest)
     return manifest
 
 
@@ -247,15 +279,9 @@ def _write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
 def _entry(
     pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]], report: ConversionReport
 ) -> dict[str, Any]:
-    """Wait for a file; what the manifest says about it. Raises CapacityError if the disk is full."""
+    """Wait for a file; what the manifest says about it. Raises OSError."""
     stack, errors, written = pending
-    try:
-        entry = written.result()
-    except OSError as error:
-        raise CapacityError(
-            f"writing {stack.file} failed: {error.strerror}. What was written before is kept: run the same "
-            "command again when this is mended"
-        ) from error
+    entry = written.result()
     report.write_s += entry.pop("seconds")
     report.bytes_written += entry["file_bytes"]
     return entry | {"errors": errors}
@@ -276,11 +302,11 @@ def _finish(store: WeightStore, target: Path, files: list[_Stack], manifest: dic
             shutil.copyfile(path, target / path.name)
     names = {name: stack.file for stack in files for name, _ in stored_parts(stack.stored)}
     total = sum(stack.num_bytes for stack in files)
-    layer_file.write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
+    whole_file.write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
     config = store.checkpoint.config | {"quantization_config": quantization_config(store.tensors)}
     if is_tied(store.tensors):
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}
-    layer_file.write_json(target / "config.json", config)
+    whole_file.write_json(target / "config.json", config)
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
