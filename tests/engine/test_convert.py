@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from penstock.model.registry import open_model
 from penstock.weights import convert as conversion
 from penstock.weights import layer_file, whole_file
 from penstock.weights.checkpoint import read_header
-from penstock.weights.convert import MANIFEST, convert, verify
+from penstock.weights.convert import convert
+from penstock.weights.manifest import MANIFEST, verify
 from penstock.weights.store import WeightStore
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -166,12 +168,52 @@ def test_other_folders_and_other_sources_are_refused(tiny_llama: Path, tmp_path:
     (tmp_path / "full" / "diary.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         convert(store_of(tiny_llama), tmp_path / "full")
-    source = tmp_path / "source"
+    convert(store_of(tiny_llama), tmp_path / "out")
+    shutil.copytree(tiny_llama, tmp_path / "sister")
+    weights = tmp_path / "sister" / "model.safetensors"
+    start, data = min(entry.offset for entry in read_header(weights)), weights.read_bytes()
+    weights.write_bytes(data[:start] + bytes(byte ^ 1 for byte in data[start:]))
+    with pytest.raises(ConfigError, match="another model or has changed"):
+        convert(store_of(tmp_path / "sister"), tmp_path / "out")
+    shutil.copytree(tiny_llama, tmp_path / "changed")
+    config = json.loads((tiny_llama / "config.json").read_text())
+    (tmp_path / "changed" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    with pytest.raises(ConfigError, match="another model or has changed"):
+        convert(store_of(tmp_path / "changed"), tmp_path / "out")
+
+
+def stop_after(num_files: int) -> Callable[[int, int], None]:
+    """A progress report that ends the conversion."""
+
+    def report(done: int, total: int, count: list[int] = []) -> None:  # noqa: B006
+        count.append(done)
+        if len(count) == num_files:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("place", ["moved", "touched", "hub cache"])
+def test_it_goes_on_wherever_the_source_lies_now(tiny_llama: Path, tmp_path: Path, place: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
     shutil.copytree(tiny_llama, source)
-    convert(store_of(source), tmp_path / "out")
-    os.utime(source / "model.safetensors", (1, 1))
-    with pytest.raises(ConfigError, match="changed since"):
-        convert(store_of(source), tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        convert(store_of(source), out, stop_after(2))
+    if place == "moved":
+        source = source.rename(tmp_path / "elsewhere")
+    elif place == "touched":
+        os.utime(source / "model.safetensors", (1, 1))
+    else:  # where files are links to blobs, which are fetched anew when the cache was deleted
+        (tmp_path / "snapshots" / "4fe1").mkdir(parents=True)
+        for path in source.rename(tmp_path / "blobs").iterdir():
+            os.utime(path, (1, 1))
+            (tmp_path / "snapshots" / "4fe1" / path.name).symlink_to(path)
+        source = tmp_path / "snapshots" / "4fe1"
+    report = convert(store_of(source), out)
+    assert report.num_resumed == 2
+    assert json.loads((out / MANIFEST).read_text())["source"]["folder"] == str(source)
+    convert(store_of(tiny_llama), tmp_path / "expected")
+    assert same_but_for_the_source(content(out), content(tmp_path / "expected"))
 
 
 def test_a_disk_that_is_too_small_is_told_first(

@@ -7,13 +7,10 @@ file has its real name only when all of it is on the disk.
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -23,17 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, PenstockError
+from penstock.errors import CapacityError
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights import layer_file, whole_file
-from penstock.weights.checkpoint import read_json
+from penstock.weights import manifest as manifests
+from penstock.weights.manifest import MANIFEST
 from penstock.weights.store import TIED_HEAD, ModelTensors, WeightStore, stored_parts
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "penstock.json"
 INDEX = "model.safetensors.index.json"
-FORMAT_VERSION = 1
 #: Files beside the weights that a converted folder needs as well: tokenizer, templates, licence.
 COMPANIONS = (
     "*.json",
@@ -111,25 +107,24 @@ def convert(
     somebody else is converting there).
     """
     started = time.perf_counter()
-    _find_manifest(store, target)  # before anything is made there
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        with whole_file.lock(target):
-            report = _convert(store, target, report_progress)
-    except OSError as error:
-        raise _unwritable(target, error) from error
+    source = manifests.source_of(store.checkpoint)
+    manifests.find(target, source)  # before anything is made there
+    with whole_file.lock(target):
+        manifest = manifests.find(target, source) or manifests.begin(target, source)
+        report = _convert(store, target, manifest, report_progress)
     report.total_s = time.perf_counter() - started
     return report
 
 
 def _convert(
-    store: WeightStore, target: Path, report_progress: Callable[[int, int], None] | None
+    store: WeightStore,
+    target: Path,
+    manifest: dict[str, Any],
+    report_progress: Callable[[int, int], None] | None,
 ) -> ConversionReport:
     files = stacks(store.tensors)
-    manifest = _begin(store, target)
     report = ConversionReport(num_files=len(files))
-    done = {file: entry for file, entry in manifest["files"].items() if _is_whole(target / file, entry)}
-    manifest["files"] = done
+    done = manifest["files"] = manifests.whole_files(target, manifest)
     missing = [stack for stack in files if stack.file not in done]
     report.num_resumed = len(done)
     check_space(target, sum(stack.num_bytes for stack in missing))
@@ -147,93 +142,6 @@ def _convert(
     return report
 
 
-def _unwritable(target: Path, error: OSError) -> PenstockError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (CapacityError if is_full else ConfigError)(
-        f"writing to {target} failed: {error.strerror}. What was written before is kept: run the same "
-        "command again when this is mended"
-    )
-
-
-def verify(folder: Path, report_progress: Callable[[int, int], None] | None = None) -> int:
-    """Read a converted folder and compare the checksums; returns the number of files.
-
-    Raises CorruptFile naming the first file that is not what was written.
-    """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no {MANIFEST}, so it was not made by penstock convert")
-    files = read_json(path)["files"]
-    for index, (name, entry) in enumerate(files.items(), 1):
-        try:
-            is_good = layer_file.data_checksum(folder / name) == entry[layer_file.CHECKSUM]
-        except OSError as error:
-            raise CorruptFile(f"{folder / name} can't be read: {error.strerror}") from error
-        if not is_good:
-            raise CorruptFile(
-                f"{folder / name} is not what was written: its checksum differs. Delete it and run penstock "
-                "convert again"
-            )
-        if report_progress is not None:
-            report_progress(index, len(files))
-    return len(files)
-
-
-def check_finished(folder: Path) -> None:
-    """Raises CheckpointError for a folder whose conversion was stopped."""
-    if (folder / MANIFEST).is_file() and not (folder / "config.json").is_file():
-        source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
-        raise CheckpointError(
-            f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again: it "
-            "goes on where it stopped"
-        )
-
-
-def _find_manifest(store: WeightStore, target: Path) -> dict[str, Any] | None:
-    """The manifest of a run that was stopped. Raises ConfigError if the folder belongs to somebody else."""
-    path = target / MANIFEST
-    if path.is_file():
-        manifest = read_json(path)
-        if manifest.get("format_version") == FORMAT_VERSION and manifest.get("source") == _identity(store):
-            return manifest
-        other = manifest.get("source", {}).get("folder")
-        raise ConfigError(
-            f"{target} holds a conversion of {other}, which is something else or has changed since; choose "
-            "another folder or delete this one"
-        )
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target} is not a folder; choose a new one")
-    # A run that was killed at its very beginning leaves no manifest, but other things.
-    if target.exists() and not all(whole_file.is_leftover(path) for path in target.iterdir()):
-        raise ConfigError(f"{target} is not empty; choose a new folder")
-    return None
-
-
-def _begin(store: WeightStore, target: Path) -> dict[str, Any]:
-    """The manifest of a run that was stopped, or a new one."""
-    manifest = _find_manifest(store, target)
-    if manifest is None:
-        manifest = {"format_version": FORMAT_VERSION, "source": _identity(store), "files": {}}
-        whole_file.write_json(target / MANIFEST, manifest)
-    return manifest
-
-
-def _identity(store: WeightStore) -> dict[str, Any]:
-    """What tells a source from another: its config, and names, sizes and times of its files."""
-    checkpoint = store.checkpoint
-    config = json.dumps(checkpoint.config, sort_keys=True).encode()
-    files = sorted({entry.file for entry in checkpoint.entries.values()})
-    return {
-        "folder": str(checkpoint.folder.resolve()),
-        "config_sha256": hashlib.sha256(config).hexdigest(),
-        "files": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files},
-    }
-
-
-def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
-    return path.is_file() and path.stat().st_size == entry["file_bytes"]
-
-
 def check_space(target: Path, needed: int) -> None:
     """Raises CapacityError if the disk has no room for so many bytes."""
     free = shutil.disk_usage(target).free
@@ -246,7 +154,7 @@ def check_space(target: Path, needed: int) -> None:
 
 def _write_stacks(
     store: WeightStore, target: Path, missing: list[_Stack], report: ConversionReport
-) -> Iterator[tuple[_Stack, dict[str, Any]]]:
+) -> Generator[tuple[_Stack, dict[str, Any]], None, None]:
     """Quantize one stack while the one before is written: two buffers, however many stacks."""
     size = max((stack.num_bytes for stack in missing), default=0)
     buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(2, len(missing)))]
@@ -279,7 +187,7 @@ def _write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
 def _entry(
     pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]], report: ConversionReport
 ) -> dict[str, Any]:
-    """Wait for a file; what the manifest says about it. Raises OSError."""
+    """Wait for a file; what the manifest says about it."""
     stack, errors, written = pending
     entry = written.result()
     report.write_s += entry.pop("seconds")

@@ -3,6 +3,7 @@ folder that one process at a time writes to."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.errors import CheckpointError
+from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
 
 #: How the names of files end that are being written, or were when their process was killed.
 TEMPORARY = ".penstock-part"
@@ -20,7 +21,16 @@ LOCK = ".penstock-lock"
 
 def write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file under another name, wait until all of it is on the disk, and only then call it `path`.
-    Raises OSError, and leaves nothing behind then."""
+
+    Raises CapacityError (the disk is full) and ConfigError, and leaves nothing behind then.
+    """
+    try:
+        _write(path, pieces)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -61,14 +71,17 @@ def is_leftover(path: Path) -> bool:
 def lock(folder: Path) -> Iterator[None]:
     """Be the only one who writes to `folder`, and remove what a process that was killed left there.
 
-    The lock is the system's (flock), so it ends with the process. Raises CheckpointError if somebody else
-    has it, and OSError.
+    The folder is made if it is not there. The lock is the system's (flock), so it ends with the process.
+    Raises CheckpointError if somebody else has it, and what write() raises.
     """
-    descriptor = _lock_file(folder)
     try:
-        for path in folder.iterdir():
-            if path.name.endswith(TEMPORARY):
-                path.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock_file(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        for path in folder.glob(f"*{TEMPORARY}"):
+            path.unlink()
         yield
     finally:
         # While it is still locked: whoever has opened it by now sees that it has lost its name.
@@ -101,6 +114,14 @@ def _is_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _unwritable(path: Path, error: OSError) -> PenstockError:
+    kind = CapacityError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+    return kind(
+        f"writing {path} failed: {error.strerror}. What was written before is kept: run the same command "
+        "again when this is mended"
+    )
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:
