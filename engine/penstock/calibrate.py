@@ -3,6 +3,7 @@ inputs. Needs one layer in memory, and the text's hidden states."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, cast
 
 import torch
@@ -41,7 +42,9 @@ class _Listening:
 
 
 class Calibration:
-    """Goes through the layers in order; convert() calls read_stack() instead of the store's."""
+    """The Rounding of a conversion, which goes through the layers in order."""
+
+    looks_back = True
 
     def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
         """Looks at the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if it is
@@ -53,6 +56,8 @@ class Calibration:
                 f"the calibration text has {len(token_ids)} tokens; at least {length} are needed, and some "
                 "thousands are better"
             )
+        digest = hashlib.sha256(str(token_ids[: num_seqs * length]).encode()).hexdigest()
+        self.name: str | None = f"GPTQ by {num_seqs} sequences of {length} tokens, {digest}"
         self._store = opened.store
         first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.kind == "int8")
         if opened.store.entry(first.parts[0]).dtype == "I8":

@@ -9,8 +9,9 @@ from tqdm import tqdm
 
 from penstock.errors import ConfigError
 from penstock.model.registry import open_model
-from penstock.weights.convert import ConversionReport, convert, verify
+from penstock.weights.convert import ConversionReport, convert
 from penstock.weights.hub import find_model
+from penstock.weights.manifest import verify
 from penstock_server.settings import Settings
 
 

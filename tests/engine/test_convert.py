@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,10 @@ from penstock.generation.sequence import SamplingParams
 from penstock.memory.direct_io import PAGE
 from penstock.model.registry import open_model
 from penstock.weights import convert as conversion
-from penstock.weights import layer_file
+from penstock.weights import layer_file, whole_file
 from penstock.weights.checkpoint import read_header
-from penstock.weights.convert import MANIFEST, convert, verify
+from penstock.weights.convert import convert
+from penstock.weights.manifest import MANIFEST, verify
 from penstock.weights.store import WeightStore
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -61,6 +64,10 @@ def store_of(folder: Path, group_size: int | None = None) -> WeightStore:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if whole_file.is_leftover(path)]
 
 
 def same_but_for_the_source(one: dict[str, bytes], other: dict[str, bytes]) -> bool:
@@ -164,12 +171,52 @@ def test_other_folders_and_other_sources_are_refused(tiny_llama: Path, tmp_path:
     (tmp_path / "full" / "diary.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         convert(store_of(tiny_llama), tmp_path / "full")
-    source = tmp_path / "source"
+    convert(store_of(tiny_llama), tmp_path / "out")
+    shutil.copytree(tiny_llama, tmp_path / "sister")
+    weights = tmp_path / "sister" / "model.safetensors"
+    start, data = min(entry.offset for entry in read_header(weights)), weights.read_bytes()
+    weights.write_bytes(data[:start] + bytes(byte ^ 1 for byte in data[start:]))
+    with pytest.raises(ConfigError, match="another model.* or has changed"):
+        convert(store_of(tmp_path / "sister"), tmp_path / "out")
+    shutil.copytree(tiny_llama, tmp_path / "changed")
+    config = json.loads((tiny_llama / "config.json").read_text())
+    (tmp_path / "changed" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    with pytest.raises(ConfigError, match="another model.* or has changed"):
+        convert(store_of(tmp_path / "changed"), tmp_path / "out")
+
+
+def stop_after(num_files: int) -> Callable[[int, int], None]:
+    """A progress report that ends the conversion."""
+
+    def report(done: int, total: int, count: list[int] = []) -> None:  # noqa: B006
+        count.append(done)
+        if len(count) == num_files:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("place", ["moved", "touched", "hub cache"])
+def test_it_goes_on_wherever_the_source_lies_now(tiny_llama: Path, tmp_path: Path, place: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
     shutil.copytree(tiny_llama, source)
-    convert(store_of(source), tmp_path / "out")
-    os.utime(source / "model.safetensors", (1, 1))
-    with pytest.raises(ConfigError, match="changed since"):
-        convert(store_of(source), tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        convert(store_of(source), out, stop_after(2))
+    if place == "moved":
+        source = source.rename(tmp_path / "elsewhere")
+    elif place == "touched":
+        os.utime(source / "model.safetensors", (1, 1))
+    else:  # where files are links to blobs, which are fetched anew when the cache was deleted
+        (tmp_path / "snapshots" / "4fe1").mkdir(parents=True)
+        for path in source.rename(tmp_path / "blobs").iterdir():
+            os.utime(path, (1, 1))
+            (tmp_path / "snapshots" / "4fe1" / path.name).symlink_to(path)
+        source = tmp_path / "snapshots" / "4fe1"
+    report = convert(store_of(source), out)
+    assert report.num_resumed == 2
+    assert json.loads((out / MANIFEST).read_text())["source"]["folder"] == str(source)
+    convert(store_of(tiny_llama), tmp_path / "expected")
+    assert same_but_for_the_source(content(out), content(tmp_path / "expected"))
 
 
 def test_a_disk_that_is_too_small_is_told_first(
@@ -196,7 +243,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(CapacityError, match="No space left on device.*same command again"):
         convert(store_of(tiny_llama), tmp_path / "out")
-    assert not list((tmp_path / "out").glob("*.part"))
+    assert not leftovers(tmp_path / "out")
     with pytest.raises(CheckpointError, match="not finished; run `penstock convert"):
         open_model(tmp_path / "out")
     monkeypatch.undo()
@@ -242,7 +289,7 @@ def test_killed_at_any_moment_it_goes_on(tiny_llama: Path, tmp_path: Path) -> No
         run.stdout.close()
         found = content(tmp_path / "out") if (tmp_path / "out").exists() else {}
         for name, data in found.items():
-            if name != MANIFEST and not name.endswith(".part"):
+            if name != MANIFEST and not whole_file.is_leftover(Path(name)):
                 assert data == expected[name], f"{name} is not whole"
         if "config.json" in found:
             break
@@ -261,14 +308,19 @@ def test_a_source_at_fault_is_named(
 
 
 def test_half_written_files_have_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the same file is written twice at the same time."""
     seen = []
 
     def fdatasync(descriptor: int) -> None:
         seen.append(sorted(path.name for path in tmp_path.iterdir()))
+        if len(seen) == 1:
+            layer_file.write(tmp_path / "x", b"other", torch.zeros(3, dtype=torch.uint8))
+            assert (tmp_path / "x").read_bytes() == b"other" + bytes(3)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     layer_file.write(tmp_path / "x", b"head", torch.arange(10, dtype=torch.uint8))
-    assert seen == [["x.part"]] and [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert [len(names) for names in seen] == [1, 2] and not any("x" in names for names in seen)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"head" + bytes(range(10))
 
 
@@ -279,7 +331,54 @@ def test_the_files_are_those_of_the_model(tiny_llama: Path) -> None:
 
 
 def test_killed_before_the_manifest_was_whole(tiny_llama: Path, tmp_path: Path) -> None:
-    (tmp_path / f"{MANIFEST}.part").write_text('{"format_')
+    (tmp_path / f"{MANIFEST}.0123{whole_file.TEMPORARY}").write_text('{"format_')
+    (tmp_path / whole_file.LOCK).touch()
     convert(store_of(tiny_llama), tmp_path)
     verify(tmp_path)
-    assert not list(tmp_path.glob("*.part"))
+    assert not leftovers(tmp_path)
+
+
+def test_one_conversion_at_a_time(tiny_llama: Path, tmp_path: Path) -> None:
+    convert(store_of(tiny_llama), tmp_path / "expected")
+    out, num_refused = tmp_path / "out", 0
+
+    def convert_as_well(done: int, total: int) -> None:
+        nonlocal num_refused
+        with pytest.raises(CheckpointError, match="another process is converting"):
+            convert(store_of(tiny_llama), out)
+        num_refused += 1
+
+    convert(store_of(tiny_llama), out, convert_as_well)
+    assert num_refused > 2 and not leftovers(out)
+    assert same_but_for_the_source(content(out), content(tmp_path / "expected"))
+
+
+def test_a_lock_is_the_one_that_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening the file and locking it, its owner may end, and a third may come."""
+    flock, holders = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not holders:
+            (tmp_path / whole_file.LOCK).unlink()
+            holders.append(os.open(tmp_path / whole_file.LOCK, os.O_RDWR | os.O_CREAT))
+            flock(holders[0], fcntl.LOCK_EX)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(CheckpointError, match="another process"), whole_file.lock(tmp_path):
+        pass
+    os.close(holders[0])
+    with whole_file.lock(tmp_path):
+        assert leftovers(tmp_path) == [whole_file.LOCK]
+    assert not leftovers(tmp_path)
+
+
+def test_what_is_not_ours_stays(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "film.part").write_text("half a download")
+    with pytest.raises(ConfigError, match="not empty"):
+        convert(store_of(tiny_llama), tmp_path)
+    with pytest.raises(ConfigError, match="not a folder"):
+        convert(store_of(tiny_llama), tmp_path / "film.part")
+    with pytest.raises(ConfigError, match="Not a directory"):
+        convert(store_of(tiny_llama), tmp_path / "film.part" / "out")
+    assert content(tmp_path) == {"film.part": b"half a download"}

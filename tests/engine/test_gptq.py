@@ -94,7 +94,7 @@ def test_layers_are_compensated_by_what_they_see(kind: str, group_size: int | No
     """The integers of a layer are those that its own inputs call for, computed apart."""
     build(kind, tmp_path / "source")
     store, calibration = calibrated(tmp_path / "source", group_size)
-    convert(store, tmp_path / "out", read=calibration)
+    convert(store, tmp_path / "out", rounding=calibration)
     found = open_model(tmp_path / "out").store
     plain = open_model(tmp_path / "source", group_size=group_size).store
     for index in range(plain.num_layers):
@@ -117,3 +117,28 @@ def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
     convert(opened.store, tmp_path / "int8")
     with pytest.raises(ConfigError, match="INT8 already"):
         Calibration(open_model(tmp_path / "int8"), kernels, TEXT, 1000)
+
+
+def test_a_calibrated_conversion_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    build("Llama", tmp_path / "source")
+    folders = [tmp_path / "whole", tmp_path / "stopped"]
+    store, calibration = calibrated(tmp_path / "source")
+    convert(store, folders[0], rounding=calibration)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise Stop
+
+    store, calibration = calibrated(tmp_path / "source")
+    with pytest.raises(Stop):
+        convert(store, folders[1], stop, calibration)
+    with pytest.raises(ConfigError, match="in another way"):
+        convert(store, folders[1])
+    store, calibration = calibrated(tmp_path / "source")
+    report = convert(store, folders[1], rounding=calibration)
+    assert 0 < report.num_resumed < report.num_files
+    for path in folders[0].glob("*.safetensors"):
+        assert path.read_bytes() == (folders[1] / path.name).read_bytes(), path.name

@@ -17,7 +17,7 @@ from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.convert import check_finished
+from penstock.weights.manifest import check_finished
 from penstock.weights.store import TIED_HEAD, WeightStore
 
 FAMILIES: tuple[type[Family], ...] = (

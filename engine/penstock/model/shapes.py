@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
 from penstock.spec import LayerLayout, ModelFootprint, ModelSpec, TensorSpec
-from penstock.weights import layer_file
+from penstock.weights import layer_file, whole_file
 from penstock.weights.convert import check_space, quantization_config, stacks
 from penstock.weights.store import LayerWeights, ModelTensors
 
@@ -114,7 +114,7 @@ def write_random(
         done += stack.num_bytes
         if report_progress is not None:
             report_progress(done, total)
-    layer_file.write_json(
+    whole_file.write_json(
         folder / "config.json", config | {"quantization_config": quantization_config(tensors)}
     )
 

@@ -7,31 +7,29 @@ file has its real name only when all of it is on the disk.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile
+from penstock.errors import CapacityError
 from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights import layer_file
-from penstock.weights.checkpoint import read_json
+from penstock.weights import layer_file, whole_file
+from penstock.weights import manifest as manifests
+from penstock.weights.manifest import MANIFEST
 from penstock.weights.store import TIED_HEAD, ModelTensors, WeightStore, stored_parts
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "penstock.json"
 INDEX = "model.safetensors.index.json"
-FORMAT_VERSION = 1
 #: Files beside the weights that a converted folder needs as well: tokenizer, templates, licence.
 COMPANIONS = (
     "*.json",
@@ -97,112 +95,83 @@ def is_tied(tensors: ModelTensors) -> bool:
     return all(tensor.name != "head" for tensor in tensors.head)
 
 
+class Rounding(Protocol):
+    """How weights become INT8. Stacks come in their order: embedding, layers, head."""
+
+    @property
+    def name(self) -> str | None:
+        """The same name, the same integers; None for the nearest."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether it has to see, by pass_stack(), what an earlier run has converted."""
+
+    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """WeightStore.read_stack()."""
+
+    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
+
+
+class Nearest:
+    """The store's own."""
+
+    name = None
+    looks_back = False
+
+    def __init__(self, store: WeightStore) -> None:
+        self.read_stack = store.read_stack
+
+    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
+
+
 def convert(
     store: WeightStore,
     target: Path,
     report_progress: Callable[[int, int], None] | None = None,
+    rounding: Rounding | None = None,
 ) -> ConversionReport:
     """Convert the checkpoint that `store` has opened, or go on where a run was stopped.
 
-    report_progress(done, total) is called with bytes after each file. Raises ConfigError (the target holds
-    something else), CapacityError (the disk is too small), CheckpointError (the source is at fault).
+    report_progress(done, total) is called with bytes after each file. `rounding` takes the place of the
+    store's own, to the nearest. Raises ConfigError (the target holds something else), CapacityError (the disk
+    is too small), CheckpointError (the source is at fault, or somebody else is converting there).
     """
     started = time.perf_counter()
+    way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
+    source = manifests.source_of(store.checkpoint, way)
+    manifests.find(target, source)  # before anything is made there
+    with whole_file.lock(target):
+        manifest = manifests.find(target, source) or manifests.begin(target, source)
+        report = _convert(store, target, manifest, report_progress, rounding or Nearest(store))
+    report.total_s = time.perf_counter() - started
+    return report
+
+
+def _convert(
+    store: WeightStore,
+    target: Path,
+    manifest: dict[str, Any],
+    report_progress: Callable[[int, int], None] | None,
+    rounding: Rounding,
+) -> ConversionReport:
     files = stacks(store.tensors)
-    manifest = _begin(store, target)
     report = ConversionReport(num_files=len(files))
-    done = {file: entry for file, entry in manifest["files"].items() if _is_whole(target / file, entry)}
-    manifest["files"] = done
+    done = manifest["files"] = manifests.whole_files(target, manifest)
     missing = [stack for stack in files if stack.file not in done]
     report.num_resumed = len(done)
     check_space(target, sum(stack.num_bytes for stack in missing))
     total = sum(stack.num_bytes for stack in files)
     finished = sum(stack.num_bytes for stack in files if stack.file in done)
-    for stack, entry in _write_stacks(store, target, missing, report):
-        done[stack.file] = entry
-        layer_file.write_json(target / MANIFEST, manifest)
-        finished += stack.num_bytes
-        if report_progress is not None:
-            report_progress(finished, total)
+    with closing(_write_stacks(store, target, files, done, report, rounding)) as written:
+        for stack, entry in written:
+            done[stack.file] = entry
+            whole_file.write_json(target / MANIFEST, manifest)
+            finished += stack.num_bytes
+            if report_progress is not None:
+                report_progress(finished, total)
     report.errors = {name: error for entry in done.values() for name, error in entry["errors"].items()}
     _finish(store, target, files, manifest)
-    report.total_s = time.perf_counter() - started
     return report
-
-
-def verify(folder: Path, report_progress: Callable[[int, int], None] | None = None) -> int:
-    """Read a converted folder and compare the checksums; returns the number of files.
-
-    Raises CorruptFile naming the first file that is not what was written.
-    """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no {MANIFEST}, so it was not made by penstock convert")
-    files = read_json(path)["files"]
-    for index, (name, entry) in enumerate(files.items(), 1):
-        try:
-            is_good = layer_file.data_checksum(folder / name) == entry[layer_file.CHECKSUM]
-        except OSError as error:
-            raise CorruptFile(f"{folder / name} can't be read: {error.strerror}") from error
-        if not is_good:
-            raise CorruptFile(
-                f"{folder / name} is not what was written: its checksum differs. Delete it and run penstock "
-                "convert again"
-            )
-        if report_progress is not None:
-            report_progress(index, len(files))
-    return len(files)
-
-
-def check_finished(folder: Path) -> None:
-    """Raises CheckpointError for a folder whose conversion was stopped."""
-    if (folder / MANIFEST).is_file() and not (folder / "config.json").is_file():
-        source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
-        raise CheckpointError(
-            f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again: it "
-            "goes on where it stopped"
-        )
-
-
-def _begin(store: WeightStore, target: Path) -> dict[str, Any]:
-    """The manifest of a run that was stopped, or a new one."""
-    source = _identity(store)
-    path = target / MANIFEST
-    if path.is_file():
-        manifest = read_json(path)
-        if manifest.get("format_version") == FORMAT_VERSION and manifest.get("source") == source:
-            return manifest
-        other = manifest.get("source", {}).get("folder")
-        raise ConfigError(
-            f"{target} holds a conversion of {other}, which is something else or has changed since; choose "
-            "another folder or delete this one"
-        )
-    # A run that was killed at its very beginning leaves the half-written manifest.
-    if target.exists() and any(path.name != f"{MANIFEST}.part" for path in target.iterdir()):
-        raise ConfigError(f"{target} is not empty; choose a new folder")
-    target.mkdir(parents=True, exist_ok=True)
-    manifest = {"format_version": FORMAT_VERSION, "source": source, "files": {}}
-    layer_file.write_json(path, manifest)
-    return manifest
-
-
-def _identity(store: WeightStore) -> dict[str, Any]:
-    """What tells a source from another: its config, and names, sizes and times of its files."""
-    checkpoint = store.checkpoint
-    config = json.dumps(checkpoint.config, sort_keys=True).encode()
-    files = sorted({entry.file for entry in checkpoint.entries.values()})
-    return {
-        "folder": str(checkpoint.folder.resolve()),
-        "config_sha256": hashlib.sha256(config).hexdigest(),
-        "group_size": max(
-            (tensor.group_size for layer in store.tensors.layers for tensor in layer), default=0
-        ),
-        "files": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files},
-    }
-
-
-def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
-    return path.is_file() and path.stat().st_size == entry["file_bytes"]
 
 
 def check_space(target: Path, needed: int) -> None:
@@ -216,17 +185,32 @@ def check_space(target: Path, needed: int) -> None:
 
 
 def _write_stacks(
-    store: WeightStore, target: Path, missing: list[_Stack], report: ConversionReport
-) -> Iterator[tuple[_Stack, dict[str, Any]]]:
-    """Quantize one stack while the one before is written: two buffers, however many stacks."""
-    size = max((stack.num_bytes for stack in missing), default=0)
-    buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(2, len(missing)))]
+    store: WeightStore,
+    target: Path,
+    files: list[_Stack],
+    done: dict[str, Any],
+    report: ConversionReport,
+    rounding: Rounding,
+) -> Generator[tuple[_Stack, dict[str, Any]], None, None]:
+    """Quantize one stack while the one before is written: two buffers, however many stacks. `done` are
+    files of an earlier run."""
+    done = dict(done)
+    size = max(
+        (stack.num_bytes for stack in files if rounding.looks_back or stack.file not in done), default=0
+    )
+    buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(2, len(files)))]
     with ThreadPoolExecutor(1, "penstock-writer") as writer:
         pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]] | None = None
-        for index, stack in enumerate(missing):
+        for stack in files:
+            if stack.file in done:
+                if rounding.looks_back:
+                    layer_file.read(target / stack.file, buffers[-1][: stack.num_bytes])
+                    rounding.pass_stack(stack.tensors, buffers[-1][: stack.num_bytes])
+                continue
             started, before = time.perf_counter(), store.bytes_read
-            buffer = buffers[index % 2][: stack.num_bytes]
-            errors = store.read_stack(stack.tensors, buffer)
+            buffers.reverse()  # the first one is being written
+            buffer = buffers[0][: stack.num_bytes]
+            errors = rounding.read_stack(stack.tensors, buffer)
             report.quantize_s += time.perf_counter() - started
             report.bytes_read += store.bytes_read - before
             if pending is not None:
@@ -250,15 +234,9 @@ def _write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
 def _entry(
     pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]], report: ConversionReport
 ) -> dict[str, Any]:
-    """Wait for a file; what the manifest says about it. Raises CapacityError if the disk is full."""
+    """Wait for a file; what the manifest says about it."""
     stack, errors, written = pending
-    try:
-        entry = written.result()
-    except OSError as error:
-        raise CapacityError(
-            f"writing {stack.file} failed: {error.strerror}. What was written before is kept: run the same "
-            "command again when this is mended"
-        ) from error
+    entry = written.result()
     report.write_s += entry.pop("seconds")
     report.bytes_written += entry["file_bytes"]
     return entry | {"errors": errors}
@@ -279,11 +257,11 @@ def _finish(store: WeightStore, target: Path, files: list[_Stack], manifest: dic
             shutil.copyfile(path, target / path.name)
     names = {name: stack.file for stack in files for name, _ in stored_parts(stack.stored)}
     total = sum(stack.num_bytes for stack in files)
-    layer_file.write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
+    whole_file.write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
     config = store.checkpoint.config | {"quantization_config": quantization_config(store.tensors)}
     if is_tied(store.tensors):
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}
-    layer_file.write_json(target / "config.json", config)
+    whole_file.write_json(target / "config.json", config)
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
@@ -296,10 +274,9 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
         for part in tensor.parts
     ]
     per_channel = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
-    group_size = max((tensor.group_size for layer in tensors.layers for tensor in layer), default=0)
     groups = {"Linear Embedding": per_channel}
-    if group_size:
-        per_group = per_channel | {"strategy": "group", "group_size": group_size}
+    if tensors.group_size:
+        per_group = per_channel | {"strategy": "group", "group_size": tensors.group_size}
         groups = {"Linear": per_group, "Embedding lm_head" if is_tied(tensors) else "Embedding": per_channel}
     return {
         "quant_method": "compressed-tensors",

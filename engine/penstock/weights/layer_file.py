@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
 
 from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights import whole_file
 from penstock.weights.store import stored_parts
 
 WRITE_BYTES = 16 << 20
@@ -44,29 +46,27 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
 
 
 def write(path: Path, head: bytes, buffer: Tensor) -> str:
-    """Write a file under a temporary name, wait until it is on the disk, and give it its own name; returns
-    the checksum of the data. Raises OSError; a file called `path` is whole, whatever happens."""
-    temporary = path.with_name(path.name + ".part")
+    """Write header and data as whole_file.write() does; returns the checksum of the data."""
     data = memoryview(buffer.numpy().data).cast("B")
     checksum = hashlib.new(CHECKSUM)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            _write_all(descriptor, memoryview(head))
-            for start in range(0, len(data), WRITE_BYTES):
-                piece = data[start : start + WRITE_BYTES]
-                _write_all(descriptor, piece)
-                checksum.update(piece)
-            os.fdatasync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield head
+        for start in range(0, len(data), WRITE_BYTES):
+            yield data[start : start + WRITE_BYTES]
+            checksum.update(data[start : start + WRITE_BYTES])
+
+    whole_file.write(path, pieces())
     return checksum.hexdigest()
+
+
+def read(path: Path, buffer: Tensor) -> None:
+    """The data of a file that is whole. Raises OSError."""
+    with path.open("rb", buffering=0) as stream:
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        left = memoryview(buffer.numpy().data).cast("B")
+        while left:
+            left = left[stream.readinto(left) or len(left) :]
 
 
 def data_checksum(path: Path) -> str:
@@ -78,29 +78,3 @@ def data_checksum(path: Path) -> str:
             checksum.update(piece)
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return checksum.hexdigest()
-
-
-def write_json(path: Path, content: object) -> None:
-    """Replace a JSON file as a whole: a reader, and whoever comes after a crash, sees the old or the new."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=2)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in it last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -122,6 +122,11 @@ class ModelTensors:
     def stacks(self) -> tuple[tuple[TensorSpec, ...], ...]:
         return (self.embedding, *self.layers, self.head)
 
+    @property
+    def group_size(self) -> int:
+        """Of the layers' matrices."""
+        return max((tensor.group_size for layer in self.layers for tensor in layer), default=0)
+
     def grouped(self, group_size: int) -> ModelTensors:
         """With scales per group in layers and head; embeddings are looked up row by row and keep one for
         each. Raises ConfigError if inputs don't make whole groups."""

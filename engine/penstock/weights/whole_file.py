@@ -1,0 +1,129 @@
+"""Files that are there as a whole or not at all, whatever happens while they are written; and the lock on a
+folder that one process at a time writes to."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
+
+#: How the names of files end that are being written, or were when their process was killed.
+TEMPORARY = ".penstock-part"
+LOCK = ".penstock-lock"
+
+
+def write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file under another name, wait until all of it is on the disk, and only then call it `path`.
+
+    Raises CapacityError (the disk is full) and ConfigError, and leaves nothing behind then.
+    """
+    try:
+        _write(path, pieces)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            for piece in pieces:
+                _write_all(descriptor, memoryview(piece))
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, content: object) -> None:
+    """write() for JSON."""
+    write(path, [(json.dumps(content, indent=2) + "\n").encode()])
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in it last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file belongs to a process that is writing here, or was when it was killed."""
+    return path.name == LOCK or path.name.endswith(TEMPORARY)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Be the only one who writes to `folder`, and remove what a process that was killed left there.
+
+    The folder is made if it is not there. The lock is the system's (flock), so it ends with the process.
+    Raises CheckpointError if somebody else has it, and what write() raises.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock_file(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        for path in folder.glob(f"*{TEMPORARY}"):
+            path.unlink()
+        yield
+    finally:
+        # While it is still locked: whoever has opened it by now sees that it has lost its name.
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock_file(folder: Path) -> int:
+    """A descriptor that holds the lock."""
+    while True:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_file(descriptor, folder / LOCK):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise CheckpointError(
+                f"another process is converting to {folder}; wait until it is done, or choose another folder"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its owner removed it between our two calls: try again with a new one
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether `path` is still the name of the opened file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _unwritable(path: Path, error: OSError) -> PenstockError:
+    kind = CapacityError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+    return kind(
+        f"writing {path} failed: {error.strerror}. What was written before is kept: run the same command "
+        "again when this is mended"
+    )
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
