@@ -67,7 +67,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """Raises EngineDead (or the error that ended this request)."""
+        """Raises EngineDead, StepFailed, or the RequestFailed that ended this request."""
         if self._is_finished:
             raise StopAsyncIteration
         item = await self._queue.get()
@@ -170,7 +170,7 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted in the meantime
-            stream.put(output)
+            stream.put(output.error or output)
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
 
@@ -259,4 +259,5 @@ class AsyncEngine:
         try:
             engine.add(command.request_id, command.prompt_token_ids, command.params)
         except PenstockError as error:
+            logger.error("a request failed: %s", error, exc_info=error.__cause__)
             self._call(self._fail, command.request_id, error)

@@ -27,6 +27,7 @@ from penstock.errors import (
     EngineStopped,
     InvalidParameter,
     RequestError,
+    RequestFailed,
     StepFailed,
 )
 
@@ -145,6 +146,9 @@ def api_error(error: Exception) -> ApiError:
             return unavailable("The server is shutting down.", "shutting_down")
         case StepFailed():
             return ApiError(500, f"This request could not be computed: {error}.", code="step_failed")
+        case RequestFailed():
+            message = f"This request could not be computed: {error}."
+            return ApiError(500, message, code="request_failed", headers={"X-Should-Retry": "false"})
         case EngineDead():
             return unavailable("The engine has stopped; the server's log says why.", "engine_dead")
         case _:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from penstock.async_engine import AsyncEngine
@@ -18,12 +19,15 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import (
     CheckpointNotFound,
+    ComputationError,
     ContextOverflow,
     CorruptFile,
     EngineDead,
     EngineStopped,
+    RequestFailed,
     StepFailed,
 )
+from penstock.generation.batch import ModelInputs
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.weights.readers import StoreReader
 
@@ -126,6 +130,46 @@ def test_leaving_a_stream_frees_its_sequence(tiny_llama: Path) -> None:
         assert manager.num_free == manager.num_blocks
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_fails_is_told_and_the_engine_goes_on(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 277 can't be turned into text; the logits after 2 are no numbers."""
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        expected = [output async for output in engine.generate([5], PARAMS)]
+        decode = engine.engine.tokenizer.decode
+
+        def fail(token_ids: list[int], skip_special_tokens: bool = True) -> str:
+            if 277 in token_ids:
+                raise IndexError("piece id is out of range")
+            return decode(token_ids, skip_special_tokens)
+
+        monkeypatch.setattr(engine.engine.tokenizer, "decode", fail)
+        forward = engine.engine.executor.forward
+
+        def poisoned(inputs: ModelInputs, is_cancelled: Callable[[], bool]) -> Tensor:
+            logits = forward(inputs, is_cancelled).clone()
+            logits[inputs.input_ids[inputs.logits_indices] == 2] = torch.nan
+            return logits
+
+        monkeypatch.setattr(engine.engine.executor, "forward", poisoned)
+        towards = SamplingParams(temperature=0, logit_bias={277: 100.0})
+        failing = [
+            engine.generate([6, 277], PARAMS), engine.generate([6], towards), engine.generate([2], PARAMS)
+        ]  # fmt: skip
+        good = engine.generate([5], PARAMS)
+        for stream, error in zip(failing, (RequestFailed, RequestFailed, ComputationError), strict=True):
+            with pytest.raises(error):
+                [output async for output in stream]
+        answer = [output.token_ids async for output in good]
+        assert answer == [output.token_ids for output in expected]
+        assert engine.status.state == "ready"
         await engine.stop()
 
     asyncio.run(scenario())

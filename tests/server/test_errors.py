@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.errors import (
     CapacityError,
+    ComputationError,
     ContextOverflow,
     EngineDead,
     EngineStopped,
@@ -32,6 +33,7 @@ from penstock_server.errors import ApiError, api_error
         (EngineDead("secret"), 503, "server_error", "engine_dead", None),
         (EngineStopped("secret"), 503, "server_error", "shutting_down", None),
         (StepFailed(["r"], "x.safetensors is cut"), 500, "server_error", "step_failed", None),
+        (ComputationError("nan"), 500, "server_error", "request_failed", None),
         (ZeroDivisionError("secret"), 500, "server_error", "internal_error", None),
     ],
 )
@@ -53,7 +55,8 @@ def test_context_overflow_tells_both_sizes() -> None:
 
 def test_unavailable_says_when_to_retry_and_a_bug_says_not_to() -> None:
     assert api_error(CapacityError("full")).response().headers["retry-after"] == "5"
-    assert api_error(ValueError()).response().headers["x-should-retry"] == "false"
+    for error in (ValueError(), ComputationError("nan")):
+        assert api_error(error).response().headers["x-should-retry"] == "false"
 
 
 def test_unforeseen_error_goes_to_the_log_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
