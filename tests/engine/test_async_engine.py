@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.async_engine import AsyncEngine
+from penstock.async_engine import AsyncEngine, RequestStream
 from penstock.config import EngineConfig
-from penstock.engine import Engine
+from penstock.engine import Engine, RequestOutput
 from penstock.errors import (
     CheckpointNotFound,
     ComputationError,
@@ -130,6 +130,41 @@ def test_leaving_a_stream_frees_its_sequence(tiny_llama: Path) -> None:
         assert manager.num_free == manager.num_blocks
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_id_may_be_used_again_while_the_engine_still_knows_it(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output of the aborted request is on its way when the next one of that name begins."""
+    first, second = Engine.load(tiny_llama).generate([[5] * 9, [100]], PARAMS)
+    assert first.token_ids != second.token_ids
+    has_computed, may_deliver = threading.Event(), threading.Event()
+
+    async def tokens(stream: RequestStream) -> list[int]:
+        outputs = [output async for output in stream]
+        assert {output.request_id for output in outputs} == {"name"}
+        return [token for output in outputs for token in output.token_ids]
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        step = engine.engine.step
+
+        def held(aborted: Container[str]) -> list[RequestOutput]:
+            outputs = step(aborted)
+            has_computed.set()
+            may_deliver.wait()
+            return outputs
+
+        monkeypatch.setattr(engine.engine, "step", held)
+        aborted = engine.generate([5] * 9, PARAMS, "name")
+        await asyncio.to_thread(has_computed.wait)
+        aborted.abort()
+        streams = [engine.generate(prompt, PARAMS, "name") for prompt in ([100], [5] * 9)]
+        may_deliver.set()
+        assert [await tokens(stream) for stream in streams] == [second.token_ids, first.token_ids]
         await engine.stop()
 
     asyncio.run(scenario())
