@@ -163,6 +163,7 @@ class FakeAsyncEngine:
         self.model = model or FakeModel()
         self.status = EngineStatus("ready", 4, 4)
         self.streams: list[FakeStream] = []
+        self.max_requests = 10_000
         self.is_started = False
         self.is_stopped = False
 

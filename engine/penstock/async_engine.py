@@ -1,7 +1,8 @@
 """AsyncEngine: the one thread that loads and steps an Engine, and a queue per request.
 
 The event loop never waits for a step: it hands commands to the thread through a queue and gets outputs
-by call_soon_threadsafe. Delivery never blocks the thread: a request's queue is bounded by its max_tokens.
+by call_soon_threadsafe. Delivery never blocks the thread: a request's queue is bounded by its max_tokens, and
+the number of requests by max_num_seqs + max_queued_seqs.
 """
 
 from __future__ import annotations
@@ -9,19 +10,35 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Literal
 
 from penstock.engine import Engine, RequestOutput
-from penstock.errors import EngineDead, EngineStopped, PenstockError, StepFailed
+from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull, StepFailed
 from penstock.generation.sequence import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+#: Requests from which the rate is taken.
+RATE_WINDOW = 256
+MAX_RETRY_AFTER_S = 120
+
+
+def retry_after_s(finished: Collection[float], now: float, num_parallel: int) -> int | None:
+    """Seconds in which `num_parallel` requests finish, by the times at which the last ones did: about as long
+    as a request runs, and then as many places have become free. None if none has finished."""
+    if not finished:
+        return None
+    seconds = num_parallel * (now - min(finished)) / len(finished)
+    return min(MAX_RETRY_AFTER_S, max(1, math.ceil(seconds)))
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,8 @@ class AsyncEngine:
         #: outputs that were under way.
         self._keys = map(str, itertools.count())
         self._streams: dict[str, RequestStream] = {}
+        #: When the last requests finished, since the engine was idle; seconds of the monotonic clock.
+        self._finished: deque[float] = deque(maxlen=RATE_WINDOW)
         #: Keys of requests whose callers left; read by the engine thread between layers.
         self._aborted: set[str] = set()
         self._status = EngineStatus("loading", 0, 0)
@@ -143,14 +162,23 @@ class AsyncEngine:
         await self._settled.wait()
         _ = self.engine
 
+    @property
+    def max_requests(self) -> int:
+        """Most requests that may run and wait. Raises EngineDead if there is no engine."""
+        config = self.engine.config
+        return config.max_num_seqs + config.max_queued_seqs
+
     def generate(
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
     ) -> RequestStream:
         """Queue a request. Its outputs carry the `request_id`, which need not be unique.
 
-        Raises ContextOverflow and InvalidParameter at once, EngineDead if there is no engine.
+        Raises ContextOverflow, InvalidParameter and QueueFull at once, EngineDead if there is no engine.
         """
         self.engine.validate(prompt_token_ids, params)
+        if len(self._streams) >= self.max_requests:
+            later = retry_after_s(self._finished, time.monotonic(), self.engine.config.max_num_seqs)
+            raise QueueFull(f"{len(self._streams)} requests run or wait, and no more may", later)
         key = next(self._keys)
         stream = self._streams[key] = RequestStream(request_id or key, partial(self._abort, key))
         self._commands.put(_Add(key, prompt_token_ids, params))
@@ -179,6 +207,9 @@ class AsyncEngine:
             stream.put(output.error or output)
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
+                self._finished.append(time.monotonic())
+        if not self._streams:
+            self._finished.clear()  # an idle time says nothing about the rate
 
     def _fail(self, key: str, error: PenstockError) -> None:
         stream = self._streams.pop(key, None)

@@ -15,6 +15,7 @@ PenstockError
 ├── RequestError               the request's own fault; the engine goes on
 │   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
 │   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
+├── QueueFull                  as many requests wait as may: it is refused, and could be taken later
 ├── RequestFailed              one request could not be computed: it is lost, the engine and the others go on
 │   └── ComputationError       its numbers are not numbers any more
 ├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
@@ -92,6 +93,15 @@ class ContextOverflow(RequestError):
         super().__init__(message)
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+
+
+class QueueFull(PenstockError):
+    """As many requests wait as may: this one could be taken later."""
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        """retry_after_s: when there may be room again; None if that is unknown."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class RequestFailed(PenstockError):

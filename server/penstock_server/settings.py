@@ -226,6 +226,12 @@ class Settings:
         metavar="KEY",
         secret=True,
     )
+    max_queued_seqs: int = _setting(
+        "server",
+        "most sequences that wait beside the max_num_seqs of a step; a request beyond them gets a 503",
+        EngineConfig.max_queued_seqs,
+        parse=parse_int,
+    )
     max_request_size: int = _setting(
         "server", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
     )
@@ -267,6 +273,7 @@ class Settings:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
+            max_queued_seqs=self.max_queued_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_resident_layers=self.resident_layers,
             num_threads=self.threads,

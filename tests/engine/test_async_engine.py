@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.async_engine import AsyncEngine, RequestStream
+from penstock.async_engine import AsyncEngine, RequestStream, retry_after_s
 from penstock.config import EngineConfig
 from penstock.engine import Engine, RequestOutput
 from penstock.errors import (
@@ -24,6 +24,7 @@ from penstock.errors import (
     CorruptFile,
     EngineDead,
     EngineStopped,
+    QueueFull,
     RequestFailed,
     StepFailed,
 )
@@ -133,6 +134,52 @@ def test_leaving_a_stream_frees_its_sequence(tiny_llama: Path) -> None:
         await engine.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_until_one_has_finished(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_step = threading.Semaphore(8)  # so many tokens has the first request
+
+    async def scenario() -> None:
+        engine = AsyncEngine(
+            lambda _: Engine.load(tiny_llama, EngineConfig(max_num_seqs=1, max_queued_seqs=1))
+        )
+        engine.start()
+        await engine.wait_until_ready()
+        step = engine.engine.step
+        monkeypatch.setattr(engine.engine, "step", lambda aborted: may_step.acquire() and step(aborted))
+        running, waiting = engine.generate([5], PARAMS), engine.generate([6], PARAMS)
+        with pytest.raises(QueueFull, match="2 requests") as first:
+            engine.generate([7], PARAMS)
+        assert first.value.retry_after_s is None
+        assert [output async for output in running]
+        again = engine.generate([7], PARAMS)
+        with pytest.raises(QueueFull) as second:
+            engine.generate([8], PARAMS)
+        assert second.value.retry_after_s is not None
+        waiting.abort()
+        last = engine.generate([8], PARAMS)
+        may_step.release(100)
+        assert [output async for output in again] and [output async for output in last]
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("finished", "now", "num_parallel", "seconds"),
+    [
+        ([], 50.0, 4, None),
+        ([10.0, 20.0, 30.0, 40.0], 50.0, 4, 40),
+        ([10.0, 20.0, 30.0, 40.0], 50.0, 1, 10),
+        ([10.0, 10.5], 10.7, 3, 2),  # 1.05 s
+        ([10.0, 10.0], 10.0, 64, 1),
+        ([10.0], 1000.0, 64, 120),
+    ],
+)
+def test_when_to_come_back(finished: list[float], now: float, num_parallel: int, seconds: int | None) -> None:
+    assert retry_after_s(finished, now, num_parallel) == seconds
 
 
 def test_an_id_may_be_used_again_while_the_engine_still_knows_it(

@@ -137,6 +137,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,
+        max_queued_seqs=8,
         max_num_batched_tokens=4,
         resident_layers=5,
         threads=6,
