@@ -16,13 +16,13 @@ from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
-from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
 from penstock_server.answers import Answers
-from penstock_server.errors import ApiError, ErrorBody, unavailable
+from penstock_server.errors import ApiError, ErrorBody
 from penstock_server.formats import ChatFormat, CompletionFormat, Format, stream
 from penstock_server.inputs import Prompt, read_messages, read_prompts, sampling_params
 from penstock_server.metrics import RequestMetrics
+from penstock_server.operations import ready_engine
 from penstock_server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -118,7 +118,8 @@ class OpenAIRoutes:
     # -- generation -----------------------------------------------------------------------------
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        engine = self._ready_engine(body)
+        self._check_model(body.model)
+        engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
         prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
@@ -135,7 +136,8 @@ class OpenAIRoutes:
         return await self._respond(request, body, form, prompts, params)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        engine = self._ready_engine(body)
+        self._check_model(body.model)
+        engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
         prompt = await self._on_text_thread(lambda: read_messages(engine, body))
         max_tokens = body.max_completion_tokens or body.max_tokens
@@ -168,15 +170,6 @@ class OpenAIRoutes:
         finally:
             answers.close()
         return Response(form.whole(answers).model_dump_json(), media_type="application/json")
-
-    def _ready_engine(self, body: GenerationRequest) -> Engine:
-        """Raises 404 for another model than ours, 503 unless the engine is ready."""
-        self._check_model(body.model)
-        status = self._engine.status
-        if status.state == "loading":
-            progress = f"{status.loaded_layers} of {status.total_layers} layers"
-            raise unavailable(f"The model is loading: {progress}.", "model_loading")
-        return self._engine.engine
 
     def _check_num_answers(self, num_answers: int) -> None:
         """Raises 400 for more than could ever be taken."""
