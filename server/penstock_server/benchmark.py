@@ -64,7 +64,10 @@ def run_bench(
     """Writes a random model of the shape where there is none yet, and measures. Raises PenstockError."""
     config = settings.engine_config()
     check_step(sequences, config)
-    folder = _random_folder(settings, shape) if shape else find_model(settings.model, settings.revision)
+    if shape:
+        folder = _random_folder(settings, shape)
+    else:
+        folder = find_model(settings.model, settings.revision, settings.offline)
     hardware = profile(settings, folder, is_forced=True)
     check_memory(sequences, config, footprint_of(read_config(folder), config), hardware)
     started = time.perf_counter()

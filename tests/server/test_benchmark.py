@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from penstock.engine import Engine
 from penstock.memory.hardware import DiskProfile, HardwareProfile
@@ -80,6 +81,19 @@ def test_as_many_sequences_as_there_is_room_for(tmp_path: Path, capsys: pytest.C
     flags = ["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), "--no-prompt", "--json"]
     assert cli.main([*flags, "--sequences", "8", "--kv-tokens", "256"]) == 0
     assert cli.main([*flags, "--sequences", "7", "--max-num-batched-tokens", "7", "--max-num-seqs", "7"]) == 0
+
+
+def test_a_repository_is_looked_up_as_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(repository: str, **options: object) -> str:
+        raise LocalEntryNotFoundError(str(options))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    assert cli.main(["bench", "owner/name", "--offline"]) == 1
+    assert "--offline forbids" in capsys.readouterr().err
+    assert cli.main(["bench", "owner/name"]) == 1
+    assert "can't be reached" in capsys.readouterr().err
 
 
 def test_unknown_shapes_and_no_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from penstock.weights.convert import ConversionReport
 from penstock_server import cli
@@ -26,6 +29,18 @@ def test_convert_resume_and_verify(
     (out / "model-layer-00000.safetensors").write_bytes(b"x" * 8)
     assert cli.main(["convert", "--verify", str(out)]) == 1
     assert "model-layer-00000" in capsys.readouterr().err
+
+
+def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+    save_file({"adapter": torch.ones(3)}, source / "adapter.safetensors")
+    assert cli.main(["convert", str(source), str(out)]) == 1
+    assert "--ignore-unexpected-tensors" in capsys.readouterr().err
+    assert cli.main(["convert", str(source), str(out), "--ignore-unexpected-tensors"]) == 0
+    assert cli.main(["convert", "--verify", str(out)]) == 0
 
 
 def test_wrong_usage(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
