@@ -3,7 +3,9 @@ steps; and its bookkeeping: ends, errors, aborts, blocks."""
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +118,29 @@ def test_fresh_seeds_differ(tiny_llama: Path) -> None:
 
 def greedy(engine: Engine, **params: object) -> Completion:
     return engine.generate([PROMPTS[3]], SamplingParams(temperature=0, **params))[0]
+
+
+@pytest.mark.parametrize(
+    ("advice", "expected"),
+    [
+        (None, {}),
+        ({"eos_token_id": 1, "top_k": None, "max_new_tokens": 7, "num_beams": 4}, {}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"do_sample": False}, {}),
+        ({"do_sample": False, "top_k": 50, "min_p": 0.1}, {"top_k": 50, "min_p": 0.1}),
+    ],
+)
+def test_a_models_own_sampling_parameters_are_taken_as_vllm_takes_them(
+    advice: dict[str, object] | None, expected: dict[str, object], tiny_llama: Path, tmp_path: Path
+) -> None:
+    """By name: transformers' do_sample decides nothing."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "generation_config.json").unlink()
+    if advice is not None:
+        (folder / "generation_config.json").write_text(json.dumps(advice))
+    with Engine.load(folder) as engine:
+        assert engine.default_sampling == expected
 
 
 def test_max_tokens_and_the_context_end_an_answer(tiny_llama: Path) -> None:
