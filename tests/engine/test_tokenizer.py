@@ -233,6 +233,24 @@ def test_a_sentencepiece_model_alone(kind: str, tmp_path: Path) -> None:
         assert tokenizer.decode(ids).strip() == (text.replace(" ", "") if spaceless else text)
 
 
+def test_nothing_changes_the_tokenizer_that_threads_share(byte_level_folder: Path, tmp_path: Path) -> None:
+    """transformers turns truncation and padding off when it encodes, if the file had turned them on."""
+    folder = copy_with(byte_level_folder, tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<bos>",
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(folder)
+    before = tokenizer.backend.backend_tokenizer.to_str()
+    ids = tokenizer.encode("the water runs down")
+    assert ids == Tokenizer.load(byte_level_folder).encode("the water runs down") and len(ids) > 3
+    assert tokenizer.decode(ids) == "the water runs down" and tokenizer.token_bytes(ids[0])
+    assert tokenizer.backend.backend_tokenizer.to_str() == before
+
+
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "CpmTokenizer"])
 def test_ids_that_the_tokenizer_does_not_have_are_no_text(kind: str, tmp_path: Path) -> None:
     """Models pad their vocabulary; sentencepiece raises IndexError for what is beyond its own."""

@@ -25,7 +25,8 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """One model's tokenizer."""
+    """One model's tokenizer. Threads share it without a lock, behind which a long prompt would hold up the
+    engine: it only ever reads what was loaded."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         """`tokenizer` is a transformers tokenizer."""
@@ -33,6 +34,10 @@ class Tokenizer:
         self.vocab_size: int = len(tokenizer)
         # A piece may stand twice in a vocabulary, and get_vocab() then has one of its ids.
         self._known_ids = frozenset(tokenizer.get_vocab().values()) | frozenset(range(tokenizer.vocab_size))
+        if fast := getattr(tokenizer, "backend_tokenizer", None):
+            # What the file says of these is not for prompts; transformers would turn it off while encoding.
+            fast.no_truncation()
+            fast.no_padding()
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
