@@ -7,7 +7,7 @@ is waited for, an exception is raised. Nothing here depends on time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
@@ -221,7 +221,7 @@ class FakeEngine(FakeModel):
         self.num_aborted += 1
         self._left = []
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
         item = self._left.pop(0)
         if callable(item):
             item()

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,40 +124,41 @@ class Conversation:
 
 
 def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answered:
-    """Prints an answer as it comes. Ctrl-C ends it early. Raises RequestError."""
+    """Prints an answer as it comes. Ctrl-C ends it early. Raises RequestError, RequestFailed, StepFailed."""
     texts: list[str] = []
     num_tokens = 0
     start = time.monotonic()
     first = None
     engine.add(_REQUEST_ID, token_ids, params)
-    with _interruptible() as interrupt:
-        while engine.has_work:
-            for output in engine.step():
+    with _interruptible() as aborted:
+        while engine.has_work and not aborted:
+            for output in engine.step(aborted):
+                if output.error is not None:
+                    raise output.error
                 first = first or time.monotonic()
                 num_tokens = output.num_output_tokens
                 texts.append(output.text)
                 print(output.text, end="", flush=True)
-            if interrupt.is_set():
-                engine.abort(_REQUEST_ID)
-                break
+    engine.abort(_REQUEST_ID)
     print(flush=True)
     end = time.monotonic()
     return Answered("".join(texts), num_tokens, (first or end) - start, end - start)
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Within, Ctrl-C sets the event instead of cutting a step in two. A second one still does."""
-    interrupt = threading.Event()
+def _interruptible() -> Iterator[set[str]]:
+    """Within, Ctrl-C puts the request into the set, which ends a sweep between two layers. A second one ends
+    the program wherever it is."""
+    aborted: set[str] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if interrupt.is_set():
+        if aborted:
             raise KeyboardInterrupt
-        interrupt.set()
+        aborted.add(_REQUEST_ID)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield interrupt
+        yield aborted
     finally:
         signal.signal(signal.SIGINT, before)
 
