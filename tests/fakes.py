@@ -203,6 +203,7 @@ class FakeEngine(FakeModel):
         self.prompts: list[str] = []
         self.params: list[SamplingParams] = []
         self.num_aborted = 0
+        self.is_closed = False
         self._left: list[str | Callable[[], None]] = []
         self._num_output_tokens = 0
 
@@ -212,6 +213,12 @@ class FakeEngine(FakeModel):
         self.params.append(params)
         self._left = list(self.script)
         self._num_output_tokens = 0
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True
 
     @property
     def has_work(self) -> bool:

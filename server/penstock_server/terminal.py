@@ -55,9 +55,9 @@ def generate(settings: Settings, options: argparse.Namespace) -> int:
     flags = sampling_flags(options)
     SamplingParams(**flags)  # a wrong flag should be told before the model is loaded
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
-    engine = load_engine(settings)
-    token_ids = engine.tokenizer.encode(prompt)
-    answered = answer(engine, token_ids, sampling_params(engine, flags))
+    with load_engine(settings) as engine:
+        token_ids = engine.tokenizer.encode(prompt)
+        answered = answer(engine, token_ids, sampling_params(engine, flags))
     print(answered, file=sys.stderr)
     return 0
 
@@ -66,13 +66,17 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
     """A conversation until /quit, Ctrl-D, or Ctrl-C at the prompt. Ctrl-C cuts an answer short."""
     flags = sampling_flags(options)
     SamplingParams(**flags)
-    engine = load_engine(settings)
-    if not engine.tokenizer.has_chat_template:
-        raise RequestError("this model has no chat template; use `penstock generate`")
+    with load_engine(settings) as engine:
+        if not engine.tokenizer.has_chat_template:
+            raise RequestError("this model has no chat template; use `penstock generate`")
+        _talk(Conversation(engine, sampling_params(engine, flags), options.system))
+    return 0
+
+
+def _talk(conversation: Conversation) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history
     print("Type a message; /reset begins anew, /quit ends.", file=sys.stderr)
-    conversation = Conversation(engine, sampling_params(engine, flags), options.system)
     for line in _lines():
         if line == "/quit":
             break
@@ -82,7 +86,6 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
             print("There are /reset and /quit.", file=sys.stderr)
         elif line:
             conversation.say(line)
-    return 0
 
 
 def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_generate_prints_the_text_and_then_the_rate(
     printed = capsys.readouterr()
     assert printed.out == "Hello!\n"
     assert "6 tokens in" in printed.err and "tokens/s" in printed.err
-    assert engine.prompts == ["Say "]
+    assert engine.prompts == ["Say "] and engine.is_closed
     assert (engine.params[0].max_tokens, engine.params[0].temperature) == (9, 0.6)
 
 
@@ -122,6 +122,7 @@ def test_chat_needs_a_template(engine: FakeEngine) -> None:
     engine.tokenizer.has_chat_template = False
     with pytest.raises(RequestError, match="penstock generate"):
         terminal.chat(SETTINGS, options())
+    assert engine.is_closed
 
 
 def press_ctrl_c() -> None:
@@ -181,3 +182,4 @@ def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:
     engine.script = ["Hel", twice, "lo"]
     with pytest.raises(KeyboardInterrupt):
         terminal.generate(SETTINGS, options(prompt="x"))
+    assert engine.is_closed
