@@ -7,7 +7,7 @@ is waited for, an exception is raised. Nothing here depends on time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
@@ -163,6 +163,7 @@ class FakeAsyncEngine:
         self.model = model or FakeModel()
         self.status = EngineStatus("ready", 4, 4)
         self.streams: list[FakeStream] = []
+        self.max_requests = 10_000
         self.is_started = False
         self.is_stopped = False
 
@@ -202,6 +203,7 @@ class FakeEngine(FakeModel):
         self.prompts: list[str] = []
         self.params: list[SamplingParams] = []
         self.num_aborted = 0
+        self.is_closed = False
         self._left: list[str | Callable[[], None]] = []
         self._num_output_tokens = 0
 
@@ -212,6 +214,12 @@ class FakeEngine(FakeModel):
         self._left = list(self.script)
         self._num_output_tokens = 0
 
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True
+
     @property
     def has_work(self) -> bool:
         return bool(self._left)
@@ -220,7 +228,7 @@ class FakeEngine(FakeModel):
         self.num_aborted += 1
         self._left = []
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
         item = self._left.pop(0)
         if callable(item):
             item()

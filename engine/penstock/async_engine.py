@@ -1,26 +1,44 @@
 """AsyncEngine: the one thread that loads and steps an Engine, and a queue per request.
 
 The event loop never waits for a step: it hands commands to the thread through a queue and gets outputs
-by call_soon_threadsafe. Delivery never blocks the thread: a request's queue is bounded by its max_tokens.
+by call_soon_threadsafe. Delivery never blocks the thread: a request's queue is bounded by its max_tokens, and
+the number of requests by max_num_seqs + max_queued_seqs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import queue
 import threading
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
 from penstock.engine import Engine, RequestOutput
-from penstock.errors import EngineDead, EngineStopped, PenstockError, StepFailed
+from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull, StepFailed
 from penstock.generation.sequence import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+#: Requests from which the rate is taken.
+RATE_WINDOW = 256
+MAX_RETRY_AFTER_S = 120
+
+
+def retry_after_s(finished: Collection[float], now: float, num_parallel: int) -> int | None:
+    """Seconds in which `num_parallel` requests finish, by the times at which the last ones did: about as long
+    as a request runs, and then as many places have become free. None if none has finished."""
+    if not finished:
+        return None
+    seconds = num_parallel * (now - min(finished)) / len(finished)
+    return min(MAX_RETRY_AFTER_S, max(1, math.ceil(seconds)))
 
 
 @dataclass(frozen=True)
@@ -35,14 +53,14 @@ class EngineStatus:
 
 @dataclass(frozen=True)
 class _Add:
-    request_id: str
+    key: str
     prompt_token_ids: list[int]
     params: SamplingParams
 
 
 @dataclass(frozen=True)
 class _Abort:
-    request_id: str
+    key: str
 
 
 class _Stop:
@@ -53,7 +71,7 @@ class RequestStream:
     """Async iterator over one request's outputs; the last has a finish_reason. Leaving an `async with`
     block, or abort(), frees the sequence."""
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
         self.request_id = request_id
         self._abort = abort
         self._queue: asyncio.Queue[RequestOutput | PenstockError] = asyncio.Queue()
@@ -61,13 +79,15 @@ class RequestStream:
 
     def put(self, item: RequestOutput | PenstockError) -> None:
         """Called on the event loop."""
+        if isinstance(item, RequestOutput):
+            item = replace(item, request_id=self.request_id)
         self._queue.put_nowait(item)
 
     def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """Raises EngineDead (or the error that ended this request)."""
+        """Raises EngineDead, StepFailed, or the RequestFailed that ended this request."""
         if self._is_finished:
             raise StopAsyncIteration
         item = await self._queue.get()
@@ -81,7 +101,7 @@ class RequestStream:
         """Idempotent; never blocks. The sweep in progress ends at the next layer if nobody else is in it."""
         if not self._is_finished:
             self._is_finished = True
-            self._abort(self.request_id)
+            self._abort()
 
     async def __aenter__(self) -> RequestStream:
         return self
@@ -102,9 +122,14 @@ class AsyncEngine:
         """load(report_progress) makes the engine; it runs on the engine's thread."""
         self._load = load
         self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
-        #: Requests whose callers left; read by the engine thread between layers.
-        self._aborted: set[str] = set()
+        #: The engine knows requests by keys of ours: an id that comes again after an abort must not get the
+        #: outputs that were under way.
+        self._keys = map(str, itertools.count())
         self._streams: dict[str, RequestStream] = {}
+        #: When the last requests finished, since the engine was idle; seconds of the monotonic clock.
+        self._finished: deque[float] = deque(maxlen=RATE_WINDOW)
+        #: Keys of requests whose callers left; read by the engine thread between layers.
+        self._aborted: set[str] = set()
         self._status = EngineStatus("loading", 0, 0)
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,17 +162,26 @@ class AsyncEngine:
         await self._settled.wait()
         _ = self.engine
 
+    @property
+    def max_requests(self) -> int:
+        """Most requests that may run and wait. Raises EngineDead if there is no engine."""
+        config = self.engine.config
+        return config.max_num_seqs + config.max_queued_seqs
+
     def generate(
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
     ) -> RequestStream:
-        """Queue a request. Raises ContextOverflow and InvalidParameter at once, EngineDead if there is
-        no engine."""
+        """Queue a request. Its outputs carry the `request_id`, which need not be unique.
+
+        Raises ContextOverflow, InvalidParameter and QueueFull at once, EngineDead if there is no engine.
+        """
         self.engine.validate(prompt_token_ids, params)
-        stream = RequestStream(request_id or uuid.uuid4().hex, self._abort)
-        if stream.request_id in self._streams:
-            raise ValueError(f"request id {stream.request_id} is in use")
-        self._streams[stream.request_id] = stream
-        self._commands.put(_Add(stream.request_id, prompt_token_ids, params))
+        if len(self._streams) >= self.max_requests:
+            later = retry_after_s(self._finished, time.monotonic(), self.engine.config.max_num_seqs)
+            raise QueueFull(f"{len(self._streams)} requests run or wait, and no more may", later)
+        key = next(self._keys)
+        stream = self._streams[key] = RequestStream(request_id or key, partial(self._abort, key))
+        self._commands.put(_Add(key, prompt_token_ids, params))
         return stream
 
     async def stop(self) -> None:
@@ -158,10 +192,10 @@ class AsyncEngine:
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _abort(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-        self._aborted.add(request_id)
-        self._commands.put(_Abort(request_id))
+    def _abort(self, key: str) -> None:
+        self._streams.pop(key, None)
+        self._aborted.add(key)
+        self._commands.put(_Abort(key))
 
     # ------------------------------------------------------------ on the event loop, from the thread
 
@@ -170,12 +204,15 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted in the meantime
-            stream.put(output)
+            stream.put(output.error or output)
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
+                self._finished.append(time.monotonic())
+        if not self._streams:
+            self._finished.clear()  # an idle time says nothing about the rate
 
-    def _fail(self, request_id: str, error: PenstockError) -> None:
-        stream = self._streams.pop(request_id, None)
+    def _fail(self, key: str, error: PenstockError) -> None:
+        stream = self._streams.pop(key, None)
         if stream is not None:
             stream.put(error)
 
@@ -188,8 +225,8 @@ class AsyncEngine:
             return
         is_dead = status.state == "dead"
         reason = EngineDead(status.error or "") if is_dead else EngineStopped("the engine was stopped")
-        for request_id in list(self._streams):
-            self._fail(request_id, reason)
+        for key in list(self._streams):
+            self._fail(key, reason)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
@@ -226,8 +263,8 @@ class AsyncEngine:
             outputs = engine.step(self._aborted)
         except StepFailed as error:
             logger.error("a step failed: %s", error)
-            for request_id in error.request_ids:
-                self._call(self._fail, request_id, error)
+            for key in error.request_ids:
+                self._call(self._fail, key, error)
         else:
             if outputs:
                 self._call(self._deliver, outputs)
@@ -249,14 +286,15 @@ class AsyncEngine:
             if isinstance(command, _Stop):
                 return False
             if isinstance(command, _Abort):
-                engine.abort(command.request_id)
-                self._aborted.discard(command.request_id)
+                engine.abort(command.key)
+                self._aborted.discard(command.key)
             else:
                 self._begin(engine, command)
         return True
 
     def _begin(self, engine: Engine, command: _Add) -> None:
         try:
-            engine.add(command.request_id, command.prompt_token_ids, command.params)
+            engine.add(command.key, command.prompt_token_ids, command.params)
         except PenstockError as error:
-            self._call(self._fail, command.request_id, error)
+            logger.error("a request failed: %s", error, exc_info=error.__cause__)
+            self._call(self._fail, command.key, error)

@@ -46,6 +46,8 @@ class EngineConfig:
     max_model_len: int | None = None
     #: Most sequences in a step.
     max_num_seqs: int = 64
+    #: Most sequences that wait beside those for a place in a step; AsyncEngine refuses more.
+    max_queued_seqs: int = 1024
     #: Most tokens in a step: long prompts advance by chunks of what is left of it.
     max_num_batched_tokens: int = 512
     #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
@@ -86,6 +88,7 @@ class EngineConfig:
             ("num_kv_tokens", 1),
             ("max_model_len", 2),
             ("max_num_seqs", 1),
+            ("max_queued_seqs", 0),
             ("max_num_batched_tokens", 1),
             ("num_resident_layers", 0),
             ("num_threads", 1),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import EngineConfig
-from penstock.errors import CheckpointError, ContextOverflow, InvalidParameter, StepFailed
+from penstock.errors import (
+    CheckpointError,
+    ContextOverflow,
+    InvalidParameter,
+    RequestFailed,
+    StepFailed,
+)
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Cancelled, Executor
 from penstock.generation.sampler import SampledToken, Sampler
@@ -23,6 +30,8 @@ from penstock.spec import ModelSpec
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.streamer import LayerStreamer
+
+logger = logging.getLogger(__name__)
 
 ReportProgress = Callable[[int, int], None]
 
@@ -44,6 +53,8 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     #: The stop string or stop token that ended it; None for the model's own end token or the length.
     stop_reason: str | int | None = None
+    #: Why it could not be computed; the finish reason is ERROR then.
+    error: RequestFailed | None = None
 
 
 @dataclass
@@ -186,7 +197,8 @@ class Engine:
             )
 
     def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request. Raises InvalidParameter and ContextOverflow."""
+        """Queue a request. Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't
+        take the prompt."""
         self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
@@ -195,13 +207,16 @@ class Engine:
             limit = len(prompt_token_ids) + params.max_tokens
         sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
         self._num_added += 1
-        detokenizer = Detokenizer(
-            self.tokenizer,
-            prompt_token_ids,
-            params.stop,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-        )
+        try:
+            detokenizer = Detokenizer(
+                self.tokenizer,
+                prompt_token_ids,
+                params.stop,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+            )
+        except Exception as error:
+            raise _no_text() from error
         request = _Request(request_id, sequence, detokenizer)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
         self.scheduler.add(sequence)
@@ -217,8 +232,9 @@ class Engine:
         """Compute one sweep; [] if nothing is pending.
 
         `aborted` may grow while the sweep runs (another thread adds request ids): once it holds all of
-        the step's requests, the sweep ends between two layers and nothing is delivered. Raises StepFailed
-        if a layer could not be read: the step's requests are ended then, the engine goes on.
+        the step's requests, the sweep ends between two layers and nothing is delivered. A request that can't
+        be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
+        step's requests are ended then, the engine goes on.
         """
         started, stall_before = time.perf_counter(), self.streamer.stall_s
         streamed_before = self.streamer.streamed_bytes
@@ -247,7 +263,7 @@ class Engine:
                 duration_s=time.perf_counter() - started,
                 num_tokens=batch.num_tokens,
                 num_seqs=len(batch.scheduled),
-                num_sampled=len(outputs),
+                num_sampled=sum(len(output.token_ids) for output in outputs),
                 streamed_bytes=self.streamer.streamed_bytes - streamed_before,
                 stall_s=self.streamer.stall_s - stall_before,
                 floor_s=expected.floor_s,
@@ -260,21 +276,33 @@ class Engine:
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]
     ) -> list[Completion]:
         """Answer all prompts (token ids) and return when the last is done. For scripts and tests; not to
-        be mixed with add() and step()."""
+        be mixed with add() and step(). Raises what add() and step() raise, and RequestFailed."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         completions = {f"generate-{index}": Completion() for index in range(len(prompts))}
-        for request_id, prompt, own_params in zip(completions, prompts, each, strict=True):
-            self.add(request_id, prompt, own_params)
-        while self.has_work:
-            for output in self.step():
-                completions[output.request_id].extend(output)
+        try:
+            for request_id, prompt, own_params in zip(completions, prompts, each, strict=True):
+                self.add(request_id, prompt, own_params)
+            while self.has_work:
+                for output in self.step():
+                    if output.error is not None:
+                        raise output.error
+                    completions[output.request_id].extend(output)
+        finally:
+            for request_id in completions:
+                self.abort(request_id)
         return list(completions.values())
 
-    def _deliver(self, sequence: Sequence, token: SampledToken) -> RequestOutput:
+    def _deliver(self, sequence: Sequence, token: SampledToken | RequestFailed) -> RequestOutput:
         """Append a token, see whether the answer ends with it, and say what the request gained."""
         request = self._by_sequence[sequence.sequence_id]
+        if isinstance(token, RequestFailed):
+            return self._fail(request, token)
         sequence.token_ids.append(token.token_id)
-        text, reason, stop_reason = self._advance_text(request, token.token_id)
+        try:
+            text, reason, stop_reason = self._advance_text(request, token.token_id)
+        except Exception:  # tokenizers are not ours, and what they raise must not cost the others
+            logger.exception("the text of request %s could not be made", request.request_id)
+            return self._fail(request, _no_text())
         if reason is not None:
             sequence.stop_reason = stop_reason
             self._end(request, reason)
@@ -311,6 +339,12 @@ class Engine:
             return text + detokenizer.finish(), FinishReason.LENGTH, None
         return text, None, None
 
+    def _fail(self, request: _Request, error: RequestFailed) -> RequestOutput:
+        self._end(request, FinishReason.ERROR)
+        num_prompt, num_output = request.sequence.num_prompt_tokens, request.sequence.num_output_tokens
+        reason = FinishReason.ERROR
+        return RequestOutput(request.request_id, "", (), (), num_prompt, num_output, reason, error=error)
+
     def _end(self, request: _Request, reason: FinishReason) -> None:
         self.scheduler.finish(request.sequence, reason)
         del self._requests[request.request_id]
@@ -327,3 +361,7 @@ class Engine:
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free
+
+
+def _no_text() -> RequestFailed:
+    return RequestFailed("the tokenizer failed on its token ids; the log says how")

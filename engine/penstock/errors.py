@@ -15,8 +15,10 @@ PenstockError
 ├── RequestError               the request's own fault; the engine goes on
 │   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
 │   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
+├── QueueFull                  as many requests wait as may: it is refused, and could be taken later
+├── RequestFailed              one request could not be computed: it is lost, the engine and the others go on
+│   └── ComputationError       its numbers are not numbers any more
 ├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
-├── ComputationError           the model's numbers are not numbers any more
 └── EngineDead                 the engine thread ended; nothing more will be computed
     └── EngineStopped          it ended because it was told to
 """
@@ -93,16 +95,29 @@ class ContextOverflow(RequestError):
         self.max_model_len = max_model_len
 
 
+class QueueFull(PenstockError):
+    """As many requests wait as may: this one could be taken later."""
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        """retry_after_s: when there may be room again; None if that is unknown."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailed(PenstockError):
+    """One request could not be computed; the others of its steps were."""
+
+
+class ComputationError(RequestFailed):
+    """The model computed NaN for it."""
+
+
 class StepFailed(PenstockError):
     """A layer could not be read, and so the requests of one step could not be computed."""
 
     def __init__(self, request_ids: list[str], message: str) -> None:
         super().__init__(message)
         self.request_ids = request_ids
-
-
-class ComputationError(PenstockError):
-    """The model computed NaN."""
 
 
 class EngineDead(PenstockError):

@@ -228,7 +228,8 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> i
 
 
 def _default_sampling(folder: Path) -> dict[str, object]:
-    """generation_config.json's sampling parameters; {} where there is no such file or it says greedy."""
+    """generation_config.json's sampling parameters; {} where there is no such file. As in vLLM they are taken
+    by name, and transformers' do_sample decides nothing: without a temperature it is 1."""
     path = folder / "generation_config.json"
     advice = read_json(path) if path.is_file() else {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

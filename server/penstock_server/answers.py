@@ -28,7 +28,7 @@ class Answer:
         self.stop_reason: str | int | None = None
 
     async def next(self) -> RequestOutput:
-        """Raises EngineDead, EngineStopped among them, and StepFailed."""
+        """Raises EngineDead, EngineStopped among them, StepFailed and RequestFailed."""
         try:
             output = await anext(self.stream)
         except StopAsyncIteration:

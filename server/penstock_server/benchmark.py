@@ -12,13 +12,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.errors import ConfigError
+from penstock.generation.block_manager import BlockManager
+from penstock.generation.scheduler import Scheduler
+from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.plan import MemoryPlan, plan_memory
 from penstock.model.shapes import find_shape, write_random
+from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
+from penstock.weights.checkpoint import read_config
 from penstock.weights.hub import find_model
 from penstock_server.converting import ProgressBar
-from penstock_server.plan_report import hardware_lines, plan_table, profile
+from penstock_server.plan_report import footprint_of, hardware_lines, plan_table, profile
 from penstock_server.settings import Settings
 
 #: Tokens before the steps that are timed, steps, and the length of the prompt.
@@ -53,12 +61,16 @@ def run_bench(
     settings: Settings, shape: str | None, sequences: tuple[int, ...], with_prompt: bool, is_json: bool
 ) -> int:
     """Writes a random model of the shape where there is none yet, and measures. Raises PenstockError."""
-    folder = _random_folder(settings, shape) if shape else find_model(settings.model, settings.revision)
+    config = settings.engine_config()
+    check_step(sequences, config)
+    if shape:
+        folder = _random_folder(settings, shape)
+    else:
+        folder = find_model(settings.model, settings.revision, settings.offline)
     hardware = profile(settings, folder, is_forced=True)
+    check_memory(sequences, config, footprint_of(read_config(folder), config), hardware)
     started = time.perf_counter()
-    with Engine.load(
-        folder, settings.engine_config(), tokenizer=NoText(), hardware=hardware, is_patient=False
-    ) as engine:
+    with Engine.load(folder, config, tokenizer=NoText(), hardware=hardware, is_patient=False) as engine:
         first_token_s = _first_token(engine, started)
         found = [_decode(engine, number) for number in sequences]
         if with_prompt:
@@ -80,6 +92,61 @@ def run_bench(
             print(f"peak memory of the process {peak:.2f} GiB, Python and torch included")
     print(json.dumps(data))
     return 0
+
+
+def check_step(sequences: tuple[int, ...], config: EngineConfig) -> None:
+    """Raises ConfigError for more sequences than a step holds: something else would be timed."""
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    for num_seqs in sequences:
+        if not 1 <= num_seqs <= most:
+            raise ConfigError(
+                f"--sequences {num_seqs}: a step holds 1 to {most} sequences, by --max-num-seqs and "
+                "--max-num-batched-tokens"
+            )
+
+
+def check_memory(
+    sequences: tuple[int, ...], config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile
+) -> None:
+    """Raises ConfigError for more sequences than the plan has room for, CapacityError as the plan does."""
+    plan = plan_memory(size, hardware, config)
+    context = config.max_model_len or size.max_position_embeddings
+    for num_seqs in sequences:
+        longest = _longest(num_seqs, config, plan)
+        if longest is None:
+            raise ConfigError(
+                f"--sequences {num_seqs}: {num_seqs} sequences of more than {CONTEXT} tokens do not fit into "
+                f"keys and values of {plan.num_kv_tokens} tokens. Give more (--kv-tokens, --kv-cache-memory)"
+            )
+        if longest > context:
+            raise ConfigError(
+                f"--sequences {num_seqs}: the longest comes to {longest} tokens; the context is {context} "
+                "tokens (--max-model-len)"
+            )
+
+
+def _longest(num_seqs: int, config: EngineConfig, plan: MemoryPlan) -> int | None:
+    """Tokens of the longest sequence when the timed steps are over; None if not all have room until then.
+    It is the scheduler that knows: it is run without a model."""
+    blocks = BlockManager(plan.num_kv_blocks, plan.block_size)
+    scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
+    for index in range(num_seqs):
+        scheduler.add(Sequence(index, [0] * CONTEXT, SamplingParams(), 0))
+    num_timed = 0
+    while num_timed < NUM_STEPS:
+        num_timed += not _is_filling(scheduler)
+        batch = scheduler.schedule()
+        if not batch or scheduler.num_preemptions:
+            return None
+        scheduler.advance(batch)
+        for sequence in batch.sampled:
+            sequence.token_ids.append(0)
+    return max(sequence.num_tokens for sequence in scheduler)
+
+
+def _is_filling(scheduler: Scheduler) -> bool:
+    """Prompts are not computed yet."""
+    return any(sequence.num_pending_tokens > 1 for sequence in scheduler)
 
 
 def _random_folder(settings: Settings, shape: str) -> Path:
@@ -107,9 +174,9 @@ def _first_token(engine: Engine, started: float) -> float:
 def _decode(engine: Engine, num_seqs: int) -> Measurement:
     for index in range(num_seqs):
         _add(engine, str(index), CONTEXT, index)
-    while any(seq.num_pending_tokens > 1 for seq in engine.scheduler):
+    while _is_filling(engine.scheduler):
         engine.step()
-    measured = _timed(engine, NUM_STEPS)
+    measured = _timed(engine, NUM_STEPS, num_seqs)
     for index in range(num_seqs):
         engine.abort(str(index))
     name = f"decode, {num_seqs} sequence{'s' if num_seqs > 1 else ''}"
@@ -122,7 +189,7 @@ def _prompt(engine: Engine) -> Measurement:
     samples = []
     for seed in range(2):
         _add(engine, "prompt", length, seed)
-        samples += _timed(engine, 1)
+        samples += _timed(engine, 1, 1)
         engine.abort("prompt")
     return _measurement(engine, f"prompt of {length}", samples, length, 1)
 
@@ -132,14 +199,15 @@ def _add(engine: Engine, name: str, length: int, seed: int) -> None:
     engine.add(name, tokens, SamplingParams(temperature=0, ignore_eos=True))
 
 
-def _timed(engine: Engine, num_steps: int) -> list[tuple[float, int, float]]:
-    """(seconds, bytes streamed, seconds waited) of some steps."""
+def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, int, float]]:
+    """(seconds, bytes streamed, seconds waited) of some steps, each with a token for so many sequences."""
     samples = []
     for _ in range(num_steps):
         before, started = (engine.streamer.streamed_bytes, engine.streamer.stall_s), time.perf_counter()
-        engine.step()
+        outputs = engine.step()
         seconds = time.perf_counter() - started
         streamed, stalled = engine.streamer.streamed_bytes - before[0], engine.streamer.stall_s - before[1]
+        assert len(outputs) == num_seqs, f"{len(outputs)} of {num_seqs} sequences were in a timed step"
         samples.append((seconds, streamed, stalled))
     return samples
 

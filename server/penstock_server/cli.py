@@ -17,6 +17,9 @@ from penstock_server import __version__
 from penstock_server.listener import bind
 from penstock_server.settings import Settings, add_flags, make_settings
 
+#: More of a calibration text tells little more.
+CALIBRATION_TOKENS = 8192
+
 _DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
 
 Every setting is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS. A flag wins
@@ -27,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = build_parser().parse_args(arguments)
     try:
+        _check_contradictions(options)
         needs_model = (
             options.command not in ("hardware", "doctor") and getattr(options, "shape", None) is None
         )
@@ -44,6 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has enough; nothing can be flushed to it any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _check_contradictions(options: argparse.Namespace) -> None:
+    """Raises ConfigError for flags that would have no effect beside others."""
+    given = vars(options).keys()  # of settings, those that are on the command line
+    has_shape = getattr(options, "shape", None) is not None
+    if has_shape and options.command == "bench" and "group_size" in given:
+        raise ConfigError("random weights have a scale per output channel: leave out --group-size")
+    if "calibration_tokens" in given and "calibrate" not in given:
+        raise ConfigError("--calibration-tokens needs the text: --calibrate FILE")
+    if has_shape and (idle := given & {"model", "revision", "offline", "ignore_unexpected_tensors"}):
+        raise ConfigError(f"--shape is a model by itself: leave out {' and '.join(sorted(idle))}")
+    has_more = given - {"command", "model", "verify", "target"} or getattr(options, "target", None)
+    if getattr(options, "verify", False) and has_more:
+        raise ConfigError("--verify takes the folder that was converted, and nothing else")
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> int:
@@ -79,7 +98,8 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
             return converting.run_verify(Path(settings.model))
         if options.target is None:
             raise ConfigError("convert needs the folder to write: penstock convert MODEL OUT")
-        return converting.run_convert(settings, options.target)
+        text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
+        return converting.run_convert(settings, options.target, text, num_tokens or CALIBRATION_TOKENS)
     from penstock_server import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat
@@ -94,32 +114,42 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="answer HTTP requests as OpenAI's API does")
-    add_flags(serve, ["model", "engine", "server"])
+    add_flags(serve, "serve")
 
     generate = commands.add_parser("generate", help="continue a text in the terminal")
     generate.add_argument("--prompt", help="text to continue; without it: standard input")
     _add_sampling_flags(generate)
-    add_flags(generate, ["model", "engine"])
+    add_flags(generate, "generate")
 
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
     chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_sampling_flags(chat)
-    add_flags(chat, ["model", "engine"])
+    add_flags(chat, "chat")
     convert = commands.add_parser("convert", help="write a model as INT8, laid out to be streamed")
-    add_flags(convert, ["model"])
+    add_flags(convert, "convert")
     convert.add_argument("target", nargs="?", type=Path, metavar="OUT", help="folder to write")
     convert.add_argument("--verify", action="store_true", help="compare the checksums of a converted MODEL")
+
+    convert.add_argument(
+        "--calibrate", type=Path, metavar="FILE", default=argparse.SUPPRESS,
+        help="a text by which rounding errors are compensated (GPTQ): slower, and closer to the original",
+    )  # fmt: skip
+    convert.add_argument(
+        "--calibration-tokens", type=int, metavar="N", default=argparse.SUPPRESS,
+        help=f"how much of it is looked at (default: {CALIBRATION_TOKENS})",
+    )  # fmt: skip
 
     plan = commands.add_parser("plan", help="what would lie where, and how fast it would be")
     plan.add_argument("--shape", metavar="NAME", help="a well-known model instead of one that is here")
     plan.add_argument("--card", metavar="NAME", help="a well-known card, such as 'GTX 1060 6 GB'")
     plan.add_argument("--json", action="store_true", help="as data")
-    add_flags(plan, ["model", "engine"])
+    add_flags(plan, "plan")
 
     hardware = commands.add_parser("hardware", help="what this machine has and reaches")
     hardware.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
     hardware.add_argument("--remeasure", action="store_true", help="forget what was measured before")
     hardware.add_argument("--json", action="store_true", help="as data")
+    add_flags(hardware, "hardware")
 
     bench = commands.add_parser("bench", help="what this machine reaches with a model, or a shape of one")
     bench.add_argument("--shape", metavar="NAME", help="random weights of a well-known shape")
@@ -130,14 +160,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--prompt", action=argparse.BooleanOptionalAction, default=True, help="a prompt of 512"
     )
     bench.add_argument("--json", action="store_true", help="the line of data alone")
-    add_flags(bench, ["model", "engine"])
+    add_flags(bench, "bench")
 
     doctor = commands.add_parser("doctor", help="what keeps this machine from its best, and what to do")
     doctor.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
 
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")
-    add_flags(report, ["model"])
+    add_flags(report, "report")
     return parser
 
 

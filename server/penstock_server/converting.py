@@ -5,10 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
+from penstock.calibrate import Calibration
+from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.model.registry import open_model
+from penstock.kernels import choose_kernels
+from penstock.memory.hardware import num_physical_cores
+from penstock.model.registry import OpenModel, open_model
+from penstock.text.tokenizer import Tokenizer
 from penstock.weights.convert import ConversionReport, convert
 from penstock.weights.hub import find_model
 from penstock.weights.manifest import verify
@@ -31,18 +37,37 @@ class ProgressBar:
         self._bar.close()
 
 
-def run_convert(settings: Settings, target: Path) -> int:
-    """Raises PenstockError."""
-    store = open_model(
-        find_model(settings.model, settings.revision, settings.offline), settings.ignore_unexpected_tensors
-    ).store
+def open_source(settings: Settings) -> OpenModel:
+    """The model, to be quantized as the settings say. Raises PenstockError."""
+    folder = find_model(settings.model, settings.revision, settings.offline)
+    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size)
+
+
+def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens: int) -> int:
+    """With a text, what rounding loses is compensated by it, as far as its first tokens tell. Raises
+    PenstockError."""
+    opened = open_source(settings)
+    rounding = _calibration(opened, text, num_tokens) if text is not None else None
     bar = ProgressBar(f"converting to {target}", "B")
     try:
-        report = convert(store, target, bar)
+        report = convert(opened.store, target, bar, rounding)
     finally:
         bar.close()
+        opened.store.close()
     print("\n".join(summary(report, target)))
     return 0
+
+
+def _calibration(opened: OpenModel, text: Path, num_tokens: int) -> Calibration:
+    try:
+        content = text.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the calibration text {text} can't be read: {error}") from error
+    kernels = choose_kernels(EngineConfig(), num_physical_cores())
+    # The factorizations are torch's, and as much work as the layers.
+    torch.set_num_threads(num_physical_cores())
+    token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(content)
+    return Calibration(opened, kernels, token_ids, num_tokens)
 
 
 def run_verify(folder: Path) -> int:

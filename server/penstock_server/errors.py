@@ -21,12 +21,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import (
-    CapacityError,
     ContextOverflow,
     EngineDead,
     EngineStopped,
     InvalidParameter,
+    QueueFull,
     RequestError,
+    RequestFailed,
     StepFailed,
 )
 
@@ -112,9 +113,9 @@ class ApiError(HTTPException):
         return Response(body, self.status_code, self.headers, media_type="application/json")
 
 
-def unavailable(message: str, code: str) -> ApiError:
+def unavailable(message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """503, with the time after which to try again."""
-    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+    return ApiError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})
 
 
 def internal_error() -> ApiError:
@@ -139,12 +140,16 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), code="invalid_value", param=error.param)
         case RequestError():
             return ApiError(400, str(error), code="invalid_request")
-        case CapacityError():
-            return unavailable(str(error), "overloaded")
+        case QueueFull():
+            message = f"The server is busy: {error}. Try again later."
+            return unavailable(message, "overloaded", error.retry_after_s or RETRY_AFTER_S)
         case EngineStopped():
             return unavailable("The server is shutting down.", "shutting_down")
         case StepFailed():
             return ApiError(500, f"This request could not be computed: {error}.", code="step_failed")
+        case RequestFailed():
+            message = f"This request could not be computed: {error}."
+            return ApiError(500, message, code="request_failed", headers={"X-Should-Retry": "false"})
         case EngineDead():
             return unavailable("The engine has stopped; the server's log says why.", "engine_dead")
         case _:

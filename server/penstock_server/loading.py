@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from penstock.engine import Engine
 from penstock.memory.rates import largest_file
-from penstock.model.registry import open_model
 from penstock.weights.convert import convert
 from penstock.weights.hub import find_model
+from penstock_server.converting import open_source
 from penstock_server.plan_report import profile
 from penstock_server.settings import Settings
 
@@ -78,15 +78,16 @@ def load_engine(settings: Settings, report: Callable[[int, int], None] | None = 
 
 def _convert(settings: Settings, target: Path, report: Callable[[int, int], None] | None) -> None:
     """Convert, or go on with it, or see that it is done. Raises PenstockError."""
-    store = open_model(
-        find_model(settings.model, settings.revision, settings.offline), settings.ignore_unexpected_tensors
-    ).store
+    store = open_source(settings).store
     logger.info("converting %s to %s", settings.model, target)
 
     def tell(num_done: int, num_total: int) -> None:
         if report is not None:
             report(0, store.num_layers)  # what it raises, ends it
 
-    done = convert(store, target, tell)
+    try:
+        done = convert(store, target, tell)
+    finally:
+        store.close()
     if done.num_resumed < done.num_files:
         logger.info("converted %.1f GB in %.0f s", done.bytes_written / 1e9, done.total_s)

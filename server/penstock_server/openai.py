@@ -16,13 +16,13 @@ from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
-from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
 from penstock_server.answers import Answers
-from penstock_server.errors import ApiError, ErrorBody, unavailable
+from penstock_server.errors import ApiError, ErrorBody
 from penstock_server.formats import ChatFormat, CompletionFormat, Format, stream
 from penstock_server.inputs import Prompt, read_messages, read_prompts, sampling_params
 from penstock_server.metrics import RequestMetrics
+from penstock_server.operations import ready_engine
 from penstock_server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -118,10 +118,9 @@ class OpenAIRoutes:
     # -- generation -----------------------------------------------------------------------------
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        engine = self._ready_engine(body)
-        if len(body.prompts) * body.num_choices > MAX_ANSWERS:
-            message = f"More than {MAX_ANSWERS} answers are asked for, prompts times n."
-            raise ApiError(400, message, code="invalid_value", param="n")
+        self._check_model(body.model)
+        engine = ready_engine(self._engine)
+        self._check_num_answers(len(body.prompts) * body.num_choices)
         prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
@@ -137,7 +136,9 @@ class OpenAIRoutes:
         return await self._respond(request, body, form, prompts, params)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        engine = self._ready_engine(body)
+        self._check_model(body.model)
+        engine = ready_engine(self._engine)
+        self._check_num_answers(body.num_choices)
         prompt = await self._on_text_thread(lambda: read_messages(engine, body))
         max_tokens = body.max_completion_tokens or body.max_tokens
         params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs)
@@ -170,14 +171,12 @@ class OpenAIRoutes:
             answers.close()
         return Response(form.whole(answers).model_dump_json(), media_type="application/json")
 
-    def _ready_engine(self, body: GenerationRequest) -> Engine:
-        """Raises 404 for another model than ours, 503 unless the engine is ready."""
-        self._check_model(body.model)
-        status = self._engine.status
-        if status.state == "loading":
-            progress = f"{status.loaded_layers} of {status.total_layers} layers"
-            raise unavailable(f"The model is loading: {progress}.", "model_loading")
-        return self._engine.engine
+    def _check_num_answers(self, num_answers: int) -> None:
+        """Raises 400 for more than could ever be taken."""
+        limit = min(MAX_ANSWERS, self._engine.max_requests)
+        if num_answers > limit:
+            message = f"{num_answers} answers are asked for, prompts times n; there may be {limit} at a time."
+            raise ApiError(400, message, code="invalid_value", param="n")
 
     async def _on_text_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)

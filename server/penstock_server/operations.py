@@ -13,8 +13,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from penstock.async_engine import AsyncEngine
+from penstock.engine import Engine
 from penstock_server import __version__
-from penstock_server.errors import RETRY_AFTER_S, ApiError
+from penstock_server.errors import RETRY_AFTER_S, ApiError, unavailable
 from penstock_server.metrics import RequestMetrics
 from penstock_server.plan_report import plan_data
 from penstock_server.responses import Health, Version
@@ -61,7 +62,7 @@ class OperationRoutes:
 
     async def plan(self) -> dict[str, Any]:
         """What lies where: bytes, homes of layers, budgets. 503 while the model loads."""
-        plan = self._engine.engine.plan
+        plan = ready_engine(self._engine).plan
         if plan is None:
             raise ApiError(404, "this engine was not loaded by a plan")
         return plan_data(plan)
@@ -77,6 +78,15 @@ class OperationRoutes:
                 total_layers=status.total_layers,
             )
         return Health(status=status.state)
+
+
+def ready_engine(engine: AsyncEngine) -> Engine:
+    """Raises 503 while the model loads, EngineDead if there will be no engine."""
+    status = engine.status
+    if status.state == "loading":
+        progress = f"{status.loaded_layers} of {status.total_layers} layers"
+        raise unavailable(f"The model is loading: {progress}.", "model_loading")
+    return engine.engine
 
 
 def _answer(health: Health, is_good: bool) -> Response:

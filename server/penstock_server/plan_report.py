@@ -36,7 +36,7 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
     """Prints the plan. Raises PenstockError: CapacityError says what is the least that would work."""
     config, device = settings.engine_config(), find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
-    size = _footprint(read_config(folder) if folder else find_shape(shape or ""), config)
+    size = footprint_of(read_config(folder) if folder else find_shape(shape or ""), config)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
@@ -50,7 +50,8 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
     return 0
 
 
-def _footprint(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
+def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
+    """What a plan must know of a model, from its config.json. Raises UnsupportedModel."""
     family = find_family(config_json)
     spec = family.read_spec(config_json)
     group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)

@@ -8,9 +8,8 @@ import sys
 
 from tqdm import tqdm
 
-from penstock.model.registry import open_model
-from penstock.weights.hub import find_model
 from penstock.weights.quantize import QuantizationError
+from penstock_server.converting import open_source
 from penstock_server.settings import Settings
 
 _COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  tensor"
@@ -18,9 +17,9 @@ _COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  ten
 
 def report(settings: Settings, is_json: bool) -> int:
     """Prints a line per tensor, and the worst last. Raises CheckpointError."""
-    folder = find_model(settings.model, settings.revision, settings.offline)
-    store = open_model(folder, settings.ignore_unexpected_tensors).store
+    store = open_source(settings).store
     errors = list(tqdm(store.quantization_errors(), unit="tensor", disable=not sys.stderr.isatty()))
+    store.close()
     if is_json:
         print(json.dumps([dataclasses.asdict(error) for error in errors]))
     else:

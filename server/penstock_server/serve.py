@@ -1,8 +1,9 @@
 """`penstock serve`: one process with one event loop for HTTP and one thread for the engine.
 
 The port is bound before anything is loaded (listener.py), so that a port in use is told at once and
-/health can tell the progress. A model that can't be loaded ends the process; an engine that dies later does
-not: the server goes on answering errors, and /health/live says that a restart is due.
+/health can tell the progress. A signal ends the process, while the model loads at once. A model that can't be
+loaded ends it too; an engine that dies later does not: the server goes on answering errors, and /health/live
+says that a restart is due.
 """
 
 from __future__ import annotations
@@ -73,9 +74,8 @@ class _Server(uvicorn.Server):
         try:
             await self._engine.wait_until_ready()
         except EngineDead as error:
-            if not self.should_exit:
-                self.failure = error
-                self.should_exit = True
+            self.failure = error
+            self.should_exit = True
         else:
             plan = self._engine.engine.plan
             for line in plan_table(plan) if plan else ():
@@ -86,6 +86,11 @@ class _Server(uvicorn.Server):
         if self._is_leaving:
             os._exit(128 + sig)  # whoever sends a second signal does not want to wait
         self._is_leaving = True
+        if self._engine.status.state == "loading":
+            # Nobody has an answer to lose and all that is written can be gone on with, while a download
+            # can't be told to stop.
+            logger.info("ending before the model was loaded")
+            os._exit(0)
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -2,9 +2,10 @@
 nothing else in Penstock does.
 
 A setting `max_num_seqs` is the flag --max-num-seqs and the variable PENSTOCK_MAX_NUM_SEQS. A flag
-wins over the variable, the variable over the default. A PENSTOCK_* variable that is no setting is
-an error, because it is a typing mistake; only those of the client library, and those that
-Kubernetes sets for a service called "penstock", are left alone.
+wins over the variable, the variable over the default. A flag stands on the commands that honour it;
+a variable may be set for all of them. A PENSTOCK_* variable that is no setting is an error, because it
+is a typing mistake; only those of the client library, and those that Kubernetes sets for a service
+called "penstock", are left alone.
 """
 
 from __future__ import annotations
@@ -68,20 +69,43 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+@dataclass(frozen=True)
+class Group:
+    """Settings under one heading of --help, and the commands that honour them: no other has their flags."""
+
+    heading: str
+    commands: tuple[str, ...]
+
+
+_GENERATING = ("serve", "generate", "chat")
+_COMPUTING = (*_GENERATING, "bench")
+_READING = (*_COMPUTING, "convert", "report")
+
+#: In the order of --help.
+GROUPS = {
+    "model": Group("model", (*_READING, "plan")),
+    "engine": Group("engine: memory and arithmetic", (*_COMPUTING, "plan")),
+    "server": Group("server", ("serve",)),
+}
+
+
 def _setting(
     group: str,
     help: str,
     default: Any = None,
     *,
+    commands: Sequence[str] | None = None,
     parse: Callable[[str], Any] = str,
     choices: Sequence[str] | None = None,
     metavar: str = "N",
     aliases: Sequence[str] = (),
     secret: bool = False,
 ) -> Any:
-    """A field of Settings. `parse` reads the text of a flag or variable (ValueError: not valid)."""
+    """A field of Settings. `commands` have the flag, instead of those of the group. `parse` reads the text
+    of a flag or variable (ValueError: not valid)."""
     metadata = {
         "group": group,
+        "commands": commands or GROUPS[group].commands,
         "help": help,
         "parse": parse,
         "choices": choices,
@@ -89,14 +113,6 @@ def _setting(
         "aliases": aliases,
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
-
-
-#: The groups of --help, in order.
-GROUPS = {
-    "model": "model",
-    "engine": "engine: memory and arithmetic",
-    "server": "server",
-}
 
 
 @dataclass(frozen=True)
@@ -112,10 +128,18 @@ class Settings:
         "model", "never ask the hub; use what was downloaded before", False, parse=parse_bool
     )
 
+    ignore_unexpected_tensors: bool = _setting(
+        "model",
+        "load a checkpoint that holds tensors which the model does not know",
+        EngineConfig.ignore_unexpected_tensors,
+        commands=_READING,
+        parse=parse_bool,
+    )
     convert_to: Path | None = _setting(
         "model",
         "convert the model to this folder first, unless it is there already, and use that: INT8, laid out "
         "to be streamed",
+        commands=_GENERATING,
         parse=Path,
         metavar="FOLDER",
     )
@@ -123,6 +147,7 @@ class Settings:
         "model",
         "where measured rates of this machine are kept",
         CACHE_DIR,
+        commands=("serve", "generate", "chat", "plan", "hardware", "bench"),
         parse=Path,
         metavar="FOLDER",
     )
@@ -210,22 +235,18 @@ class Settings:
         "inputs that share a scale of the weights (32, 64 or 128) where a model is quantized; default: all "
         "of an output channel's",
         EngineConfig.group_size,
+        commands=(*_READING, "plan"),
         parse=parse_int,
     )
     threads: int | None = _setting(
         "engine",
         "threads for arithmetic; default: the physical cores",
         EngineConfig.num_threads,
+        commands=_COMPUTING,
         parse=parse_int,
     )
     kernels: KernelChoice = _setting(
         "engine", "which kernels compute", EngineConfig.kernels, choices=get_args(KernelChoice)
-    )
-    ignore_unexpected_tensors: bool = _setting(
-        "engine",
-        "load a checkpoint that holds tensors which the model does not know",
-        EngineConfig.ignore_unexpected_tensors,
-        parse=parse_bool,
     )
 
     host: str = _setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")
@@ -246,6 +267,12 @@ class Settings:
         parse=parse_list,
         metavar="KEY",
         secret=True,
+    )
+    max_queued_seqs: int = _setting(
+        "server",
+        "most sequences that wait beside the max_num_seqs of a step; a request beyond them gets a 503",
+        EngineConfig.max_queued_seqs,
+        parse=parse_int,
     )
     max_request_size: int = _setting(
         "server", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
@@ -291,6 +318,7 @@ class Settings:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
+            max_queued_seqs=self.max_queued_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_resident_layers=self.resident_layers,
             num_threads=self.threads,
@@ -299,12 +327,12 @@ class Settings:
         )
 
 
-def add_flags(parser: argparse.ArgumentParser, groups: Sequence[str]) -> None:
-    """Adds the settings of these groups. What is not on the command line stays unset."""
-    for group in groups:
-        section = parser.add_argument_group(GROUPS[group])
+def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
+    """Adds the settings that the command honours. What is not on the command line stays unset."""
+    for name, group in GROUPS.items():
+        section = parser.add_argument_group(group.heading)  # an empty one is not shown
         for field in dataclasses.fields(Settings):
-            if field.metadata["group"] == group:
+            if field.metadata["group"] == name and command in field.metadata["commands"]:
                 _add_flag(section, field)
 
 

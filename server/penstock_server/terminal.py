@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,9 +55,9 @@ def generate(settings: Settings, options: argparse.Namespace) -> int:
     flags = sampling_flags(options)
     SamplingParams(**flags)  # a wrong flag should be told before the model is loaded
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
-    engine = load_engine(settings)
-    token_ids = engine.tokenizer.encode(prompt)
-    answered = answer(engine, token_ids, sampling_params(engine, flags))
+    with load_engine(settings) as engine:
+        token_ids = engine.tokenizer.encode(prompt)
+        answered = answer(engine, token_ids, sampling_params(engine, flags))
     print(answered, file=sys.stderr)
     return 0
 
@@ -67,13 +66,17 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
     """A conversation until /quit, Ctrl-D, or Ctrl-C at the prompt. Ctrl-C cuts an answer short."""
     flags = sampling_flags(options)
     SamplingParams(**flags)
-    engine = load_engine(settings)
-    if not engine.tokenizer.has_chat_template:
-        raise RequestError("this model has no chat template; use `penstock generate`")
+    with load_engine(settings) as engine:
+        if not engine.tokenizer.has_chat_template:
+            raise RequestError("this model has no chat template; use `penstock generate`")
+        _talk(Conversation(engine, sampling_params(engine, flags), options.system))
+    return 0
+
+
+def _talk(conversation: Conversation) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history
     print("Type a message; /reset begins anew, /quit ends.", file=sys.stderr)
-    conversation = Conversation(engine, sampling_params(engine, flags), options.system)
     for line in _lines():
         if line == "/quit":
             break
@@ -83,7 +86,6 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
             print("There are /reset and /quit.", file=sys.stderr)
         elif line:
             conversation.say(line)
-    return 0
 
 
 def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
@@ -125,40 +127,41 @@ class Conversation:
 
 
 def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answered:
-    """Prints an answer as it comes. Ctrl-C ends it early. Raises RequestError."""
+    """Prints an answer as it comes. Ctrl-C ends it early. Raises RequestError, RequestFailed, StepFailed."""
     texts: list[str] = []
     num_tokens = 0
     start = time.monotonic()
     first = None
     engine.add(_REQUEST_ID, token_ids, params)
-    with _interruptible() as interrupt:
-        while engine.has_work:
-            for output in engine.step():
+    with _interruptible() as aborted:
+        while engine.has_work and not aborted:
+            for output in engine.step(aborted):
+                if output.error is not None:
+                    raise output.error
                 first = first or time.monotonic()
                 num_tokens = output.num_output_tokens
                 texts.append(output.text)
                 print(output.text, end="", flush=True)
-            if interrupt.is_set():
-                engine.abort(_REQUEST_ID)
-                break
+    engine.abort(_REQUEST_ID)
     print(flush=True)
     end = time.monotonic()
     return Answered("".join(texts), num_tokens, (first or end) - start, end - start)
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Within, Ctrl-C sets the event instead of cutting a step in two. A second one still does."""
-    interrupt = threading.Event()
+def _interruptible() -> Iterator[set[str]]:
+    """Within, Ctrl-C puts the request into the set, which ends a sweep between two layers. A second one ends
+    the program wherever it is."""
+    aborted: set[str] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if interrupt.is_set():
+        if aborted:
             raise KeyboardInterrupt
-        interrupt.set()
+        aborted.add(_REQUEST_ID)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield interrupt
+        yield aborted
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -190,6 +192,65 @@ def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal
         assert "error" in json.loads(error.removeprefix("data: ")) and done == "data: [DONE]"
         assert server.end() == 0
         assert not any("Traceback" in line for line in server.log)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class StuckHub(BaseHTTPRequestHandler):
+    """A hub whose files come so slowly that they never end."""
+
+    was_asked = threading.Event()
+    is_over = threading.Event()
+
+    def do_GET(self) -> None:
+        names = ("config.json", "model.safetensors")
+        if "/tree/" in self.path:
+            files = [{"type": "file", "path": name, "size": 100_000, "oid": COMMIT} for name in names]
+            self.answer(json.dumps(files).encode())
+        elif self.path.startswith("/api/"):
+            siblings = [{"rfilename": name} for name in names]
+            self.answer(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": siblings}).encode())
+        else:
+            self.answer(b"{" * 1000)
+            self.wfile.flush()
+            self.was_asked.set()
+            while not self.is_over.wait(0.1):  # so that nobody gives up
+                self.wfile.write(b" ")
+                self.wfile.flush()
+
+    def do_HEAD(self) -> None:
+        self.answer(b"")
+
+    def answer(self, body: bytes) -> None:
+        length = len(body) if self.path.startswith("/api/") else 100_000
+        self.send_response(200)
+        self.send_header("Content-Length", str(length))
+        self.send_header("ETag", '"tag"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_signal_ends_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the rest of the file waits for hours."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), StuckHub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        for name, value in (("ENDPOINT", f"http://127.0.0.1:{hub.server_port}"), ("HOME", str(tmp_path))):
+            monkeypatch.setenv(f"HF_{name}", value)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        with ServerProcess("owner/name") as server:
+            StuckHub.was_asked.wait()
+            assert httpx2.get(f"{server.url}/health/live").json()["status"] == "loading"
+            assert server.end() == 0
+            assert not any("Traceback" in line for line in server.log)
+        StuckHub.is_over.set()
+        hub.shutdown()
+    # What looks whole is whole: nothing is.
+    assert not list(tmp_path.rglob("snapshots/*/*"))
 
 
 def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:

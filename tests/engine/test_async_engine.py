@@ -6,24 +6,29 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
-from penstock.async_engine import AsyncEngine
+from penstock.async_engine import AsyncEngine, RequestStream, retry_after_s
 from penstock.config import EngineConfig
-from penstock.engine import Engine
+from penstock.engine import Engine, RequestOutput
 from penstock.errors import (
     CheckpointNotFound,
+    ComputationError,
     ContextOverflow,
     CorruptFile,
     EngineDead,
     EngineStopped,
+    QueueFull,
+    RequestFailed,
     StepFailed,
 )
+from penstock.generation.batch import ModelInputs
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.weights.readers import StoreReader
 
@@ -126,6 +131,127 @@ def test_leaving_a_stream_frees_its_sequence(tiny_llama: Path) -> None:
         assert manager.num_free == manager.num_blocks
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_until_one_has_finished(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_step = threading.Semaphore(8)  # so many tokens has the first request
+
+    async def scenario() -> None:
+        engine = AsyncEngine(
+            lambda _: Engine.load(tiny_llama, EngineConfig(max_num_seqs=1, max_queued_seqs=1))
+        )
+        engine.start()
+        await engine.wait_until_ready()
+        step = engine.engine.step
+        monkeypatch.setattr(engine.engine, "step", lambda aborted: may_step.acquire() and step(aborted))
+        running, waiting = engine.generate([5], PARAMS), engine.generate([6], PARAMS)
+        with pytest.raises(QueueFull, match="2 requests") as first:
+            engine.generate([7], PARAMS)
+        assert first.value.retry_after_s is None
+        assert [output async for output in running]
+        again = engine.generate([7], PARAMS)
+        with pytest.raises(QueueFull) as second:
+            engine.generate([8], PARAMS)
+        assert second.value.retry_after_s is not None
+        waiting.abort()
+        last = engine.generate([8], PARAMS)
+        may_step.release(100)
+        assert [output async for output in again] and [output async for output in last]
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("finished", "now", "num_parallel", "seconds"),
+    [
+        ([], 50.0, 4, None),
+        ([10.0, 20.0, 30.0, 40.0], 50.0, 4, 40),
+        ([10.0, 20.0, 30.0, 40.0], 50.0, 1, 10),
+        ([10.0, 10.5], 10.7, 3, 2),  # 1.05 s
+        ([10.0, 10.0], 10.0, 64, 1),
+        ([10.0], 1000.0, 64, 120),
+    ],
+)
+def test_when_to_come_back(finished: list[float], now: float, num_parallel: int, seconds: int | None) -> None:
+    assert retry_after_s(finished, now, num_parallel) == seconds
+
+
+def test_an_id_may_be_used_again_while_the_engine_still_knows_it(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output of the aborted request is on its way when the next one of that name begins."""
+    first, second = Engine.load(tiny_llama).generate([[5] * 9, [100]], PARAMS)
+    assert first.token_ids != second.token_ids
+    has_computed, may_deliver = threading.Event(), threading.Event()
+
+    async def tokens(stream: RequestStream) -> list[int]:
+        outputs = [output async for output in stream]
+        assert {output.request_id for output in outputs} == {"name"}
+        return [token for output in outputs for token in output.token_ids]
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        step = engine.engine.step
+
+        def held(aborted: Container[str]) -> list[RequestOutput]:
+            outputs = step(aborted)
+            has_computed.set()
+            may_deliver.wait()
+            return outputs
+
+        monkeypatch.setattr(engine.engine, "step", held)
+        aborted = engine.generate([5] * 9, PARAMS, "name")
+        await asyncio.to_thread(has_computed.wait)
+        aborted.abort()
+        streams = [engine.generate(prompt, PARAMS, "name") for prompt in ([100], [5] * 9)]
+        may_deliver.set()
+        assert [await tokens(stream) for stream in streams] == [second.token_ids, first.token_ids]
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_fails_is_told_and_the_engine_goes_on(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 277 can't be turned into text; the logits after 2 are no numbers."""
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        expected = [output async for output in engine.generate([5], PARAMS)]
+        decode = engine.engine.tokenizer.decode
+
+        def fail(token_ids: list[int], skip_special_tokens: bool = True) -> str:
+            if 277 in token_ids:
+                raise IndexError("piece id is out of range")
+            return decode(token_ids, skip_special_tokens)
+
+        monkeypatch.setattr(engine.engine.tokenizer, "decode", fail)
+        forward = engine.engine.executor.forward
+
+        def poisoned(inputs: ModelInputs, is_cancelled: Callable[[], bool]) -> Tensor:
+            logits = forward(inputs, is_cancelled).clone()
+            logits[inputs.input_ids[inputs.logits_indices] == 2] = torch.nan
+            return logits
+
+        monkeypatch.setattr(engine.engine.executor, "forward", poisoned)
+        towards = SamplingParams(temperature=0, logit_bias={277: 100.0})
+        failing = [
+            engine.generate([6, 277], PARAMS), engine.generate([6], towards), engine.generate([2], PARAMS)
+        ]  # fmt: skip
+        good = engine.generate([5], PARAMS)
+        for stream, error in zip(failing, (RequestFailed, RequestFailed, ComputationError), strict=True):
+            with pytest.raises(error):
+                [output async for output in stream]
+        answer = [output.token_ids async for output in good]
+        assert answer == [output.token_ids for output in expected]
+        assert engine.status.state == "ready"
         await engine.stop()
 
     asyncio.run(scenario())

@@ -3,15 +3,26 @@ steps; and its bookkeeping: ends, errors, aborts, blocks."""
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.config import EngineConfig
-from penstock.engine import Completion, Engine
-from penstock.errors import CapacityError, ConfigError, ContextOverflow, InvalidParameter
+from penstock.engine import Completion, Engine, RequestOutput
+from penstock.errors import (
+    CapacityError,
+    ComputationError,
+    ConfigError,
+    ContextOverflow,
+    InvalidParameter,
+    RequestFailed,
+)
+from penstock.generation.batch import ModelInputs
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.kernels.cpu import compiled_builds
 from penstock.memory.hardware import DiskProfile, HardwareProfile
@@ -127,6 +138,29 @@ def greedy(engine: Engine, **params: object) -> Completion:
     return engine.generate([PROMPTS[3]], SamplingParams(temperature=0, **params))[0]
 
 
+@pytest.mark.parametrize(
+    ("advice", "expected"),
+    [
+        (None, {}),
+        ({"eos_token_id": 1, "top_k": None, "max_new_tokens": 7, "num_beams": 4}, {}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"do_sample": False}, {}),
+        ({"do_sample": False, "top_k": 50, "min_p": 0.1}, {"top_k": 50, "min_p": 0.1}),
+    ],
+)
+def test_a_models_own_sampling_parameters_are_taken_as_vllm_takes_them(
+    advice: dict[str, object] | None, expected: dict[str, object], tiny_llama: Path, tmp_path: Path
+) -> None:
+    """By name: transformers' do_sample decides nothing."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "generation_config.json").unlink()
+    if advice is not None:
+        (folder / "generation_config.json").write_text(json.dumps(advice))
+    with Engine.load(folder) as engine:
+        assert engine.default_sampling == expected
+
+
 def test_max_tokens_and_the_context_end_an_answer(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama, EngineConfig(max_model_len=60))
     short = greedy(engine, max_tokens=5, ignore_eos=True)
@@ -236,6 +270,77 @@ def test_a_sweep_nobody_wants_ends_between_layers(
     engine.abort("gone")
     monkeypatch.undo()
     assert exact(engine.generate(PROMPTS, PARAMS)) == alone
+
+
+def test_a_tokenizer_that_fails_costs_its_request_alone(
+    tiny_llama: Path, alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the answer is made, and at once, with the prompt."""
+    engine = Engine.load(tiny_llama)
+    decode = engine.tokenizer.decode
+
+    def fail(token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        if 277 in token_ids:
+            raise IndexError("piece id is out of range")
+        return decode(token_ids, skip_special_tokens)
+
+    monkeypatch.setattr(engine.tokenizer, "decode", fail)
+    with pytest.raises(RequestFailed, match="tokenizer"):
+        engine.add("prompt", [5, 277], SamplingParams())
+    engine.add("answer", [5], SamplingParams(logit_bias={277: 100.0}))
+    completions, failed = added(engine, PROMPTS, PARAMS)
+    assert exact(completions) == alone
+    assert [(output.request_id, output.finish_reason) for output in failed] == [
+        ("answer", FinishReason.ERROR)
+    ]
+    assert isinstance(failed[0].error, RequestFailed) and "out of range" not in str(failed[0].error)
+    assert engine.metrics.kv_blocks_used == 0
+
+
+def poison(engine: Engine, token_id: int) -> None:
+    """The logits after this token are no numbers."""
+    forward = engine.executor.forward
+
+    def poisoned(inputs: ModelInputs, is_cancelled: Callable[[], bool]) -> torch.Tensor:
+        logits = forward(inputs, is_cancelled).clone()
+        logits[inputs.input_ids[inputs.logits_indices] == token_id] = torch.nan
+        return logits
+
+    engine.executor.forward = poisoned
+
+
+def test_a_row_that_is_no_numbers_costs_its_request_alone(
+    tiny_llama: Path, alone: list[tuple[object, ...]]
+) -> None:
+    engine = Engine.load(tiny_llama)
+    used = set().union(*PROMPTS, *(token_ids for token_ids, *_ in alone))
+    poison(engine, bad := min(set(range(278)) - used))
+    engine.add("bad", [5, bad], SamplingParams())
+    completions, failed = added(engine, PROMPTS, PARAMS)
+    assert exact(completions) == alone
+    assert [(output.request_id, output.token_ids) for output in failed] == [("bad", ())]
+    assert isinstance(failed[0].error, ComputationError)
+    assert engine.metrics.kv_blocks_used == 0
+    assert engine.metrics.generated_tokens == sum(len(c.token_ids) for c in completions)
+    with pytest.raises(ComputationError):
+        engine.generate([[5], [5, bad]], SamplingParams(max_tokens=20))
+    assert not engine.has_work
+
+
+def added(
+    engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
+) -> tuple[list[Completion], list[RequestOutput]]:
+    """The answers beside whatever else is in the engine, and the outputs that carry an error."""
+    completions, failed = [Completion() for _ in prompts], []
+    for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(str(index), prompt, own)
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                failed.append(output)
+            else:
+                completions[int(output.request_id)].extend(output)
+    return completions, failed
 
 
 def test_a_kv_budget_too_small_is_refused_and_a_modest_one_cuts_the_context(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError
+from penstock.errors import ComputationError, RequestFailed
 from penstock.generation.sampler import (
     FIRST_CANDIDATES,
     SampledToken,
@@ -48,7 +48,9 @@ def choose(
     logits: Tensor, params: SamplingParams, prompt: list[int], output: list[int], eos: int = 0
 ) -> SampledToken:
     sampler = Sampler(logits.shape[-1], frozenset([eos]))
-    return sampler.sample(logits[None], [sequence(params, prompt, output)])[0]
+    (token,) = sampler.sample(logits[None], [sequence(params, prompt, output)])
+    assert isinstance(token, SampledToken)
+    return token
 
 
 def transformers_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -321,17 +323,28 @@ def test_without_a_seed_each_sequence_has_its_own() -> None:
     assert len({token.token_id for token in first}) > 10
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1, top_p=0.9)])
-def test_a_row_that_is_no_numbers_is_an_error(value: float, params: SamplingParams) -> None:
+def test_a_row_that_is_no_numbers_is_an_error_and_the_others_are_sampled(
+    value: float, params: SamplingParams
+) -> None:
     logits = random_logits(3, 40)
-    logits[1, 17] = value
-    rows = [Sequence(i + 70, [1], params, 10) for i in range(3)]
-    with pytest.raises(ComputationError, match=f"{value} for sequence 71"):
-        Sampler(40, frozenset()).sample(logits, rows)
-    logits[1] = -math.inf
-    with pytest.raises(ComputationError, match="sequence 71"):
-        Sampler(40, frozenset()).sample(logits, rows)
+    rows = [Sequence(i, [1], params, 10) for i in range(3)]
+    first, _, last = Sampler(40, frozenset()).sample(logits, rows)
+    logits[1, slice(17, 18) if value != -math.inf else slice(None)] = value
+    before, failed, after = Sampler(40, frozenset()).sample(logits, rows)
+    assert (before, after) == (first, last)
+    assert isinstance(failed, ComputationError) and str(value) in str(failed)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1}, {"seed": 1, "top_k": 3}])
+def test_a_request_that_forbids_every_token_fails_alone(options: dict[str, float]) -> None:
+    forbidding = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(6)), **options)  # type: ignore[arg-type]
+    sampled = Sampler(6, frozenset()).sample(
+        random_logits(2, 6), [sequence(forbidding, [1], []), sequence(GREEDY, [1], [])]
+    )
+    assert isinstance(sampled[0], RequestFailed) and not isinstance(sampled[0], ComputationError)
+    assert isinstance(sampled[1], SampledToken)
 
 
 def test_no_rows() -> None:

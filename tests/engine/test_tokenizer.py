@@ -142,6 +142,13 @@ def test_a_piece_that_only_looks_like_a_byte_is_text() -> None:
         def get_added_vocab(self) -> dict[str, int]:
             return {}
 
+        def get_vocab(self) -> dict[str, int]:
+            return {piece: i for i, piece in enumerate(self.pieces)}
+
+        @property
+        def vocab_size(self) -> int:
+            return len(self.pieces)
+
     tokenizer = Tokenizer(Backend(), frozenset())
     assert [tokenizer.token_bytes(i) for i in range(4)] == [b"<0xZZ>", b"<0x4g>", b"A", b"<0x41>\n"]
 
@@ -224,6 +231,41 @@ def test_a_sentencepiece_model_alone(kind: str, tmp_path: Path) -> None:
         # CPM's decoder takes spaces out: its pieces mark those of the text otherwise.
         spaceless = kind == "CpmTokenizer"
         assert tokenizer.decode(ids).strip() == (text.replace(" ", "") if spaceless else text)
+
+
+def test_nothing_changes_the_tokenizer_that_threads_share(byte_level_folder: Path, tmp_path: Path) -> None:
+    """transformers turns truncation and padding off when it encodes, if the file had turned them on."""
+    folder = copy_with(byte_level_folder, tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<bos>",
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(folder)
+    before = tokenizer.backend.backend_tokenizer.to_str()
+    ids = tokenizer.encode("the water runs down")
+    assert ids == Tokenizer.load(byte_level_folder).encode("the water runs down") and len(ids) > 3
+    assert tokenizer.decode(ids) == "the water runs down" and tokenizer.token_bytes(ids[0])
+    assert tokenizer.backend.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "CpmTokenizer"])
+def test_ids_that_the_tokenizer_does_not_have_are_no_text(kind: str, tmp_path: Path) -> None:
+    """Models pad their vocabulary; sentencepiece raises IndexError for what is beyond its own."""
+    save_sentencepiece(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "trained.model").rename(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    tokenizer = Tokenizer.load(tmp_path)
+    ids = tokenizer.encode("the water", add_special_tokens=False)
+    for unknown in (tokenizer.vocab_size, 100_000):
+        assert tokenizer.decode([unknown, *ids, unknown]) == tokenizer.decode(ids) != ""
+        assert tokenizer.decode([unknown]) == tokenizer.token_text(unknown) == ""
+        assert tokenizer.token_bytes(unknown) == b""
+    pieces = tokenizer.backend.convert_ids_to_tokens(range(tokenizer.vocab_size))
+    assert all(tokenizer.token_bytes(i) for i, piece in enumerate(pieces) if piece)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

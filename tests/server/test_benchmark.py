@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
+from penstock.engine import Engine
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.model import shapes
 from penstock_server import cli, plan_report
@@ -46,6 +49,51 @@ def test_a_shape_is_written_once_and_measured(tmp_path: Path, capsys: pytest.Cap
     (line,) = capsys.readouterr().out.splitlines()
     assert len(json.loads(line)["steps"]) == 2
     assert folder.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--sequences", "1", "5", "--max-num-seqs", "4"], "1 to 4 sequences.*--max-num-seqs"),
+        (["--sequences", "8", "--max-num-batched-tokens", "7"], "1 to 7 sequences.*--max-num-batched-tokens"),
+        (["--sequences", "0"], "1 to 64 sequences"),
+        # Each takes two blocks of 16 tokens while it is timed.
+        (["--sequences", "8", "--kv-tokens", "240"], "8 sequences.*240 tokens.*--kv-tokens"),
+        (["--sequences", "1", "--max-model-len", "20"], "20 tokens.*--max-model-len"),
+    ],
+)
+def test_more_sequences_than_there_is_room_for(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("nothing should be loaded")
+
+    monkeypatch.setattr(Engine, "load", load)
+    assert cli.main(["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), *flags]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_as_many_sequences_as_there_is_room_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), "--no-prompt", "--json"]
+    assert cli.main([*flags, "--sequences", "8", "--kv-tokens", "256"]) == 0
+    assert cli.main([*flags, "--sequences", "7", "--max-num-batched-tokens", "7", "--max-num-seqs", "7"]) == 0
+
+
+def test_a_repository_is_looked_up_as_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(repository: str, **options: object) -> str:
+        raise LocalEntryNotFoundError(str(options))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    assert cli.main(["bench", "owner/name", "--offline"]) == 1
+    assert "--offline forbids" in capsys.readouterr().err
+    assert cli.main(["bench", "owner/name"]) == 1
+    assert "can't be reached" in capsys.readouterr().err
 
 
 def test_unknown_shapes_and_no_model(capsys: pytest.CaptureFixture[str]) -> None:

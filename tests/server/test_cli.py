@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -50,9 +51,52 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: penstock" in capsys.readouterr().err
 
 
+ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "report"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "commands"),
+    [
+        ("--revision=x", ALL - {"hardware"}),
+        ("--offline", ALL - {"hardware"}),
+        ("--ignore-unexpected-tensors", ALL - {"hardware", "plan"}),
+        ("--convert-to=x", {"serve", "generate", "chat"}),
+        ("--cache-dir=x", ALL - {"convert", "report"}),
+        ("--group-size=32", ALL - {"hardware"}),
+        ("--host-memory=1", {"serve", "generate", "chat", "plan", "bench"}),
+        ("--threads=1", {"serve", "generate", "chat", "bench"}),
+        ("--max-queued-seqs=1", {"serve"}),
+        ("--api-key=x", {"serve"}),
+    ],
+)
+def test_a_flag_stands_on_the_commands_that_honour_it(flag: str, commands: set[str]) -> None:
+    accepted = set()
+    for command in ALL:
+        with contextlib.suppress(SystemExit):
+            cli.build_parser().parse_args([command, flag])
+            accepted.add(command)
+    assert accepted == commands
+
+
+def test_variables_of_other_commands_are_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONVERT_TO", "/nowhere")
+    monkeypatch.setenv("PENSTOCK_MAX_QUEUED_SEQS", "1")
+    assert cli.main(["report", "/no/such/folder"]) == 1
+    assert "/no/such/folder is not a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["plan", "m", "--shape", "solar-10.7b"], "leave out model"),
+        (
+            ["bench", "--offline", "--revision", "x", "--shape", "solar-10.7b"],
+            "leave out offline and revision",
+        ),
+        (["convert", "--verify", "m", "out"], "--verify takes the folder"),
+        (["convert", "--verify", "m", "--offline"], "--verify takes the folder"),
         (["serve"], "no model given"),
         (["serve", "m", "--block-size", "3"], "block_size is 3"),
         (["serve", "m", "--port", "99999"], "port is 99999"),

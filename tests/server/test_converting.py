@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from penstock.weights.convert import ConversionReport
 from penstock_server import cli
@@ -28,6 +31,18 @@ def test_convert_resume_and_verify(
     assert "model-layer-00000" in capsys.readouterr().err
 
 
+def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+    save_file({"adapter": torch.ones(3)}, source / "adapter.safetensors")
+    assert cli.main(["convert", str(source), str(out)]) == 1
+    assert "--ignore-unexpected-tensors" in capsys.readouterr().err
+    assert cli.main(["convert", str(source), str(out), "--ignore-unexpected-tensors"]) == 0
+    assert cli.main(["convert", "--verify", str(out)]) == 0
+
+
 def test_wrong_usage(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["convert", str(tiny_llama)]) == 2
     assert "MODEL OUT" in capsys.readouterr().err
@@ -43,3 +58,21 @@ def test_the_summary_names_the_limit() -> None:
     text = "\n".join(summary(report, Path("out")))
     assert "4.00 GB at 2.00 GB/s" in text and "0.50 GB/s; writing was the limit" in text
     assert "2.00% (b)" in text
+
+
+def test_calibrate_by_a_text(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the water runs down the pipe and the wheel turns\n" * 60)
+    folders = [str(tmp_path / name) for name in ("plain", "calibrated")]
+    assert cli.main(["convert", str(tiny_llama), folders[0]]) == 0
+    assert cli.main(["convert", str(tiny_llama), folders[1], "--calibrate", str(text)]) == 0
+    files = [(Path(folder) / "model-layer-00000.safetensors").read_bytes() for folder in folders]
+    assert files[0] != files[1] and len(files[0]) == len(files[1])
+    assert cli.main(["convert", str(tiny_llama), folders[1]]) == 2  # plain rounding would be another model
+    assert "another way" in capsys.readouterr().err
+    assert cli.main(["convert", str(tiny_llama), folders[1], "--calibrate", str(tmp_path / "none")]) == 2
+    assert "can't be read" in capsys.readouterr().err
+    assert cli.main(["convert", str(tiny_llama), folders[1], "--calibration-tokens", "9"]) == 2
+    text.write_text("short")
+    assert cli.main(["convert", str(tiny_llama), str(tmp_path / "new"), "--calibrate", str(text)]) == 2
+    assert "some thousands are better" in capsys.readouterr().err

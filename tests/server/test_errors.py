@@ -10,11 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from penstock.errors import (
-    CapacityError,
+    ComputationError,
     ContextOverflow,
     EngineDead,
     EngineStopped,
     InvalidParameter,
+    QueueFull,
     RequestError,
     StepFailed,
 )
@@ -28,10 +29,11 @@ from penstock_server.errors import ApiError, api_error
         (HTTPException(405), 405, "invalid_request_error", "method_not_allowed", None),
         (RequestError("m"), 400, "invalid_request_error", "invalid_request", None),
         (InvalidParameter("top_p", "m"), 400, "invalid_request_error", "invalid_value", "top_p"),
-        (CapacityError("m"), 503, "server_error", "overloaded", None),
+        (QueueFull("m"), 503, "server_error", "overloaded", None),
         (EngineDead("secret"), 503, "server_error", "engine_dead", None),
         (EngineStopped("secret"), 503, "server_error", "shutting_down", None),
         (StepFailed(["r"], "x.safetensors is cut"), 500, "server_error", "step_failed", None),
+        (ComputationError("nan"), 500, "server_error", "request_failed", None),
         (ZeroDivisionError("secret"), 500, "server_error", "internal_error", None),
     ],
 )
@@ -52,8 +54,10 @@ def test_context_overflow_tells_both_sizes() -> None:
 
 
 def test_unavailable_says_when_to_retry_and_a_bug_says_not_to() -> None:
-    assert api_error(CapacityError("full")).response().headers["retry-after"] == "5"
-    assert api_error(ValueError()).response().headers["x-should-retry"] == "false"
+    for error, seconds in ((QueueFull("full"), "5"), (QueueFull("full", 17), "17")):
+        assert api_error(error).response().headers["retry-after"] == seconds
+    for error in (ValueError(), ComputationError("nan")):
+        assert api_error(error).response().headers["x-should-retry"] == "false"
 
 
 def test_unforeseen_error_goes_to_the_log_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:

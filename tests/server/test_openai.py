@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from fakes import FakeAsyncEngine, FakeModel, Script
+from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
-from penstock.errors import EngineDead
+from penstock.errors import EngineDead, QueueFull
 from penstock.generation.sequence import SamplingParams
 
 from .conftest import MakeClient, sse_events
@@ -122,6 +122,36 @@ def test_context_overflow(client: TestClient) -> None:
 def test_an_overflow_is_told_before_a_stream_begins(client: TestClient) -> None:
     answer = complete(client, prompt="x" * 1000, stream=True)
     assert answer.status_code == 400 and answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_full_queue_is_told_and_takes_all_of_a_request_or_nothing(
+    make_client: MakeClient, send: Any, streams: bool
+) -> None:
+    class Full(FakeAsyncEngine):
+        def generate(self, *arguments: Any) -> FakeStream:
+            if len(self.streams) == 2:
+                raise QueueFull("2 requests wait", 17)
+            return super().generate(*arguments)
+
+    engine = Full()
+    answer = send(make_client(engine), n=3, stream=streams)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "17")
+    detail = answer.json()["error"]
+    assert (detail["type"], detail["code"], detail["param"]) == ("server_error", "overloaded", None)
+    assert "2 requests wait" in detail["message"]
+    assert [stream.is_aborted for stream in engine.streams] == [True, True]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_more_answers_than_the_queue_could_ever_take(make_client: MakeClient, send: Any) -> None:
+    engine = FakeAsyncEngine()
+    engine.max_requests = 3
+    client = make_client(engine)
+    assert send(client, n=3).status_code == 200
+    refused = send(client, n=4)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
 
 def test_several_prompts_and_choices(make_client: MakeClient) -> None:

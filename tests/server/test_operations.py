@@ -48,6 +48,16 @@ def test_live_unless_only_a_restart_can_help(make_client: MakeClient, state: str
     assert client.get("/health/live").status_code == status
 
 
+@pytest.mark.parametrize(("state", "code"), [("loading", "model_loading"), ("dead", "engine_dead")])
+def test_without_an_engine_there_is_no_plan(make_client: MakeClient, state: str, code: str) -> None:
+    """As on the routes that generate."""
+    client = client_in(make_client, EngineStatus(state, 3, 12))  # type: ignore[arg-type]
+    answer = client.get("/v1/plan")
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert answer.json() == client.post("/v1/completions", json={"prompt": "x"}).json()
+    assert answer.json()["error"]["code"] == code
+
+
 def test_version(client: TestClient) -> None:
     assert client.get("/version").json() == {"version": __version__}
 

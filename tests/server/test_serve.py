@@ -73,11 +73,6 @@ class Loading(FakeAsyncEngine):
     async def wait_until_ready(self) -> None:
         await asyncio.shield(self.loaded)
 
-    async def stop(self) -> None:
-        await super().stop()
-        if not self.loaded.done():
-            self.loaded.set_exception(EngineDead("stopped"))
-
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -114,15 +109,6 @@ async def test_a_signal_ends_it_cleanly(
     await task
     assert engine.is_stopped
     assert "tiny is ready" in capsys.readouterr().out
-
-
-async def test_a_signal_while_loading_is_no_failure(started: Any) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    engine, task, port = await started()
-    assert await ask(port, "/health/live")
-    signal.raise_signal(signal.SIGTERM)
-    await task
-    assert engine.is_stopped
 
 
 async def test_a_model_that_can_not_be_loaded_ends_it(started: Any) -> None:

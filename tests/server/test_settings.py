@@ -10,7 +10,6 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock_server.settings import (
-    GROUPS,
     Settings,
     add_flags,
     make_settings,
@@ -21,7 +20,7 @@ from penstock_server.settings import (
 
 def settings_of(*flags: str, **environ: str) -> Settings:
     parser = argparse.ArgumentParser()
-    add_flags(parser, list(GROUPS))
+    add_flags(parser, "serve")
     return make_settings(vars(parser.parse_args(flags)), environ)
 
 
@@ -137,6 +136,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,
+        max_queued_seqs=8,
         max_num_batched_tokens=4,
         resident_layers=5,
         threads=6,
@@ -160,7 +160,7 @@ def test_engine_refuses_what_it_can_not_do() -> None:
 
 def test_help_has_every_setting_with_its_default() -> None:
     parser = argparse.ArgumentParser()
-    add_flags(parser, list(GROUPS))
+    add_flags(parser, "serve")
     text = " ".join(parser.format_help().split())
     for field in dataclasses.fields(Settings):
         assert field.name == "model" or "--" + field.name.replace("_", "-") in text

@@ -6,12 +6,15 @@ import argparse
 import io
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes import FakeEngine
-from penstock.errors import InvalidParameter, RequestError
+from penstock.engine import Engine
+from penstock.errors import ComputationError, InvalidParameter, RequestError
+from penstock.generation.sequence import SamplingParams
 from penstock_server import terminal
 from penstock_server.settings import Settings
 
@@ -51,7 +54,7 @@ def test_generate_prints_the_text_and_then_the_rate(
     printed = capsys.readouterr()
     assert printed.out == "Hello!\n"
     assert "6 tokens in" in printed.err and "tokens/s" in printed.err
-    assert engine.prompts == ["Say "]
+    assert engine.prompts == ["Say "] and engine.is_closed
     assert (engine.params[0].max_tokens, engine.params[0].temperature) == (9, 0.6)
 
 
@@ -119,6 +122,7 @@ def test_chat_needs_a_template(engine: FakeEngine) -> None:
     engine.tokenizer.has_chat_template = False
     with pytest.raises(RequestError, match="penstock generate"):
         terminal.chat(SETTINGS, options())
+    assert engine.is_closed
 
 
 def press_ctrl_c() -> None:
@@ -138,6 +142,38 @@ def test_ctrl_c_cuts_an_answer_between_steps(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_ends_a_sweep_between_layers(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pressed during layer 1 of the second sweep: layer 2 is not computed, and the next answer is whole."""
+    computed: list[int] = []
+    with Engine.load(tiny_llama) as engine:
+        family = engine.executor._family
+        layer = family.layer
+
+        def watch(index: int, *arguments: Any) -> Any:
+            computed.append(index)
+            if len(computed) == 5:
+                press_ctrl_c()
+            return layer(index, *arguments)
+
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        whole = terminal.answer(engine, [5, 6], params)
+        monkeypatch.setattr(family, "layer", watch)
+        cut = terminal.answer(engine, [5, 6], params)
+        assert computed == [0, 1, 2, 0, 1]
+        assert cut.num_tokens == 1 and whole.text.startswith(cut.text)
+        assert terminal.answer(engine, [5, 6], params).text == whole.text
+        assert not engine.has_work
+
+
+def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine.load(tiny_llama) as engine:
+        monkeypatch.setattr(engine.sampler, "sample", lambda *_: [ComputationError("not a number")])
+        with pytest.raises(ComputationError):
+            terminal.answer(engine, [5, 6], SamplingParams())
+
+
 def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:
     def twice() -> None:
         press_ctrl_c()
@@ -146,3 +182,4 @@ def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:
     engine.script = ["Hel", twice, "lo"]
     with pytest.raises(KeyboardInterrupt):
         terminal.generate(SETTINGS, options(prompt="x"))
+    assert engine.is_closed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError
+from penstock.errors import ComputationError, RequestFailed
 from penstock.generation.sequence import SamplingParams, Sequence, TokenLogprobs
 
 #: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
@@ -38,31 +38,27 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken | RequestFailed]:
         """logits float32 [num_sampled, vocab_size]; row i belongs to sequences[i].
 
-        Raises ComputationError if a row holds NaN, or infinity as its largest.
+        A row that holds NaN, or infinity as its largest, gives a ComputationError; one whose parameters
+        leave no token to choose a RequestFailed.
         """
-        largest, best = logits.max(dim=-1)
-        if not bool(largest.isfinite().all()):
-            row = int(largest.isfinite().logical_not().nonzero()[0])
-            raise ComputationError(
-                f"the model computed {float(largest[row])} for sequence {sequences[row].sequence_id}: its "
-                "weights or the numbers on the way exceed float32; the checkpoint may be damaged"
-            )
-        greedy = best.tolist()
+        largest, greedy = (column.tolist() for column in logits.max(dim=-1))
         return [
-            self._sample_row(row, token_id, sequence)
-            for row, token_id, sequence in zip(logits, greedy, sequences, strict=True)
+            self._sample_row(row, token_id, sequence) if math.isfinite(top) else _no_number(top)
+            for row, top, token_id, sequence in zip(logits, largest, greedy, sequences, strict=True)
         ]
 
-    def _sample_row(self, logits: Tensor, greedy: int, sequence: Sequence) -> SampledToken:
+    def _sample_row(self, logits: Tensor, greedy: int, sequence: Sequence) -> SampledToken | RequestFailed:
         params = sequence.params
         token_id = greedy
         adjusted = logits
         if needs_adjusting(sequence):
             adjusted = self._adjust(logits, sequence)
             token_id = int(adjusted.argmax())
+            if not math.isfinite(adjusted[token_id]):
+                return RequestFailed("its penalties and forbidden stop tokens leave no token to choose")
         if params.temperature > 0:
             token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
         if params.logprobs is None:
@@ -91,6 +87,13 @@ class Sampler:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
         return logits
+
+
+def _no_number(largest: float) -> ComputationError:
+    return ComputationError(
+        f"the model computed {largest}: its weights or the numbers on the way exceed float32; the checkpoint "
+        "may be damaged"
+    )
 
 
 def needs_adjusting(sequence: Sequence) -> bool:

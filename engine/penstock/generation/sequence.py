@@ -13,11 +13,12 @@ MAX_LOGPROBS = 20
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended. The values are OpenAI's, and vLLM's "abort"."""
+    """Why a sequence ended. The values are OpenAI's, and vLLM's "abort" and "error"."""
 
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the caller left
+    ERROR = "error"  # it could not be computed
 
 
 @dataclass(frozen=True)

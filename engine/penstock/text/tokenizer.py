@@ -25,12 +25,19 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """One model's tokenizer."""
+    """One model's tokenizer. Threads share it without a lock, behind which a long prompt would hold up the
+    engine: it only ever reads what was loaded."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         """`tokenizer` is a transformers tokenizer."""
         self.backend = tokenizer
         self.vocab_size: int = len(tokenizer)
+        # A piece may stand twice in a vocabulary, and get_vocab() then has one of its ids.
+        self._known_ids = frozenset(tokenizer.get_vocab().values()) | frozenset(range(tokenizer.vocab_size))
+        if fast := getattr(tokenizer, "backend_tokenizer", None):
+            # What the file says of these is not for prompts; transformers would turn it off while encoding.
+            fast.no_truncation()
+            fast.no_padding()
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
@@ -63,9 +70,10 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are not UTF-8 become U+FFFD. Spaces are never tidied up."""
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD. Spaces are never tidied up. Ids that the
+        tokenizer does not have are no text: models pad their vocabulary."""
         text: str = self.backend.decode(
-            list(token_ids),
+            [token_id for token_id in token_ids if token_id in self._known_ids],
             skip_special_tokens=skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
@@ -80,9 +88,11 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token stands for (special tokens: their name)."""
+        """The exact bytes that a token stands for (special tokens: their name; unknown ids: none)."""
+        if token_id not in self._known_ids:
+            return b""
         piece = self.backend.convert_ids_to_tokens(token_id)
-        if piece is None:
+        if piece is None:  # a gap in the vocabulary
             return b""
         if token_id in self._added_ids:
             return str(piece).encode()
