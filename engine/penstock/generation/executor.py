@@ -38,11 +38,17 @@ class Executor:
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
-    def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
+    def forward(
+        self,
+        inputs: ModelInputs,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        observe: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
         """Logits float32 [num_sampled, vocab_size]; writes K and V of all the step's tokens.
 
         is_cancelled is asked before each layer; Cancelled is raised once it says yes. The KV cache then
-        holds some layers of the step's tokens, which must be computed again.
+        holds some layers of the step's tokens, which must be computed again. observe(index, hidden) is shown
+        what each layer made of the step's tokens, float32 [num_tokens, hidden_size].
         """
         layout = inputs.layout
         hidden = self._family.embed(self._embedding, inputs.input_ids, layout.positions)
@@ -52,4 +58,6 @@ class Executor:
                     raise Cancelled
                 kv = LayerKV(*self._kv_cache.layer(index))
                 hidden = self._family.layer(index, weights, hidden, kv, layout)
+                if observe is not None:
+                    observe(index, hidden)
         return self._family.head(self._head, self._embedding, hidden[inputs.logits_indices])
