@@ -28,7 +28,7 @@ from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Batch, ScheduledSequence
 from penstock.generation.sequence import SamplingParams, Sequence
-from penstock.kernels import LayerKV, choose_kernels
+from penstock.kernels import choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
@@ -63,16 +63,16 @@ class Model:
         family_type = find_family(checkpoint.config)
         self.spec = family_type.read_spec(checkpoint.config)
         self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
-        self.embedding = self.store.read_resident(self.store.tensors.embedding)
-        self.head = self.store.read_resident(self.store.tensors.head)
+        embedding = self.store.read_resident(self.store.tensors.embedding)
+        head = self.store.read_resident(self.store.tensors.head)
         dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
-        self.family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
+        family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
         streamer = LayerStreamer(
             self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
         )
-        self.executor = Executor(self.family, self.embedding, self.head, streamer, self.kv_cache)
+        self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         random.Random(0).shuffle(self.blocks._free)
 
@@ -85,16 +85,9 @@ class Model:
             self.blocks.grow(sequence, sequence.num_tokens)
         return Batch(tuple(ScheduledSequence.of(s, s.num_pending_tokens) for s in sequences))
 
-    @torch.inference_mode()
     def all_logits(self, sequences: list[Sequence]) -> Tensor:
         """Logits of every token of the batch, not only of those that are sampled."""
-        inputs = ModelInputs.of(self.batch(sequences), BLOCK_SIZE)
-        hidden = self.family.embed(self.embedding, inputs.input_ids, inputs.layout.positions)
-        for index, layer in enumerate(self.store.layouts):
-            weights = self.store.read_layer(index, torch.empty(layer.num_bytes, dtype=torch.uint8))
-            kv = LayerKV(*self.kv_cache.layer(index))
-            hidden = self.family.layer(index, weights, hidden, kv, inputs.layout)
-        return self.family.head(self.head, self.embedding, hidden)
+        return self.executor.head(self.executor.sweep(ModelInputs.of(self.batch(sequences), BLOCK_SIZE)))
 
     def greedy(self, given: list[list[int]] | None = None) -> list[list[int]]:
         """The likeliest tokens, NUM_GREEDY for each prompt, all prompts in one batch. With `given` answers

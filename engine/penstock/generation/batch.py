@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ class ModelInputs:
     """What the executor needs of a step."""
 
     input_ids: Tensor  # int64 [num_tokens]
-    #: Rows of hidden whose logits are wanted: by default one per sampled sequence. int64 [num_sampled]
+    #: Rows of hidden whose logits are wanted, one per sampled sequence. int64 [num_sampled]
     logits_indices: Tensor
     layout: BatchLayout
 
@@ -51,7 +51,3 @@ class ModelInputs:
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
         )
         return cls(torch.tensor(input_ids), torch.tensor(logits_indices, dtype=torch.int64), layout)
-
-    def with_all_logits(self) -> ModelInputs:
-        """The same step with the logits of every token wanted, not only of those that a token is drawn after."""
-        return replace(self, logits_indices=torch.arange(self.layout.num_tokens))

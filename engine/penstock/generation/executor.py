@@ -38,17 +38,23 @@ class Executor:
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
-    def forward(
+    def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
+        """Logits float32 [num_sampled, vocab_size]; sweep() says the rest."""
+        return self.head(self.sweep(inputs, is_cancelled)[inputs.logits_indices])
+
+    @torch.inference_mode()
+    def sweep(
         self,
         inputs: ModelInputs,
         is_cancelled: Callable[[], bool] = lambda: False,
-        observe: Callable[[int, Tensor], None] | None = None,
+        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
     ) -> Tensor:
-        """Logits float32 [num_sampled, vocab_size]; writes K and V of all the step's tokens.
+        """What the last layer makes of the step's tokens, float32 [num_tokens, hidden_size]; writes their K
+        and V.
 
         is_cancelled is asked before each layer; Cancelled is raised once it says yes. The KV cache then
         holds some layers of the step's tokens, which must be computed again. observe(index, hidden) is shown
-        what each layer made of the step's tokens, float32 [num_tokens, hidden_size].
+        the same tensor after each layer.
         """
         layout = inputs.layout
         hidden = self._family.embed(self._embedding, inputs.input_ids, layout.positions)
@@ -58,6 +64,10 @@ class Executor:
                     raise Cancelled
                 kv = LayerKV(*self._kv_cache.layer(index))
                 hidden = self._family.layer(index, weights, hidden, kv, layout)
-                if observe is not None:
-                    observe(index, hidden)
-        return self._family.head(self._head, self._embedding, hidden[inputs.logits_indices])
+                observe(index, hidden)
+        return hidden
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [num_rows, vocab_size] of rows of what sweep() returned."""
+        return self._family.head(self._head, self._embedding, hidden)
