@@ -1,8 +1,9 @@
-"""The unquantized twin: a checkpoint as transformers' own classes compute it, in float32, with one layer of it
-in memory at a time. What `evaluate` measures the engine against; nothing here serves requests."""
+"""The unquantized twin: a checkpoint as transformers' own classes compute it, in float32, with one layer of
+it in memory at a time. What `evaluate` measures the engine against; nothing here serves requests."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,39 +18,58 @@ from penstock.weights.store import WeightStore
 
 @dataclass(frozen=True)
 class Computed:
-    """What the model makes of some sequences of equal length."""
+    """What the model makes of some sequences of equal length, all float32."""
 
-    hidden: list[
-        Tensor
-    ]  # after each layer, before the final norm: float32 [num_seqs, num_tokens, hidden_size]
-    logits: Tensor  # float32 [num_seqs, num_tokens, vocab_size]
+    #: After each layer, before the final norm. Each [num_seqs, num_tokens, hidden_size]
+    hidden: tuple[Tensor, ...]
+    logits: Tensor  # [num_seqs, num_tokens, vocab_size]
 
 
 class UnquantizedModel:
-    """transformers' model without weights. Each part of it (a layer, the embedding, a norm, the head) gets its
-    own from the checkpoint when it is called, and gives them back; INT8 weights are dequantized.
+    """transformers' model without weights. Each part of it (a layer, the embedding, a norm, the head) gets
+    its own from the checkpoint when it is called, and gives them back; INT8 weights are dequantized.
 
-    So a forward pass takes the memory of the largest part in float32, and reads the checkpoint once however
+    So a forward pass takes the memory of the largest part in float32, and reads the checkpoint once, however
     many sequences it computes.
     """
 
     def __init__(self, opened: OpenModel) -> None:
-        """Raises UnsupportedModel if transformers' model wants weights that ours has not."""
-        self.spec, self._store = opened.spec, opened.store
+        """Raises MissingTensor or UnsupportedModel if transformers' model is not the one we know."""
+        self.spec, self.store = opened.spec, opened.store
         self._model = _without_weights(opened.store)
         self._hidden: list[Tensor] = []
+        self._largest_part = 0
         layers = _layers(self._model, opened.spec.num_layers)
         for name, part in _parts(self._model, layers):
             source = {key: self._tensor_name(f"{name}.{key}") for key in part.state_dict()}
-            _load_when_called(part, self._store, source)
+            size = sum(math.prod(self.store.entry(tensor).shape) for tensor in source.values())
+            self._largest_part = max(self._largest_part, size)
+            _load_when_called(part, self.store, source)
         for layer in layers:
             layer.register_forward_hook(self._keep_hidden)
 
+    def workspace_bytes(self) -> int:
+        """Of forward(), whatever it computes: the largest part in float32, beside what the file holds."""
+        return 2 * 4 * self._largest_part
+
+    def sequence_bytes(self, num_tokens: int) -> int:
+        """An upper estimate of what a sequence of so many tokens takes in forward().
+
+        Its hidden states, which are kept; three rows of the vocabulary (logits before and after a cap);
+        attention's scores, the mask, the softmax and a copy; some rows of the widest matrix.
+        """
+        spec = self.spec
+        per_token = spec.num_layers * spec.hidden_size + 3 * spec.vocab_size
+        per_token += 4 * spec.num_heads * num_tokens + 8 * (spec.hidden_size + spec.intermediate_size)
+        return 4 * num_tokens * per_token
+
     @torch.no_grad()
     def forward(self, input_ids: Tensor) -> Computed:
-        """input_ids int64 [num_seqs, num_tokens]; each sequence is computed from its beginning."""
+        """input_ids int64 [num_seqs, num_tokens]; each sequence is computed from its beginning. Raises
+        CheckpointError kinds."""
+        self._hidden = []
         logits = self._model(input_ids, use_cache=False).logits
-        hidden, self._hidden = self._hidden, []
+        hidden, self._hidden = tuple(self._hidden), []
         return Computed(hidden, logits)
 
     def _keep_hidden(self, layer: nn.Module, arguments: Any, output: Any) -> None:
@@ -57,33 +77,34 @@ class UnquantizedModel:
 
     def _tensor_name(self, parameter: str) -> str:
         """In checkpoints. They hold a head under several names, or none where the embedding serves."""
-        if self._model.get_submodule(parameter.rpartition(".")[0]) is not self._model.get_output_embeddings():
+        module, _, kind = parameter.rpartition(".")
+        if kind == "bias" or self._model.get_submodule(module) is not self._model.get_output_embeddings():
             return parameter
-        if parameter.endswith(".bias"):
-            return parameter
-        tensors = self._store.tensors
+        tensors = self.store.tensors
         head = [tensor for tensor in tensors.head if tensor.name == "head"] or tensors.embedding
         return head[0].parts[0]
 
 
 def _without_weights(store: WeightStore) -> Any:
-    """transformers' model in float32: parameters are shapes, buffers (such as rope's frequencies) are there."""
+    """transformers' model in float32: parameters are mere shapes, buffers (rope's frequencies) are there."""
     from transformers import AutoConfig, AutoModelForCausalLM  # takes a second, so only when it is needed
 
-    config = AutoConfig.from_pretrained(
-        store.checkpoint.folder, local_files_only=True, trust_remote_code=False
-    )
+    folder = store.checkpoint.folder
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
         # Eager attention is the definition; the others leave out what they can't do, such as soft caps.
-        model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="eager"
-        )
+        model = make(config, dtype=torch.float32, attn_implementation="eager")
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+            unknown = torch.nan if buffer.is_floating_point() else 0
+            setattr(module, name, torch.full_like(buffer, unknown, device="cpu"))
     model.initialize_weights()  # fills buffers; on parameters without storage it does nothing
+    empty = [name for name, buffer in model.named_buffers() if bool(buffer.isnan().any())]
+    if empty:
+        raise UnsupportedModel(f"this version of transformers leaves {', '.join(empty)} of {folder} empty")
     return model.eval()
 
 
@@ -100,9 +121,8 @@ def _parts(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str,
     is_layer = set(layers)
     inside = {module for layer in is_layer for module in layer.modules()} - is_layer
     for name, module in model.named_modules():
-        if module in is_layer or (
-            module not in inside and next(module.parameters(recurse=False), None) is not None
-        ):
+        has_own = next(module.parameters(recurse=False), None) is not None
+        if module in is_layer or (has_own and module not in inside):
             yield name, module
 
 

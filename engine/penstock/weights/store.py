@@ -134,6 +134,11 @@ class WeightStore:
     def num_layers(self) -> int:
         return len(self.layouts)
 
+    @property
+    def holds_int8(self) -> bool:
+        """Whether the checkpoint is quantized already, in part at least."""
+        return any(entry.dtype == "I8" for entry in self.checkpoint.entries.values())
+
     def read_layer(self, index: int, buffer: Tensor) -> LayerWeights:
         """Layer `index` into `buffer` (uint8 [layouts[index].num_bytes]); returns views into it."""
         return self._fill(self.layouts[index], buffer)
