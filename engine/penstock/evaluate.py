@@ -217,19 +217,16 @@ class _Tally:
 
     def add_loss(self, logits: Tensor, targets: Tensor) -> None:
         """Logits [num_tokens, vocab_size] and the tokens that came. Raises ComputationError."""
-        loss = _loss(logits.double().log_softmax(-1), targets)
-        if not math.isfinite(loss):
-            raise ComputationError("the model's logits hold NaN or infinity: there is nothing to measure")
-        self._loss += loss
+        self._loss += _loss(logits.double().log_softmax(-1), targets, "the engine's")
         self._num_tokens += len(targets)
 
     def add_divergence(self, expected: Tensor, found: Tensor, targets: Tensor) -> None:
-        """Logits of both, [num_tokens, vocab_size]."""
+        """Logits of both, [num_tokens, vocab_size]. Raises ComputationError."""
         p, q = expected.double().log_softmax(-1), found.double().log_softmax(-1)
         kl = (p.exp() * (p - q)).sum(-1)
         self._kl += float(kl.sum())
         self._max_kl = max(self._max_kl, float(kl.max()))
-        self._reference_loss += _loss(p, targets)
+        self._reference_loss += _loss(p, targets, "the unquantized model's")
         self._num_agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
 
     def result(self, is_compared: bool) -> Fidelity:
@@ -247,8 +244,11 @@ class _Tally:
         return Fidelity(number, _exp(self._loss / number), divergence)
 
 
-def _loss(log_probabilities: Tensor, targets: Tensor) -> float:
-    return float(nll_loss(log_probabilities, targets, reduction="sum"))
+def _loss(log_probabilities: Tensor, targets: Tensor, whose: str) -> float:
+    loss = float(nll_loss(log_probabilities, targets, reduction="sum"))
+    if not math.isfinite(loss):
+        raise ComputationError(f"{whose} logits are not numbers; its weights are at fault")
+    return loss
 
 
 def _exp(x: float) -> float:
