@@ -131,8 +131,10 @@ def lines(found: Evaluation, tensors: ModelTensors) -> list[str]:
     """For people."""
     fidelity, divergence = found.fidelity, found.fidelity.divergence
     report = [
-        f"{fidelity.num_tokens} tokens scored in {found.num_windows} windows of at most {found.context}; "
-        f"activations {found.activations}, keys and values {found.kv_dtype}, {found.kernels} kernels",
+        f"text              {fidelity.num_tokens} tokens scored; windows: {found.num_windows} of at most "
+        f"{found.context}",
+        f"engine            activations {found.activations}, keys and values {found.kv_dtype}, kernels "
+        f"{found.kernels}",
         f"perplexity        {fidelity.perplexity:.4f}",
     ]
     if divergence is not None:
