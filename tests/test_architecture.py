@@ -15,10 +15,10 @@ LEVELS: list[set[str]] = [
     {"penstock.memory", "penstock.kernels", "penstock.text"},
     {"penstock.weights"},
     {"penstock.model"},
-    {"penstock.generation"},
+    {"penstock.generation", "penstock.unquantized"},
     {"penstock.loader", "penstock.calibrate"},
     {"penstock.engine"},
-    {"penstock.async_engine"},
+    {"penstock.async_engine", "penstock.evaluate"},
     {"penstock"},
     {"penstock_server"},
 ]

@@ -1,5 +1,5 @@
 """The command line: `penstock serve | generate | chat | plan | hardware | doctor | bench |
-convert | report`.
+convert | report | eval`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -77,6 +77,12 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         from penstock_server.report import report
 
         return report(settings, options.json)
+    if options.command == "eval":
+        from penstock_server.evaluating import run_eval
+
+        return run_eval(
+            settings, options.text, options.against, options.context, options.stride, options.json
+        )
     if options.command in ("plan", "hardware"):
         from penstock_server import plan_report
 
@@ -168,6 +174,20 @@ def build_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")
     add_flags(report, "report")
+
+    evaluation = commands.add_parser("eval", help="perplexity, and distance from the unquantized model")
+    evaluation.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is predicted")
+    evaluation.add_argument(
+        "--against", metavar="REF", help="the unquantized model; default: MODEL, if it is not INT8 itself"
+    )
+    evaluation.add_argument(
+        "--context", type=int, metavar="N", help="tokens of a window; default: 512, or the model's context"
+    )
+    evaluation.add_argument(
+        "--stride", type=int, metavar="N", help="tokens from window to window; default: no overlap"
+    )
+    evaluation.add_argument("--json", action="store_true", help="as data")
+    add_flags(evaluation, "eval")
     return parser
 
 

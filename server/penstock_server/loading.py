@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from penstock.engine import Engine
+from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import largest_file
 from penstock.weights.convert import convert
 from penstock.weights.hub import find_model
@@ -51,10 +52,15 @@ class LoadProgress:
             self._bar.close()
 
 
-def load_engine(settings: Settings, report: Callable[[int, int], None] | None = None) -> Engine:
+def load_engine(
+    settings: Settings,
+    report: Callable[[int, int], None] | None = None,
+    hardware: HardwareProfile | None = None,
+) -> Engine:
     """The engine that the settings describe. Raises PenstockError.
 
-    `report` is told how many layers are loaded and how many there are; what it raises, ends it.
+    `report` is told how many layers are loaded and how many there are; what it raises, ends it. `hardware`
+    is what the memory is planned for, this machine as it is now if nobody says.
     """
     model: str | Path = settings.model
     if settings.convert_to is not None:
@@ -70,7 +76,7 @@ def load_engine(settings: Settings, report: Callable[[int, int], None] | None = 
     try:
         folder = find_model(model, settings.revision, settings.offline)
         # A small model is not worth writing a file to measure the disk with.
-        hardware = profile(settings, folder if largest_file(folder) else None)
+        hardware = hardware or profile(settings, folder if largest_file(folder) else None)
         return Engine.load(folder, settings.engine_config(), report_progress=tell, hardware=hardware)
     finally:
         progress.close()

@@ -79,12 +79,13 @@ class Group:
 
 _GENERATING = ("serve", "generate", "chat")
 _COMPUTING = (*_GENERATING, "bench")
-_READING = (*_COMPUTING, "convert", "report")
+_EVALUATING = (*_COMPUTING, "eval")
+_READING = (*_EVALUATING, "convert", "report")
 
 #: In the order of --help.
 GROUPS = {
     "model": Group("model", (*_READING, "plan")),
-    "engine": Group("engine: memory and arithmetic", (*_COMPUTING, "plan")),
+    "engine": Group("engine: memory and arithmetic", (*_EVALUATING, "plan")),
     "server": Group("server", ("serve",)),
 }
 
@@ -139,7 +140,7 @@ class Settings:
         "model",
         "convert the model to this folder first, unless it is there already, and use that: INT8, laid out "
         "to be streamed",
-        commands=_GENERATING,
+        commands=(*_GENERATING, "eval"),
         parse=Path,
         metavar="FOLDER",
     )
@@ -242,7 +243,7 @@ class Settings:
         "engine",
         "threads for arithmetic; default: the physical cores",
         EngineConfig.num_threads,
-        commands=_COMPUTING,
+        commands=_EVALUATING,
         parse=parse_int,
     )
     kernels: KernelChoice = _setting(

@@ -63,16 +63,16 @@ class Model:
         family_type = find_family(checkpoint.config)
         self.spec = family_type.read_spec(checkpoint.config)
         self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
-        self.embedding = self.store.read_resident(self.store.tensors.embedding)
-        self.head = self.store.read_resident(self.store.tensors.head)
+        embedding = self.store.read_resident(self.store.tensors.embedding)
+        head = self.store.read_resident(self.store.tensors.head)
         dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
-        self.family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
+        family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
         streamer = LayerStreamer(
             self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
         )
-        self.executor = Executor(self.family, self.embedding, self.head, streamer, self.kv_cache)
+        self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         random.Random(0).shuffle(self.blocks._free)
 
@@ -85,16 +85,9 @@ class Model:
             self.blocks.grow(sequence, sequence.num_tokens)
         return Batch(tuple(ScheduledSequence.of(s, s.num_pending_tokens) for s in sequences))
 
-    @torch.inference_mode()
     def all_logits(self, sequences: list[Sequence]) -> Tensor:
         """Logits of every token of the batch, not only of those that are sampled."""
-        inputs = ModelInputs.of(self.batch(sequences), BLOCK_SIZE)
-        hidden = self.family.embed(self.embedding, inputs.input_ids, inputs.layout.positions)
-        for index, layer in enumerate(self.store.layouts):
-            weights = self.store.read_layer(index, torch.empty(layer.num_bytes, dtype=torch.uint8))
-            kv = LayerKV(*self.kv_cache.layer(index))
-            hidden = self.family.layer(index, weights, hidden, kv, inputs.layout)
-        return self.family.head(self.head, self.embedding, hidden)
+        return self.executor.head(self.executor.sweep(ModelInputs.of(self.batch(sequences), BLOCK_SIZE)))
 
     def greedy(self, given: list[list[int]] | None = None) -> list[list[int]]:
         """The likeliest tokens, NUM_GREEDY for each prompt, all prompts in one batch. With `given` answers
@@ -199,14 +192,16 @@ class NoAttention(ReferenceKernels):
 def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     build(name, tmp_path)
     model, device = Model(tmp_path, EngineConfig()), torch.device("meta")
-    family = type(model.family)(model.spec, NoAttention(), MAX_LEN, device)
+    family = find_family(model.store.checkpoint.config)(model.spec, NoAttention(), MAX_LEN, device)
+    tensors = model.store.tensors
+    embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
     layer = model.store.read_layer(0, torch.empty(model.store.layouts[0].num_bytes, dtype=torch.uint8))
     kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
     hidden = family.layer(0, layer.to(device), hidden, kv, layout)
-    logits = family.head(model.head.to(device), model.embedding.to(device), hidden)
+    logits = family.head(head.to(device), embedding.to(device), hidden)
     assert logits.device == device and logits.shape == (layout.num_tokens, model.spec.vocab_size)
     with pytest.raises((RuntimeError, NotImplementedError)):
         family.layer(0, layer, hidden, kv, layout)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from sparse_models import write_sparse_llama
 
 from penstock.errors import ConfigError, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
@@ -52,7 +53,9 @@ def test_quantized_weights_are_within_half_a_step(rows: int, columns: int, seed:
     assert bool(((largest == 127) | (scale == 0)).all()), "the scale wastes range"
 
 
-def test_the_error_report_is_the_error() -> None:
+@pytest.mark.parametrize("chunk", [1, 3 * 64, 1 << 22])
+def test_the_error_report_is_the_error(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.weights.quantize.CHUNK_ELEMENTS", chunk)
     weight = torch.randn(8, 64)
     weight[3, 5] = 100.0
     report = QuantizationError.of("w", weight, quantize(weight))
@@ -229,32 +232,3 @@ def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path, num_resident: 
     result = json.loads(run.stdout)
     assert result["checkpoint"] > 30 * result["layer"]
     assert result["rss"] <= (num_resident + num_slots + 1) * result["layer"]
-
-
-def write_sparse_llama(folder: Path, num_layers: int, hidden_size: int, intermediate_size: int) -> None:
-    """A Llama checkpoint whose data is a hole in the file: all zeros, no disk space, no time."""
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden_size,
-        "num_hidden_layers": num_layers, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "intermediate_size": intermediate_size, "vocab_size": 256, "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    family = find_family(config)
-    tensors = family.model_tensors(family.read_spec(config))
-    header: dict[str, object] = {}
-    end = 0
-    for tensor in (tensor for stack in tensors.stacks for tensor in stack):
-        for part in tensor.parts:
-            shape = list(tensor.shape)
-            if len(tensor.parts) > 1:
-                shape[0] = {"q": hidden_size, "k": hidden_size // 2, "v": hidden_size // 2}.get(
-                    part.split(".")[-2][0], intermediate_size
-                )
-            size = 2 * torch.Size(shape).numel()
-            header[part] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
-            end += size
-    raw = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as stream:
-        stream.write(len(raw).to_bytes(8, "little") + raw)
-        stream.truncate(8 + len(raw) + end)

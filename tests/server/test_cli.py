@@ -51,7 +51,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: penstock" in capsys.readouterr().err
 
 
-ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "report"}
+ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "report", "eval"}
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "rep
         ("--revision=x", ALL - {"hardware"}),
         ("--offline", ALL - {"hardware"}),
         ("--ignore-unexpected-tensors", ALL - {"hardware", "plan"}),
-        ("--convert-to=x", {"serve", "generate", "chat"}),
-        ("--cache-dir=x", ALL - {"convert", "report"}),
+        ("--convert-to=x", {"serve", "generate", "chat", "eval"}),
+        ("--cache-dir=x", ALL - {"convert", "report", "eval"}),
         ("--group-size=32", ALL - {"hardware"}),
-        ("--host-memory=1", {"serve", "generate", "chat", "plan", "bench"}),
-        ("--threads=1", {"serve", "generate", "chat", "bench"}),
+        ("--host-memory=1", {"serve", "generate", "chat", "plan", "bench", "eval"}),
+        ("--threads=1", {"serve", "generate", "chat", "bench", "eval"}),
         ("--max-queued-seqs=1", {"serve"}),
         ("--api-key=x", {"serve"}),
     ],
@@ -73,7 +73,8 @@ def test_a_flag_stands_on_the_commands_that_honour_it(flag: str, commands: set[s
     accepted = set()
     for command in ALL:
         with contextlib.suppress(SystemExit):
-            cli.build_parser().parse_args([command, flag])
+            needed = ["--text=x"] if command == "eval" else []
+            cli.build_parser().parse_args([command, flag, *needed])
             accepted.add(command)
     assert accepted == commands
 

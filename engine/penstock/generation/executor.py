@@ -43,10 +43,23 @@ class Executor:
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
-        """Logits float32 [num_sampled, vocab_size], on the host; writes K and V of all the step's tokens.
+        """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest."""
+        hidden = self.sweep(inputs, is_cancelled)
+        return self.head(hidden[inputs.logits_indices.to(hidden.device)])
+
+    @torch.inference_mode()
+    def sweep(
+        self,
+        inputs: ModelInputs,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+    ) -> Tensor:
+        """What the last layer makes of the step's tokens, float32 [num_tokens, hidden_size], on the compute
+        device; writes their K and V.
 
         is_cancelled is asked before each layer; Cancelled is raised once it says yes. The KV cache then
-        holds some layers of the step's tokens, which must be computed again.
+        holds some layers of the step's tokens, which must be computed again. observe(index, hidden) is shown
+        the same tensor after each layer.
         """
         device = self._streamer.torch_device
         hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
@@ -57,7 +70,12 @@ class Executor:
                     raise Cancelled
                 kv = LayerKV(*self._kv_cache.layer(index))
                 hidden = self._family.layer(index, weights, hidden, kv, layout)
-        sampled = hidden[inputs.logits_indices.to(device)]
-        logits = self._family.head(self._head, self._tied, sampled).to("cpu")
+                observe(index, hidden)
+        return hidden
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [num_rows, vocab_size], on the host, of rows of what sweep() returned."""
+        logits = self._family.head(self._head, self._tied, hidden).to("cpu")
         self._streamer.synchronize()
         return logits

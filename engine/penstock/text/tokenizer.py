@@ -66,7 +66,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens are those that the model wants around a prompt."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        # verbose would warn of texts beyond the context, which only whoever computes with them can judge.
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -11,6 +11,8 @@ from torch import Tensor
 from penstock.kernels import QuantizedTensor
 
 WEIGHT_LIMIT = 127
+#: Of a matrix that are compared with their quantized form at a time.
+CHUNK_ELEMENTS = 1 << 22
 
 
 def quantize(weight: Tensor, group_size: int = 0) -> QuantizedTensor:
@@ -51,14 +53,25 @@ class QuantizationError:
     @classmethod
     def of(cls, name: str, weight: Tensor, quantized: QuantizedTensor) -> QuantizationError:
         """Compare [out_features, in_features] with its quantized form."""
-        exact = weight.double()
-        rows = (exact - quantized.dequantize().double()).square().sum(1)
-        norms = exact.square().sum(1)
+        # Some rows at a time: an embedding in float64 would be larger than most models' layers.
+        step = max(1, CHUNK_ELEMENTS // weight.shape[1])
+        parts = [torch.split(tensor, step) for tensor in (weight, *quantized)]
+        sums = [
+            _row_sums(rows.double(), QuantizedTensor(qweight, scale))
+            for rows, qweight, scale in zip(*parts, strict=True)
+        ]
+        lost, norms, peaks = (torch.cat(column) for column in zip(*sums, strict=True))
         nonzero = norms.clamp_min(torch.finfo(torch.float64).tiny)
         rms = (nonzero / weight.shape[1]).sqrt()
         return cls(
             name,
-            relative=float((rows.sum() / nonzero.sum()).sqrt()),
-            worst_channel=float((rows / nonzero).max().sqrt()),
-            outlier_ratio=float((exact.abs().amax(1) / rms).max()),
+            relative=float((lost.sum() / nonzero.sum()).sqrt()),
+            worst_channel=float((lost / nonzero).max().sqrt()),
+            outlier_ratio=float((peaks / rms).max()),
         )
+
+
+def _row_sums(exact: Tensor, quantized: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row: squares of what was lost, squares, the largest magnitude."""
+    lost = (exact - quantized.dequantize().double()).square().sum(1)
+    return lost, exact.square().sum(1), exact.abs().amax(1)

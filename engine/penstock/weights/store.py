@@ -187,6 +187,11 @@ class WeightStore:
     def num_layers(self) -> int:
         return len(self.layouts)
 
+    @property
+    def holds_int8(self) -> bool:
+        """Whether the checkpoint is quantized already, in part at least."""
+        return any(entry.dtype == "I8" for entry in self.checkpoint.entries.values())
+
     def read_layer(self, index: int, buffer: Tensor) -> LayerWeights:
         """Layer `index` into `buffer` (uint8 [layouts[index].num_bytes]); returns views into it."""
         return self._fill(self.layouts[index], buffer)
@@ -243,13 +248,29 @@ class WeightStore:
                 for start in range(0, num_rows, step):
                     yield self._read(part, start, min(start + step, num_rows))
 
-    def quantization_errors(self) -> Iterator[QuantizationError]:
-        """The error of each INT8 tensor against what the checkpoint holds, one tensor at a time. Tensors
-        that the checkpoint itself holds in INT8 have none to report."""
+    def quantization_errors(self, exact: WeightStore | None = None) -> Iterator[QuantizationError]:
+        """The error of each INT8 tensor against what the checkpoint holds (or `exact`, the one that it was
+        made of), one tensor at a time. Against tensors that are INT8 themselves there is none to report."""
+        exact = exact or self
         for tensor in (tensor for stack in self.tensors.stacks for tensor in stack):
-            if tensor.kind == "int8" and self._find(tensor.parts[0]).dtype != "I8":
-                rows = torch.cat([self._rows(tensor, part) for part in tensor.parts]).float()
-                yield QuantizationError.of(", ".join(tensor.parts), rows, quantize(rows, tensor.group_size))
+            if tensor.kind == "int8" and exact._find(tensor.parts[0]).dtype != "I8":
+                rows = torch.cat([exact._rows(tensor, part) for part in tensor.parts]).float()
+                ours = (
+                    quantize(rows, tensor.group_size)
+                    if exact is self
+                    else self.read_resident((tensor,)).matrix(tensor.name)
+                )
+                yield QuantizationError.of(", ".join(tensor.parts), rows, ours)
+
+    def read_exact(self, part: str) -> Tensor:
+        """A tensor in float32, in the shape that unquantized checkpoints give it; INT8 is dequantized."""
+        exact = self._read(part).float()
+        if self._find(part).dtype != "I8":
+            return exact
+        scale = self._read(part + "_scale").float().view(exact.shape[0], -1)
+        exact *= scale.repeat_interleave(exact.shape[1] // scale.shape[1], 1)
+        transposed = (tensor for stack in self.tensors.stacks for tensor in stack if tensor.is_transposed)
+        return exact.t().contiguous() if any(part in tensor.parts for tensor in transposed) else exact
 
     def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
         weights = LayerWeights.views(layout, buffer)

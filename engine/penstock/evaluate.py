@@ -1,0 +1,267 @@
+"""How faithful an engine is to the unquantized checkpoint: perplexity of both, divergence of what they
+predict, and where in the layers the difference arises. Knows no files and prints nothing.
+
+A text is cut into windows, and each is computed from nothing by both sides: by the engine with its own
+kernels, KV cache and scheduler (so long windows advance in chunks, as prompts do), by the other as
+transformers does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import nll_loss
+
+from penstock.engine import Engine
+from penstock.errors import ComputationError, ConfigError
+from penstock.generation.batch import ModelInputs
+from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.sequence import Sequence as TokenSequence
+from penstock.memory.hardware import num_physical_cores
+from penstock.text.tokenizer import Tokenizer
+from penstock.unquantized import Computed, UnquantizedModel
+
+#: Windows are computed together while the unquantized model takes no more than this for them.
+GROUP_BYTES = 1 << 30
+#: Tokens whose logits are computed and compared at a time: two rows of float32 and some of float64 for each.
+ROWS = 64
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A piece of text; its last `num_scored` tokens count."""
+
+    token_ids: tuple[int, ...]
+    num_scored: int
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far an engine is from the unquantized model, over the scored tokens of all windows."""
+
+    #: The unquantized model's, of the same tokens.
+    perplexity: float
+    #: KL(unquantized || engine) of the next token's distribution, in nats.
+    mean_kl: float
+    max_kl: float
+    #: How often both find the same token likeliest, 0 to 1.
+    top1_agreement: float
+    #: After each layer: |ours - theirs| / |theirs| of a token's hidden state, the mean of all tokens of the
+    #: windows. Each token counts the same: a first token's state is often a thousand times as long as others.
+    layer_errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """What was found."""
+
+    num_tokens: int
+    #: exp of the mean negative log-likelihood of the scored tokens.
+    perplexity: float
+    divergence: Divergence | None
+
+
+def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = None) -> list[Window]:
+    """A text as windows of at most `context` tokens, each `stride` tokens further on than the last (None:
+    where that ended). Every token is scored once, with what stands before it in the first window that holds
+    it.
+
+    Where the tokenizer puts its BOS token before prompts, each window begins with one: models that were
+    trained so make little of a text without. It takes one of the `context` tokens and is not scored.
+    Otherwise a text's first token, and without overlap each window's, has nothing before it and is not
+    scored. Raises ConfigError.
+    """
+    bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    bos = bos if tokenizer.encode("a")[: len(bos)] == bos else []
+    size = context - len(bos)
+    stride = size if stride is None else stride
+    if context < 2 or not 1 <= stride <= size:
+        raise ConfigError(
+            f"context is {context} and stride {stride}: a window needs at least 2 tokens, and a stride of 1 "
+            f"to {max(1, size)}, so that no token is left out"
+        )
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    found, scored = [], 0
+    for begin in range(0, max(1, len(token_ids) - (size - stride)), stride):
+        piece = token_ids[begin : begin + size]
+        first = max(scored, begin + 1 - len(bos))
+        scored = begin + len(piece)
+        if scored > first:
+            found.append(Window((*bos, *piece), scored - first))
+    if not found:
+        raise ConfigError(
+            f"the text has {len(token_ids)} tokens; that is too short, there must be one to predict from "
+            "another. Some thousand make a figure that can be relied on"
+        )
+    return found
+
+
+def memory_bytes(reference: UnquantizedModel, windows: Sequence[Window]) -> int:
+    """What evaluate() takes beside the engine's own budget."""
+    longest = max(len(window.token_ids) for window in windows)
+    return max(GROUP_BYTES, reference.sequence_bytes(longest)) + reference.workspace_bytes()
+
+
+def evaluate(
+    engine: Engine,
+    reference: UnquantizedModel | None,
+    windows: Sequence[Window],
+    report_progress: Progress = lambda done, total: None,
+) -> Fidelity:
+    """Computes all windows; without a reference there is a perplexity and no divergence.
+
+    report_progress(done, total) counts windows. The engine must have no work of its own. Raises ConfigError
+    if the two are not the same shape or a window does not fit, ComputationError for what is not a number,
+    and CheckpointError.
+    """
+    _check(engine, reference, max(len(window.token_ids) for window in windows))
+    tally, done = _Tally(engine.spec.num_layers), 0
+    num_threads = engine.config.num_threads or num_physical_cores()
+    for group in _groups(windows, reference):
+        expected = None
+        if reference is not None:
+            with _torch_threads(num_threads):
+                expected = reference.forward(torch.tensor([window.token_ids for window in group]))
+        for num_finished in _compare(engine, expected, group, tally):
+            done += num_finished
+            report_progress(done, len(windows))
+    return tally.result(reference is not None)
+
+
+def _check(engine: Engine, reference: UnquantizedModel | None, longest: int) -> None:
+    limit = engine.max_model_len
+    if reference is not None:
+        limit = min(limit, reference.spec.max_position_embeddings)
+        for name in ("num_layers", "hidden_size", "vocab_size"):
+            ours, other = getattr(engine.spec, name), getattr(reference.spec, name)
+            if ours != other:
+                raise ConfigError(
+                    f"{name} is {ours} in the model and {other} in the one to compare it with: these are "
+                    "different models"
+                )
+    if longest > limit:
+        raise ConfigError(
+            f"windows have {longest} tokens, and the context here is {limit}: ask for shorter ones, with "
+            "--context"
+        )
+
+
+def _groups(windows: Sequence[Window], reference: UnquantizedModel | None) -> Iterator[list[Window]]:
+    """Windows of equal length that are computed together, so that the unquantized weights are read less
+    often."""
+    for length, equal in itertools.groupby(windows, lambda window: len(window.token_ids)):
+        size = GROUP_BYTES // reference.sequence_bytes(length) if reference is not None else 1 << 30
+        while group := list(itertools.islice(equal, max(1, size))):
+            yield group
+
+
+def _targets(group: list[Window]) -> Tensor:
+    """The token after each, int64 [num_tokens of all windows]; -1 where it is not scored."""
+    rows = []
+    for window in group:
+        num_others = len(window.token_ids) - window.num_scored
+        rows += [-1] * (num_others - 1) + list(window.token_ids[num_others:]) + [-1]
+    return torch.tensor(rows)
+
+
+def _compare(engine: Engine, expected: Computed | None, group: list[Window], tally: _Tally) -> Iterator[int]:
+    """Let the engine compute windows as it computes prompts, and compare; yields after each step how many
+    it finished. Sequences are admitted whole and don't grow, so none is preempted and computed again."""
+    scheduler, targets, length = engine.scheduler, _targets(group), len(group[0].token_ids)
+    for number, window in enumerate(group):
+        scheduler.add(TokenSequence(number, list(window.token_ids), SamplingParams(), length))
+    while batch := scheduler.schedule():
+        inputs = ModelInputs.of(batch, scheduler.block_manager.block_size)
+        numbers = torch.tensor([item.sequence.sequence_id for item in batch.scheduled])
+        counts = torch.tensor([item.num_new_tokens for item in batch.scheduled])
+        rows = numbers.repeat_interleave(counts) * length + inputs.layout.positions
+        if expected is None:
+            hidden = engine.executor.sweep(inputs)
+        else:
+            hidden = engine.executor.sweep(inputs, observe=partial(tally.add_hidden, expected, rows))
+        for part in torch.split((targets[rows] >= 0).nonzero().flatten(), ROWS):
+            logits = engine.executor.head(hidden[part])
+            tally.add_loss(logits, targets[rows[part]])
+            if expected is not None:
+                tally.add_divergence(expected.logits.flatten(0, 1)[rows[part]], logits, targets[rows[part]])
+        scheduler.advance(batch)
+        for sequence in batch.sampled:
+            scheduler.finish(sequence, FinishReason.LENGTH)
+        yield len(batch.sampled)
+
+
+class _Tally:
+    """Sums over tokens. Distributions in float64: divergences are as small as float32's rounding."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._layer_errors = [0.0] * num_layers
+        self._num_computed = [0] * num_layers
+        self._num_tokens = self._num_agreed = 0
+        self._loss = self._reference_loss = self._kl = self._max_kl = 0.0
+
+    def add_hidden(self, expected: Computed, rows: Tensor, index: int, found: Tensor) -> None:
+        """Hidden states [num_tokens, hidden_size] after layer `index`, and which of the expected they are."""
+        states = expected.hidden[index].flatten(0, 1)[rows]
+        lengths = states.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+        self._layer_errors[index] += float(((found.to(states.device) - states).norm(dim=1) / lengths).sum())
+        self._num_computed[index] += len(rows)
+
+    def add_loss(self, logits: Tensor, targets: Tensor) -> None:
+        """Logits [num_tokens, vocab_size] and the tokens that came. Raises ComputationError."""
+        self._loss += _loss(logits.double().log_softmax(-1), targets, "the engine's")
+        self._num_tokens += len(targets)
+
+    def add_divergence(self, expected: Tensor, found: Tensor, targets: Tensor) -> None:
+        """Logits of both, [num_tokens, vocab_size]. Raises ComputationError."""
+        p, q = expected.double().log_softmax(-1), found.double().log_softmax(-1)
+        kl = (p.exp() * (p - q)).sum(-1)
+        self._kl += float(kl.sum())
+        self._max_kl = max(self._max_kl, float(kl.max()))
+        self._reference_loss += _loss(p, targets, "the unquantized model's")
+        self._num_agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
+
+    def result(self, is_compared: bool) -> Fidelity:
+        number = self._num_tokens
+        divergence = None
+        if is_compared:
+            errors = zip(self._layer_errors, self._num_computed, strict=True)
+            divergence = Divergence(
+                perplexity=_exp(self._reference_loss / number),
+                mean_kl=self._kl / number,
+                max_kl=self._max_kl,
+                top1_agreement=self._num_agreed / number,
+                layer_errors=tuple(error / count for error, count in errors),
+            )
+        return Fidelity(number, _exp(self._loss / number), divergence)
+
+
+def _loss(log_probabilities: Tensor, targets: Tensor, whose: str) -> float:
+    loss = float(nll_loss(log_probabilities, targets, reduction="sum"))
+    if not math.isfinite(loss):
+        raise ComputationError(f"{whose} logits are not numbers; its weights are at fault")
+    return loss
+
+
+def _exp(x: float) -> float:
+    """Never infinite, which JSON does not know: exp(709) is about the largest float64."""
+    return math.exp(min(x, 709.0))
+
+
+@contextlib.contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    """Within, torch computes with so many threads; an engine with kernels of its own leaves it one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,140 @@
+"""The unquantized twin: a checkpoint as transformers' own classes compute it, in float32, with one layer of
+it in memory at a time. What `evaluate` measures the engine against; nothing here serves requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import UnsupportedModel
+from penstock.model.registry import OpenModel
+from penstock.weights.store import WeightStore
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What the model makes of some sequences of equal length, all float32."""
+
+    #: After each layer, before the final norm. Each [num_seqs, num_tokens, hidden_size]
+    hidden: tuple[Tensor, ...]
+    logits: Tensor  # [num_seqs, num_tokens, vocab_size]
+
+
+class UnquantizedModel:
+    """transformers' model without weights. Each part of it (a layer, the embedding, a norm, the head) gets
+    its own from the checkpoint when it is called, and gives them back; INT8 weights are dequantized.
+
+    So a forward pass takes the memory of the largest part in float32, and reads the checkpoint once, however
+    many sequences it computes.
+    """
+
+    def __init__(self, opened: OpenModel) -> None:
+        """Raises MissingTensor or UnsupportedModel if transformers' model is not the one we know."""
+        self.spec, self.store = opened.spec, opened.store
+        self._model = _without_weights(opened.store)
+        self._hidden: list[Tensor] = []
+        self._largest_part = 0
+        layers = _layers(self._model, opened.spec.num_layers)
+        for name, part in _parts(self._model, layers):
+            source = {key: self._tensor_name(f"{name}.{key}") for key in part.state_dict()}
+            size = sum(math.prod(self.store.entry(tensor).shape) for tensor in source.values())
+            self._largest_part = max(self._largest_part, size)
+            _load_when_called(part, self.store, source)
+        for layer in layers:
+            layer.register_forward_hook(self._keep_hidden)
+
+    def workspace_bytes(self) -> int:
+        """Of forward(), whatever it computes: the largest part in float32, beside what the file holds."""
+        return 2 * 4 * self._largest_part
+
+    def sequence_bytes(self, num_tokens: int) -> int:
+        """An upper estimate of what a sequence of so many tokens takes in forward().
+
+        Its hidden states, which are kept; three rows of the vocabulary (logits before and after a cap);
+        attention's scores, the mask, the softmax and a copy; some rows of the widest matrix.
+        """
+        spec = self.spec
+        per_token = spec.num_layers * spec.hidden_size + 3 * spec.vocab_size
+        per_token += 4 * spec.num_heads * num_tokens + 8 * (spec.hidden_size + spec.intermediate_size)
+        return 4 * num_tokens * per_token
+
+    @torch.no_grad()
+    def forward(self, input_ids: Tensor) -> Computed:
+        """input_ids int64 [num_seqs, num_tokens]; each sequence is computed from its beginning. Raises
+        CheckpointError kinds."""
+        self._hidden = []
+        logits = self._model(input_ids, use_cache=False).logits
+        hidden, self._hidden = tuple(self._hidden), []
+        return Computed(hidden, logits)
+
+    def _keep_hidden(self, layer: nn.Module, arguments: Any, output: Any) -> None:
+        self._hidden.append(output[0] if isinstance(output, tuple) else output)
+
+    def _tensor_name(self, parameter: str) -> str:
+        """In checkpoints. They hold a head under several names, or none where the embedding serves."""
+        module, _, kind = parameter.rpartition(".")
+        if kind == "bias" or self._model.get_submodule(module) is not self._model.get_output_embeddings():
+            return parameter
+        tensors = self.store.tensors
+        head = [tensor for tensor in tensors.head if tensor.name == "head"] or tensors.embedding
+        return head[0].parts[0]
+
+
+def _without_weights(store: WeightStore) -> Any:
+    """transformers' model in float32: parameters are mere shapes, buffers (rope's frequencies) are there."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # takes a second, so only when it is needed
+
+    folder = store.checkpoint.folder
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    make: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        # Eager attention is the definition; the others leave out what they can't do, such as soft caps.
+        model = make(config, dtype=torch.float32, attn_implementation="eager")
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            unknown = torch.nan if buffer.is_floating_point() else 0
+            setattr(module, name, torch.full_like(buffer, unknown, device="cpu"))
+    model.initialize_weights()  # fills buffers; on parameters without storage it does nothing
+    empty = [name for name, buffer in model.named_buffers() if bool(buffer.isnan().any())]
+    if empty:
+        raise UnsupportedModel(f"this version of transformers leaves {', '.join(empty)} of {folder} empty")
+    return model.eval()
+
+
+def _layers(model: Any, num_layers: int) -> list[nn.Module]:
+    """The decoder layers: the outermost list of so many modules."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return list(module)
+    raise UnsupportedModel(f"transformers' {type(model).__name__} has no list of {num_layers} layers")
+
+
+def _parts(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Each layer as a whole, and all modules outside of layers that have parameters of their own."""
+    is_layer = set(layers)
+    inside = {module for layer in is_layer for module in layer.modules()} - is_layer
+    for name, module in model.named_modules():
+        has_own = next(module.parameters(recurse=False), None) is not None
+        if module in is_layer or (has_own and module not in inside):
+            yield name, module
+
+
+def _load_when_called(part: nn.Module, store: WeightStore, source: dict[str, str]) -> None:
+    """source: parameter of the part -> tensor of the checkpoint."""
+    empty = dict(part.state_dict())
+
+    def load(module: nn.Module, arguments: Any) -> None:
+        module.load_state_dict({key: store.read_exact(name) for key, name in source.items()}, assign=True)
+
+    def drop(module: nn.Module, arguments: Any, output: Any) -> None:
+        module.load_state_dict(empty, assign=True)
+
+    part.register_forward_pre_hook(load)
+    part.register_forward_hook(drop)

@@ -1,0 +1,128 @@
+"""The unquantized twin, layer by layer, against transformers' own model as a whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from sparse_models import write_sparse_llama
+from test_families import dequantized
+from tiny_models import MODELS, build
+from torch import Tensor, nn
+
+from penstock.errors import CorruptFile, UnsupportedModel
+from penstock.model.registry import open_model
+from penstock.unquantized import UnquantizedModel
+from penstock.weights.convert import convert
+
+TOKENS = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def whole(model: transformers.PreTrainedModel) -> tuple[list[Tensor], Tensor]:
+    """Hidden states after each layer, and logits."""
+    number = model.config.num_hidden_layers
+    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number)
+    hidden: list[Tensor] = []
+    handles = [
+        layer.register_forward_hook(
+            lambda _, __, output: hidden.append(output[0] if isinstance(output, tuple) else output)
+        )
+        for layer in layers
+    ]
+    logits = model(TOKENS, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    return hidden, logits
+
+
+def assert_equal(folder: Path, oracle: transformers.PreTrainedModel) -> None:
+    twin = UnquantizedModel(open_model(folder))
+    for _ in range(2):  # nothing is left over of the first time
+        computed = twin.forward(TOKENS)
+        hidden, logits = whole(oracle)
+        torch.testing.assert_close(computed.logits, logits)
+        assert len(computed.hidden) == len(hidden)
+        for mine, expected in zip(computed.hidden, hidden, strict=True):
+            torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layer_by_layer_equals_the_whole_model(name: str, tmp_path: Path) -> None:
+    assert_equal(tmp_path, build(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["Llama, tied, biases", "GPT-2", "GPT-NeoX", "BLOOM, untied"])
+def test_int8_is_dequantized(name: str, tmp_path: Path) -> None:
+    """Tied heads, transposed matrices, heads of another name, fused matrices."""
+    model = build(name, tmp_path / "original")
+    convert(open_model(tmp_path / "original").store, tmp_path / "int8")
+    assert_equal(tmp_path / "int8", dequantized(model, tmp_path / "original"))
+
+
+def test_half_precision_is_computed_in_float32(tmp_path: Path) -> None:
+    build("Llama", tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert_equal(
+        tmp_path, transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    )
+
+
+def test_a_bare_model_without_its_prefix(tmp_path: Path) -> None:
+    model = build("GPT-2", tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    model.base_model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    assert_equal(tmp_path, model)
+
+
+def test_what_transformers_leaves_empty_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("Llama", tmp_path)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "initialize_weights", lambda self: None)
+    with pytest.raises(UnsupportedModel, match=r"leaves model\.rotary_emb\.inv_freq.* empty"):
+        UnquantizedModel(open_model(tmp_path))
+
+
+def test_a_file_that_is_cut_is_named(tmp_path: Path) -> None:
+    build("Llama", tmp_path)
+    twin = UnquantizedModel(open_model(tmp_path))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:4096])
+    with pytest.raises(CorruptFile, match=r"model\.safetensors ends within tensor"):
+        twin.forward(TOKENS)
+
+
+FORWARD_UNDER_A_LIMIT = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from penstock.model.registry import open_model
+from penstock.unquantized import UnquantizedModel
+
+torch.set_num_threads(1)
+torch.ones(512, 512) @ torch.ones(512, 512)
+opened = open_model(Path(sys.argv[1]))
+twin = UnquantizedModel(opened)
+line = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
+budget = twin.workspace_bytes() + twin.sequence_bytes(16)
+limit = int(line.split()[1]) * 1024 + budget
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+logits = twin.forward(torch.zeros(1, 16, dtype=torch.int64)).logits
+print(json.dumps({"budget": budget, "float32": 2 * opened.store.checkpoint.num_bytes, "shape": logits.shape}))
+"""
+
+
+def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path) -> None:
+    """1.1 GB in float32, computed in what workspace_bytes() and sequence_bytes() say; the kernel enforces
+    it."""
+    write_sparse_llama(tmp_path, num_layers=8, hidden_size=1024, intermediate_size=10240)
+    command = [sys.executable, "-c", FORWARD_UNDER_A_LIMIT, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert result["shape"] == [1, 16, 256]
+    assert result["float32"] > 3 * result["budget"]
