@@ -145,7 +145,7 @@ class Settings:
         "model",
         "where measured rates of this machine are kept",
         Path.home() / ".cache" / "penstock",
-        commands=("serve", "plan", "hardware", "bench"),
+        commands=(*_COMPUTING, "plan", "hardware"),
         parse=Path,
         metavar="FOLDER",
     )
