@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.async_engine import AsyncEngine, RequestStream, retry_after_s
 from penstock.config import EngineConfig
-from penstock.engine import Engine, RequestOutput
+from penstock.engine import Engine
 from penstock.errors import (
     ComputationError,
     ContextOverflow,
@@ -28,6 +28,7 @@ from penstock.errors import (
     StepFailed,
 )
 from penstock.generation.batch import ModelInputs
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.weights.readers import StoreReader
 

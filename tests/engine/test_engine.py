@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from penstock.config import EngineConfig
-from penstock.engine import Completion, Engine, RequestOutput
+from penstock.engine import Completion, Engine
 from penstock.errors import (
     CapacityError,
     ComputationError,
@@ -27,6 +27,7 @@ from penstock.errors import (
     RequestFailed,
 )
 from penstock.generation.batch import ModelInputs
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.kernels import cpu
 from penstock.kernels.cpu import NativeKernels
