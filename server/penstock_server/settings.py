@@ -145,7 +145,7 @@ class Settings:
         "model",
         "where measured rates of this machine are kept",
         Path.home() / ".cache" / "penstock",
-        commands=(*_COMPUTING, "plan", "hardware"),
+        commands=("serve", "plan", "hardware", "bench"),
         parse=Path,
         metavar="FOLDER",
     )

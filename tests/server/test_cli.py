@@ -61,7 +61,7 @@ ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "rep
         ("--offline", ALL - {"hardware"}),
         ("--ignore-unexpected-tensors", ALL - {"hardware", "plan"}),
         ("--convert-to=x", {"serve", "generate", "chat"}),
-        ("--cache-dir=x", ALL - {"convert", "report"}),
+        ("--cache-dir=x", {"serve", "plan", "hardware", "bench"}),
         ("--host-memory=1", {"serve", "generate", "chat", "plan", "bench"}),
         ("--threads=1", {"serve", "generate", "chat", "bench"}),
         ("--max-queued-seqs=1", {"serve"}),
