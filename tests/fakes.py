@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
-from penstock.engine import Engine, RequestOutput
+from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics

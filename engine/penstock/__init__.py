@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
     from penstock.config import EngineConfig
-    from penstock.engine import Completion, Engine, RequestOutput
+    from penstock.engine import Completion, Engine
+    from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 
 __version__ = "0.1.0"
@@ -25,7 +26,7 @@ _HOMES = {
     "EngineConfig": "penstock.config",
     "EngineStatus": "penstock.async_engine",
     "FinishReason": "penstock.generation.sequence",
-    "RequestOutput": "penstock.engine",
+    "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.async_engine",
     "SamplingParams": "penstock.generation.sequence",
     "TokenLogprobs": "penstock.generation.sequence",

@@ -21,8 +21,9 @@ from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from penstock.engine import Engine, RequestOutput
+from penstock.engine import Engine
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull, StepFailed
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.errors import (
@@ -18,8 +19,9 @@ from penstock.errors import (
 )
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Cancelled, Executor
+from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import SampledToken, Sampler
-from penstock.generation.scheduler import Scheduler
+from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
 from penstock.loader import load_model
 from penstock.memory.cost import UNKNOWN, StepPrediction
@@ -27,34 +29,10 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.spec import ModelSpec
-from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.streamer import LayerStreamer
 
-logger = logging.getLogger(__name__)
-
 ReportProgress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What a request gained in one step."""
-
-    request_id: str
-    #: New text, never half a character; may be empty while a character or a possible stop string
-    #: is incomplete. All texts of a request concatenate to its answer.
-    text: str
-    token_ids: tuple[int, ...]
-    #: One entry per new token, if asked for.
-    logprobs: tuple[TokenLogprobs, ...]
-    num_prompt_tokens: int
-    #: Of the whole answer so far.
-    num_output_tokens: int
-    finish_reason: FinishReason | None = None
-    #: The stop string or stop token that ended it; None for the model's own end token or the length.
-    stop_reason: str | int | None = None
-    #: Why it could not be computed; the finish reason is ERROR then.
-    error: RequestFailed | None = None
 
 
 @dataclass
@@ -72,13 +50,6 @@ class Completion:
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-
-
-@dataclass(frozen=True)
-class _Request:
-    request_id: str
-    sequence: Sequence
-    detokenizer: Detokenizer
 
 
 class Engine:
@@ -115,8 +86,8 @@ class Engine:
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.config = EngineConfig()
-        self._requests: dict[str, _Request] = {}
-        self._by_sequence: dict[int, _Request] = {}
+        self._requests: dict[str, Request] = {}
+        self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
 
     @classmethod
@@ -207,17 +178,7 @@ class Engine:
             limit = len(prompt_token_ids) + params.max_tokens
         sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
         self._num_added += 1
-        try:
-            detokenizer = Detokenizer(
-                self.tokenizer,
-                prompt_token_ids,
-                params.stop,
-                include_stop_str_in_output=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-            )
-        except Exception as error:
-            raise _no_text() from error
-        request = _Request(request_id, sequence, detokenizer)
+        request = Request(request_id, sequence, self.tokenizer)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
         self.scheduler.add(sequence)
         self.metrics.prompt_tokens += len(prompt_token_ids)
@@ -239,20 +200,9 @@ class Engine:
         started, stall_before = time.perf_counter(), self.streamer.stall_s
         streamed_before = self.streamer.streamed_bytes
         batch = self.scheduler.schedule()
-        if not batch:
+        logits = self._compute(batch, aborted) if batch else None
+        if logits is None:
             return []
-        ids = [self._by_sequence[item.sequence.sequence_id].request_id for item in batch.scheduled]
-        try:
-            logits = self.executor.forward(
-                ModelInputs.of(batch, self.scheduler.block_manager.block_size),
-                is_cancelled=lambda: all(request_id in aborted for request_id in ids),
-            )
-        except Cancelled:
-            return []
-        except CheckpointError as error:
-            for request_id in ids:
-                self._end(self._requests[request_id], FinishReason.ABORT)
-            raise StepFailed(ids, str(error)) from error
         sampled = batch.sampled
         self.scheduler.advance(batch)
         tokens = self.sampler.sample(logits, sampled) if sampled else []
@@ -271,6 +221,21 @@ class Engine:
             )
         )
         return outputs
+
+    def _compute(self, batch: Batch, aborted: Container[str]) -> Tensor | None:
+        """Logits [num_sampled, vocab_size]; None once nobody wants them any more. Raises StepFailed."""
+        ids = [self._by_sequence[item.sequence.sequence_id].request_id for item in batch.scheduled]
+        try:
+            return self.executor.forward(
+                ModelInputs.of(batch, self.scheduler.block_manager.block_size),
+                is_cancelled=lambda: all(request_id in aborted for request_id in ids),
+            )
+        except Cancelled:
+            return None
+        except CheckpointError as error:
+            for request_id in ids:
+                self._end(self._requests[request_id], FinishReason.ERROR)
+            raise StepFailed(ids, str(error)) from error
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]
@@ -293,59 +258,13 @@ class Engine:
         return list(completions.values())
 
     def _deliver(self, sequence: Sequence, token: SampledToken | RequestFailed) -> RequestOutput:
-        """Append a token, see whether the answer ends with it, and say what the request gained."""
         request = self._by_sequence[sequence.sequence_id]
-        if isinstance(token, RequestFailed):
-            return self._fail(request, token)
-        sequence.token_ids.append(token.token_id)
-        try:
-            text, reason, stop_reason = self._advance_text(request, token.token_id)
-        except Exception:  # tokenizers are not ours, and what they raise must not cost the others
-            logger.exception("the text of request %s could not be made", request.request_id)
-            return self._fail(request, _no_text())
-        if reason is not None:
-            sequence.stop_reason = stop_reason
-            self._end(request, reason)
-        return RequestOutput(
-            request.request_id,
-            text,
-            (token.token_id,),
-            () if token.logprobs is None else (token.logprobs,),
-            sequence.num_prompt_tokens,
-            sequence.num_output_tokens,
-            reason,
-            stop_reason,
-        )
+        output = request.advance(token)
+        if output.finish_reason is not None:
+            self._end(request, output.finish_reason)
+        return output
 
-    def _advance_text(
-        self, request: _Request, token_id: int
-    ) -> tuple[str, FinishReason | None, str | int | None]:
-        """New text, and why and by what the answer ends, if it does."""
-        sequence, detokenizer, params = (
-            request.sequence,
-            request.detokenizer,
-            request.sequence.params,
-        )
-        is_eos = token_id in self.tokenizer.eos_token_ids and not params.ignore_eos
-        is_stop_token = token_id in params.stop_token_ids
-        if is_eos or is_stop_token:
-            text = detokenizer.add(token_id) if params.include_stop_str_in_output else ""
-            stop_reason = token_id if is_stop_token else None
-            return text + detokenizer.finish(), FinishReason.STOP, stop_reason
-        text = detokenizer.add(token_id)
-        if detokenizer.stopped_by is not None:
-            return text, FinishReason.STOP, detokenizer.stopped_by
-        if sequence.num_tokens >= sequence.max_total_tokens:
-            return text + detokenizer.finish(), FinishReason.LENGTH, None
-        return text, None, None
-
-    def _fail(self, request: _Request, error: RequestFailed) -> RequestOutput:
-        self._end(request, FinishReason.ERROR)
-        num_prompt, num_output = request.sequence.num_prompt_tokens, request.sequence.num_output_tokens
-        reason = FinishReason.ERROR
-        return RequestOutput(request.request_id, "", (), (), num_prompt, num_output, reason, error=error)
-
-    def _end(self, request: _Request, reason: FinishReason) -> None:
+    def _end(self, request: Request, reason: FinishReason) -> None:
         self.scheduler.finish(request.sequence, reason)
         del self._requests[request.request_id]
         del self._by_sequence[request.sequence.sequence_id]
@@ -361,7 +280,3 @@ class Engine:
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free
-
-
-def _no_text() -> RequestFailed:
-    return RequestFailed("the tokenizer failed on its token ids; the log says how")

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.async_engine import AsyncEngine, RequestStream
-from penstock.engine import RequestOutput
 from penstock.errors import EngineDead, EngineStopped, PenstockError
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.metrics import AnswerTimer, RequestMetrics
 from penstock_server.responses import Usage

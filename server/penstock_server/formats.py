@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from penstock.engine import RequestOutput
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.answers import Answers

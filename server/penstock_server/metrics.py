@@ -15,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from penstock.async_engine import AsyncEngine
-from penstock.engine import RequestOutput
+from penstock.generation.request import RequestOutput
 from penstock.metrics import Traffic
 
 # fmt: off

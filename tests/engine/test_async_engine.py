@@ -16,9 +16,8 @@ from torch import Tensor
 
 from penstock.async_engine import AsyncEngine, RequestStream, retry_after_s
 from penstock.config import EngineConfig
-from penstock.engine import Engine, RequestOutput
+from penstock.engine import Engine
 from penstock.errors import (
-    CheckpointNotFound,
     ComputationError,
     ContextOverflow,
     CorruptFile,
@@ -29,6 +28,7 @@ from penstock.errors import (
     StepFailed,
 )
 from penstock.generation.batch import ModelInputs
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.weights.readers import StoreReader
 
@@ -99,11 +99,12 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
         engine.start()
         with pytest.raises(EngineDead, match="not a folder"):
             await engine.wait_until_ready()
-        assert engine.status.state == "dead"
+        assert engine.status.state == "dead" and "nowhere is not a folder" in (engine.status.error or "")
+        with pytest.raises(EngineDead, match="not a folder"):
+            engine.generate([5], PARAMS)
         await engine.stop()
 
     asyncio.run(scenario())
-    assert issubclass(CheckpointNotFound, Exception)
 
 
 def test_impossible_requests_fail_at_once_and_the_engine_goes_on(tiny_llama: Path) -> None:

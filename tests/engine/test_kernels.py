@@ -283,3 +283,13 @@ def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int) -> 
                 assert torch.equal(y[0], together[token])
     finally:
         torch.set_num_threads(before)
+
+
+def test_fewer_threads_than_there_are_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """And not hidden: the next engine of a process has at least the threads of the one before."""
+    native = NativeKernels()
+    there = native.set_num_threads(3)
+    caplog.clear()
+    assert native.set_num_threads(there) == there and not caplog.text
+    assert native.set_num_threads(2) == there
+    assert f"{there} threads instead of 2" in caplog.text

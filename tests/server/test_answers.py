@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fakes import FakeAsyncEngine, FakeStream, Script
-from penstock.engine import RequestOutput
 from penstock.errors import ContextOverflow, EngineDead, EngineStopped
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock_server.answers import Answers
 from penstock_server.metrics import RequestMetrics

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes import EOS, FakeAsyncEngine, FakeTokenizer
-from penstock.engine import RequestOutput
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.answers import Answers
 from penstock_server.formats import ChatFormat, CompletionFormat, stream

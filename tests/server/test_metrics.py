@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
-from penstock.engine import RequestOutput
+from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.metrics import Traffic
 from penstock_server.metrics import AnswerTimer, RequestMetrics

@@ -70,12 +70,8 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. It must be able to run when alone: see max_sequence_tokens()."""
+        """Queue a sequence. It must be able to run when alone: all blocks together hold it at its longest."""
         self.waiting.append(sequence)
-
-    def max_sequence_tokens(self) -> int:
-        """Tokens of the longest sequence that all blocks together can hold."""
-        return self.block_manager.num_blocks * self.block_manager.block_size
 
     def schedule(self) -> Batch:
         """Decide the next step and reserve its blocks. Empty only if there is no work."""
@@ -123,7 +119,6 @@ class Scheduler:
         self.running.remove(sequence)
         self.block_manager.release(sequence)
         sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)
 

@@ -123,11 +123,7 @@ class Sequence:
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
-        #: The stop string or token that ended it; None for the model's end token or the length.
-        self.stop_reason: str | int | None = None
 
     @property
     def num_tokens(self) -> int:

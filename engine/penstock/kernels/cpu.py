@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from penstock.kernels.reference import (
     scale_sums,
     split_rows,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Builds of cpu.c, best first, and what /proc/cpuinfo must say for each.
 BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -74,9 +77,16 @@ class NativeKernels(ReferenceKernels):
         self.build, self._library = _load(build)
         self._rows_per_token = 2 if activations == "int16" else 1
 
-    def set_num_threads(self, num_threads: int) -> None:
-        """Threads for all native kernels of this process. Only ever grows."""
-        self._library.penstock_set_num_threads(num_threads)
+    def set_num_threads(self, num_threads: int) -> int:
+        """Threads for all native kernels of this process; how many there are now. Only ever grows: that fewer
+        are asked for than there are is told in the log."""
+        there: int = self._library.penstock_set_num_threads(num_threads)
+        if there != num_threads:
+            logger.warning(
+                "native kernels compute with %d threads instead of %d: a process keeps what it has",
+                there, num_threads,
+            )  # fmt: skip
+        return there
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
         num_tokens, in_features = x.shape
@@ -194,6 +204,7 @@ def _load(build: str | None) -> tuple[str, ctypes.CDLL]:
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
+    library.penstock_set_num_threads.restype = _I
     return chosen, library
 
 

@@ -1,0 +1,100 @@
+"""Request: one answer in the making, from sampled tokens to text and to its end. Knows no scheduler."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from penstock.errors import RequestFailed
+from penstock.generation.sampler import SampledToken
+from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+NO_TEXT = "the tokenizer failed on its token ids; the log says how"
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a request gained in one step."""
+
+    request_id: str
+    #: New text, never half a character; may be empty while a character or a possible stop string
+    #: is incomplete. All texts of a request concatenate to its answer.
+    text: str
+    token_ids: tuple[int, ...]
+    #: One entry per new token, if asked for.
+    logprobs: tuple[TokenLogprobs, ...]
+    num_prompt_tokens: int
+    #: Of the whole answer so far.
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    #: The stop string or stop token that ended it; None for the model's own end token or the length.
+    stop_reason: str | int | None = None
+    #: Why it could not be computed; the finish reason is ERROR then.
+    error: RequestFailed | None = None
+
+
+class Request:
+    """A sequence, and what makes text of its tokens."""
+
+    def __init__(self, request_id: str, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        """Raises RequestFailed if the tokenizer can't take the prompt."""
+        self.request_id = request_id
+        self.sequence = sequence
+        self._eos_token_ids = tokenizer.eos_token_ids
+        params = sequence.params
+        try:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                sequence.token_ids,
+                params.stop,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+            )
+        except Exception as error:  # tokenizers are not ours
+            raise RequestFailed(NO_TEXT) from error
+
+    def advance(self, token: SampledToken | RequestFailed) -> RequestOutput:
+        """Append a token, see whether the answer ends with it, and say what was gained."""
+        if isinstance(token, RequestFailed):
+            return self._failed(token)
+        self.sequence.token_ids.append(token.token_id)
+        try:
+            text, finish_reason, stop_reason = self._advance_text(token.token_id)
+        except Exception:  # whatever a tokenizer raises must not cost the other requests
+            logger.exception("the text of request %s could not be made", self.request_id)
+            return self._failed(RequestFailed(NO_TEXT))
+        return RequestOutput(
+            self.request_id,
+            text,
+            (token.token_id,),
+            () if token.logprobs is None else (token.logprobs,),
+            self.sequence.num_prompt_tokens,
+            self.sequence.num_output_tokens,
+            finish_reason,
+            stop_reason,
+        )
+
+    def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
+        """New text, and why and by what the answer ends, if it does."""
+        sequence, detokenizer, params = self.sequence, self._detokenizer, self.sequence.params
+        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
+        is_stop_token = token_id in params.stop_token_ids
+        if is_eos or is_stop_token:
+            text = detokenizer.add(token_id) if params.include_stop_str_in_output else ""
+            stop_reason = token_id if is_stop_token else None
+            return text + detokenizer.finish(), FinishReason.STOP, stop_reason
+        text = detokenizer.add(token_id)
+        if detokenizer.stopped_by is not None:
+            return text, FinishReason.STOP, detokenizer.stopped_by
+        if sequence.num_tokens >= sequence.max_total_tokens:
+            return text + detokenizer.finish(), FinishReason.LENGTH, None
+        return text, None, None
+
+    def _failed(self, error: RequestFailed) -> RequestOutput:
+        num_prompt, num_output = self.sequence.num_prompt_tokens, self.sequence.num_output_tokens
+        reason = FinishReason.ERROR
+        return RequestOutput(self.request_id, "", (), (), num_prompt, num_output, reason, error=error)
