@@ -38,7 +38,8 @@ def run_convert(settings: Settings, target: Path) -> int:
     ).store
     bar = ProgressBar(f"converting to {target}", "B")
     try:
-        report = convert(store, target, bar)
+        with store.checkpoint:
+            report = convert(store, target, bar)
     finally:
         bar.close()
     print("\n".join(summary(report, target)))

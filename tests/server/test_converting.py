@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from penstock.errors import WrongTensor
+from penstock.weights.checkpoint import read_header
 from penstock.weights.convert import ConversionReport
 from penstock_server import cli
-from penstock_server.converting import summary
+from penstock_server.converting import run_convert, summary
+from penstock_server.loading import load_engine
+from penstock_server.settings import Settings
 
 
 def test_convert_resume_and_verify(
@@ -26,6 +32,36 @@ def test_convert_resume_and_verify(
     (out / "model-layer-00000.safetensors").write_bytes(b"x" * 8)
     assert cli.main(["convert", "--verify", str(out)]) == 1
     assert "model-layer-00000" in capsys.readouterr().err
+
+
+def open_files(folder: Path) -> list[str]:
+    """Of this process, by /proc."""
+    links = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    return [link for link in links if link.startswith(f"{folder.resolve()}/")]
+
+
+@pytest.mark.parametrize("command", ["convert", "serve"])
+def test_the_source_is_closed(tiny_llama: Path, tmp_path: Path, command: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+
+    def run() -> None:
+        if command == "convert":
+            run_convert(Settings(model=str(source)), out)
+        else:
+            load_engine(Settings(model=str(source), convert_to=out)).close()
+
+    run()
+    assert (out / "config.json").exists() and not open_files(source)
+    # A tensor that is not a number is found when the layer is read: nothing may stay open then either.
+    entry = next(entry for entry in read_header(source / "model.safetensors") if "2.mlp.down" in entry.name)
+    with (source / "model.safetensors").open("r+b") as stream:
+        stream.seek(entry.offset)
+        stream.write(b"\xff" * 8)
+    shutil.rmtree(out)
+    with pytest.raises(WrongTensor, match="NaN"):
+        run()
+    assert not open_files(source) and not (out / "config.json").exists()
 
 
 def test_wrong_usage(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

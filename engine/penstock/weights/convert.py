@@ -111,24 +111,27 @@ def convert(
     source, files = manifests.source_of(store.checkpoint), stacks(store.tensors)
     report = ConversionReport(num_files=len(files), num_resumed=len(files))
     manifest = manifests.find(target, source)
-    if manifest is None or not _is_current(store, target, manifest):
+    if manifest is None or not _is_current(store, target, files, manifest):
         with whole_file.lock(target):
             manifest = manifests.find(target, source) or manifests.begin(target, source)
             _convert(store, target, files, manifest, report, report_progress)
-    for stack in files:
-        report.errors |= manifest["files"][stack.file]["errors"]
+    for entry in manifest["files"].values():
+        report.errors |= entry.get("errors", {})
     report.total_s = time.perf_counter() - started
     return report
 
 
-def _is_current(store: WeightStore, target: Path, manifest: dict[str, Any]) -> bool:
+def _is_current(store: WeightStore, target: Path, files: list[_Stack], manifest: dict[str, Any]) -> bool:
     """Whether there is nothing to do, so that the folder need not even be writable."""
     if not manifests.is_finished(target, manifest) or any(map(whole_file.is_leftover, target.iterdir())):
         return False
     entries = manifest["files"]
-    return manifest["format_version"] != manifests.FORMAT_VERSION or all(
-        entries.get(path.name) == whole_file.describe_bytes(read_bytes(path))
-        for path in _companions(store.checkpoint.folder)
+    return manifest["format_version"] != manifests.FORMAT_VERSION or (
+        all(stack.file in entries for stack in files)
+        and all(
+            entries.get(path.name) == whole_file.describe_bytes(read_bytes(path))
+            for path in _companions(store.checkpoint.folder)
+        )
     )
 
 
