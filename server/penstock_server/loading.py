@@ -91,9 +91,7 @@ def _convert(settings: Settings, target: Path, report: Callable[[int, int], None
         if report is not None:
             report(0, store.num_layers)  # what it raises, ends it
 
-    try:
+    with store.checkpoint:
         done = convert(store, target, tell)
-    finally:
-        store.close()
     if done.num_resumed < done.num_files:
         logger.info("converted %.1f GB in %.0f s", done.bytes_written / 1e9, done.total_s)

@@ -6,12 +6,9 @@ import errno
 import fcntl
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,9 +131,13 @@ def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> N
             assert relative == pytest.approx(expected[name], rel=1e-4)
     assert any(name in expected for name in report.errors)
     manifest = json.loads((tmp_path / "new" / "out" / MANIFEST).read_text())
+    bytes_written = 0
     for name, entry in manifest["files"].items():
         assert (tmp_path / "new" / "out" / name).stat().st_size == entry["file_bytes"]
-    assert report.bytes_written == sum(entry["file_bytes"] for entry in manifest["files"].values())
+        is_weights = name.endswith(".safetensors")
+        assert ("errors" in entry) == is_weights
+        bytes_written += entry["file_bytes"] if is_weights else 0
+    assert report.bytes_written == bytes_written
     for pattern in ("tokenizer.json", "generation_config.json"):
         if (tiny_llama / pattern).exists():
             assert (tmp_path / "new" / "out" / pattern).read_bytes() == (tiny_llama / pattern).read_bytes()
@@ -149,21 +150,83 @@ def test_int8_checkpoints_are_laid_out_anew(tiny_llama: Path, tmp_path: Path) ->
     assert not report.errors
 
 
-def test_verify_finds_a_flipped_bit(tiny_llama: Path, tmp_path: Path) -> None:
-    convert(store_of(tiny_llama), tmp_path / "out")
-    num_files = verify(tmp_path / "out")
-    assert num_files == len(list((tmp_path / "out").glob("*.safetensors")))
-    victim = tmp_path / "out" / "model-layer-00001.safetensors"
-    entry = read_header(victim)[-1]
-    with victim.open("r+b") as stream:
-        stream.seek(entry.offset)
-        byte = stream.read(1)[0]
-        stream.seek(entry.offset)
-        stream.write(bytes([byte ^ 4]))
-    with pytest.raises(CorruptFile, match=r"model-layer-00001.*checksum"):
-        verify(tmp_path / "out")
-    with pytest.raises(CheckpointError, match="penstock convert"):
+def test_verify_finds_a_flipped_bit_in_any_byte(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(store_of(tiny_llama), out)
+    names = sorted(path.name for path in out.iterdir() if path.name != MANIFEST)
+    assert verify(out) == len(names) > 8
+    for name in names:
+        good = (out / name).read_bytes()
+        for position in (9, len(good) // 2, len(good) - 1):  # 9 is in a header
+            bad = bytes([good[position] ^ 4])
+            (out / name).write_bytes(good[:position] + bad + good[position + 1 :])
+            with pytest.raises(CorruptFile, match=f"{name} is not what was written"):
+                verify(out)
+        (out / name).unlink()
+        missing = "not finished" if name == "config.json" else f"{name} is missing"
+        with pytest.raises(CheckpointError, match=missing):
+            verify(out)
+        (out / name).write_bytes(good)
+    assert verify(out)
+    with pytest.raises(CheckpointError, match="not made by penstock convert"):
         verify(tiny_llama)
+
+
+def test_an_unfinished_conversion_is_not_verified(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        convert(store_of(tiny_llama), tmp_path / "out", stop_after(5))
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 5
+    with pytest.raises(CheckpointError, match="not finished; run `penstock convert"):
+        verify(tmp_path / "out")
+
+
+def test_a_finished_folder_is_not_touched(tiny_llama: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+    convert(store_of(source), out)
+    before, times = content(out), {path: path.stat().st_mtime_ns for path in [out, *out.iterdir()]}
+    report = convert(store_of(source), out)
+    assert report.num_resumed == report.num_files == 5 and report.errors
+    assert times == {path: path.stat().st_mtime_ns for path in [out, *out.iterdir()]}
+    # What is not what it was is written again, and nothing else.
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (out / "tokenizer.json").write_text("{")
+    (out / "model-layer-00001.safetensors").unlink()
+    assert convert(store_of(source), out).num_resumed == 4
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    after = content(out)
+    assert all(after[name] == before[name] for name in before if name != MANIFEST)
+    assert (out / "model-head.safetensors").stat().st_mtime_ns == times[out / "model-head.safetensors"]
+    assert verify(out) == len(after) - 1
+
+
+def as_another_version(folder: Path) -> None:
+    """What a Penstock before the first release wrote: checksums of tensors alone, sources with times."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["format_version"] = 1
+    files = {name: entry for name, entry in manifest["files"].items() if "errors" in entry}
+    manifest["files"] = {name: entry | {"sha256": "ab"} for name, entry in files.items()}
+    sources = manifest["source"]["files"]
+    manifest["source"]["files"] = {name: [of[0], 1700000000] for name, of in sources.items()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_folder_of_another_version_is_served_as_it_is(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(store_of(tiny_llama), out)
+    as_another_version(out)
+    before = content(out)
+    report = convert(store_of(tiny_llama), out)
+    assert report.num_resumed == report.num_files and content(out) == before
+    assert open_model(out).store.contiguous_layer(0)
+    with pytest.raises(CheckpointError, match=r"another version.*1, this one's 2.*convert the model"):
+        verify(out)
+    (out / "config.json").unlink()
+    with pytest.raises(ConfigError, match="begun by another version.*delete the folder"):
+        convert(store_of(tiny_llama), out)
+    with pytest.raises(ConfigError, match="another model.* or has changed"):
+        build("Llama", tmp_path / "llama")
+        convert(store_of(tmp_path / "llama"), out)
 
 
 def test_other_folders_and_other_sources_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
@@ -247,55 +310,92 @@ def test_a_disk_that_fills_up_loses_nothing(
     with pytest.raises(CheckpointError, match="not finished; run `penstock convert"):
         open_model(tmp_path / "out")
     monkeypatch.undo()
-    verify(tmp_path / "out")  # what is there is good
     report = convert(store_of(tiny_llama), tmp_path / "out")
     assert report.num_resumed > 0
     assert same_but_for_the_source(content(tmp_path / "out"), content(tmp_path / "expected"))
 
 
-CONVERT = """
-import sys
+KILL_EVERYWHERE = """
+import json, os, shutil, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from penstock.model.registry import open_model
+from penstock.weights import manifest, whole_file
 from penstock.weights.convert import convert
-store = open_model(Path(sys.argv[1])).store
-print("ready", flush=True)
-sys.stdin.readline()
-convert(store, Path(sys.argv[2]))
+
+source, out, expected = map(Path, sys.argv[1:])
+CALLS = ("mkdir", "open", "write", "fdatasync", "replace", "fsync", "unlink")
+
+def die_at(point):
+    \"\"\"SIGKILL in the midst of a system call: a write that was done by half, others not at all.\"\"\"
+    def wrap(name, real):
+        def call(*arguments, **options):
+            nonlocal point
+            if name == "open" and not str(arguments[0]).startswith(str(out)):
+                return real(*arguments, **options)
+            point -= 1
+            if point < 0:
+                if name == "write":
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+        return call
+    for name in CALLS:
+        # What was written survives a process; waiting for the disk would only take time.
+        is_sync = name in ("fsync", "fdatasync")
+        setattr(os, name, wrap(name, (lambda _: None) if is_sync else getattr(os, name)))
+
+def run(point):
+    \"\"\"Whether a conversion came through.\"\"\"
+    child = os.fork()
+    if child == 0:
+        die_at(point)
+        convert(open_model(source).store, out)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+def check(point):
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    for name in names - {manifest.MANIFEST, whole_file.LOCK}:
+        if not name.endswith(whole_file.TEMPORARY):
+            assert (out / name).read_bytes() == (expected / name).read_bytes(), (point, name)
+    if manifest.CONFIG in names:
+        assert names >= {path.name for path in expected.iterdir()}, (point, names)
+        assert manifest.verify(out) == manifest.verify(expected), point
+    return len(names)
+
+point, num_kills, seen = 0, 0, set()
+while not run(point):
+    seen.add(check(point))
+    if run(point):  # going on takes fewer steps
+        check(point)
+    else:
+        seen.add(check(point))
+        assert run(1 << 30)
+    assert {path.name for path in out.iterdir()} == {path.name for path in expected.iterdir()}, point
+    check(point)
+    shutil.rmtree(out)
+    point += 1
+print(json.dumps({"points": point, "stages": len(seen)}))
 """
 
 
-def test_killed_at_any_moment_it_goes_on(tiny_llama: Path, tmp_path: Path) -> None:
-    """kill -9 after random times, again and again until a run comes through: never a file that looks whole
-    and is not, and in the end the same bytes."""
-    convert(store_of(tiny_llama), tmp_path / "expected")
-    expected = content(tmp_path / "expected")
-    num_kills, rng = 0, random.Random(3)
-    for attempt in range(14):
-        run = subprocess.Popen(
-            [sys.executable, "-c", CONVERT, str(tiny_llama), str(tmp_path / "out")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert run.stdout is not None and run.stdin is not None
-        assert run.stdout.readline() == "ready\n"
-        run.stdin.write("\n")
-        run.stdin.flush()
-        time.sleep(rng.uniform(0, 0.008) * (1 + attempt))
-        run.send_signal(signal.SIGKILL)
-        num_kills += run.wait() == -signal.SIGKILL
-        run.stdin.close()
-        run.stdout.close()
-        found = content(tmp_path / "out") if (tmp_path / "out").exists() else {}
-        for name, data in found.items():
-            if name != MANIFEST and not whole_file.is_leftover(Path(name)):
-                assert data == expected[name], f"{name} is not whole"
-        if "config.json" in found:
-            break
-    assert num_kills > 2
-    convert(store_of(tiny_llama), tmp_path / "out")
-    assert same_but_for_the_source(content(tmp_path / "out"), expected)
+def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
+    """kill -9 at each system call that writes, and again in the run that goes on: never a file that looks
+    whole and is not, no model before everything is there, and in the end the same bytes and nothing else."""
+    build("Llama", tmp_path / "source", num_hidden_layers=1)
+    (tmp_path / "source" / "tokenizer.json").write_text('{"version": "1.0"}')
+    convert(store_of(tmp_path / "source"), tmp_path / "expected")
+    folders = [tmp_path / name for name in ("source", "out", "expected")]
+    run = subprocess.run(
+        [sys.executable, "-c", KILL_EVERYWHERE, *folders],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = json.loads(run.stdout)
+    num_files = len(list((tmp_path / "expected").iterdir()))
+    assert found["points"] > 6 * num_files and found["stages"] > num_files
 
 
 def test_a_source_at_fault_is_named(

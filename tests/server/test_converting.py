@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from penstock.errors import WrongTensor
+from penstock.weights.checkpoint import read_header
 from penstock.weights.convert import ConversionReport
 from penstock_server import cli
-from penstock_server.converting import summary
+from penstock_server.converting import run_convert, summary
+from penstock_server.loading import load_engine
+from penstock_server.settings import Settings
 
 
 def test_convert_resume_and_verify(
@@ -24,7 +29,7 @@ def test_convert_resume_and_verify(
     assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
     assert "were there already" in capsys.readouterr().out
     assert cli.main(["convert", "--verify", str(out)]) == 0
-    num_files = len(list(out.glob("*.safetensors")))
+    num_files = len(list(out.iterdir())) - 1  # all but the manifest
     assert f"{num_files} files" in capsys.readouterr().out
     (out / "model-layer-00000.safetensors").write_bytes(b"x" * 8)
     assert cli.main(["convert", "--verify", str(out)]) == 1
@@ -41,6 +46,36 @@ def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
     assert "--ignore-unexpected-tensors" in capsys.readouterr().err
     assert cli.main(["convert", str(source), str(out), "--ignore-unexpected-tensors"]) == 0
     assert cli.main(["convert", "--verify", str(out)]) == 0
+
+
+def open_files(folder: Path) -> list[str]:
+    """Of this process, by /proc."""
+    links = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    return [link for link in links if link.startswith(f"{folder.resolve()}/")]
+
+
+@pytest.mark.parametrize("command", ["convert", "serve"])
+def test_the_source_is_closed(tiny_llama: Path, tmp_path: Path, command: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+
+    def run() -> None:
+        if command == "convert":
+            run_convert(Settings(model=str(source)), out, None, 0)
+        else:
+            load_engine(Settings(model=str(source), convert_to=out)).close()
+
+    run()
+    assert (out / "config.json").exists() and not open_files(source)
+    # A tensor that is not a number is found when the layer is read: nothing may stay open then either.
+    entry = next(entry for entry in read_header(source / "model.safetensors") if "2.mlp.down" in entry.name)
+    with (source / "model.safetensors").open("r+b") as stream:
+        stream.seek(entry.offset)
+        stream.write(b"\xff" * 8)
+    shutil.rmtree(out)
+    with pytest.raises(WrongTensor, match="NaN"):
+        run()
+    assert not open_files(source) and not (out / "config.json").exists()
 
 
 def test_wrong_usage(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

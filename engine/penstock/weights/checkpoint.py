@@ -201,6 +201,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_bytes(path: Path) -> bytes:
+    """A small file. Raises CorruptFile."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: those that its index names, or all there are."""
     index = folder / "model.safetensors.index.json"

@@ -24,7 +24,8 @@ from penstock.errors import CapacityError
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights import layer_file, whole_file
 from penstock.weights import manifest as manifests
-from penstock.weights.manifest import MANIFEST
+from penstock.weights.checkpoint import read_bytes
+from penstock.weights.manifest import CONFIG, MANIFEST
 from penstock.weights.store import TIED_HEAD, ModelTensors, WeightStore, stored_parts
 
 logger = logging.getLogger(__name__)
@@ -138,27 +139,49 @@ def convert(
     """
     started = time.perf_counter()
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
-    source = manifests.source_of(store.checkpoint, way)
-    manifests.find(target, source)  # before anything is made there
-    with whole_file.lock(target):
-        manifest = manifests.find(target, source) or manifests.begin(target, source)
-        report = _convert(store, target, manifest, report_progress, rounding or Nearest(store))
+    source, files = manifests.source_of(store.checkpoint, way), stacks(store.tensors)
+    report = ConversionReport(num_files=len(files), num_resumed=len(files))
+    manifest = manifests.find(target, source)
+    if manifest is None or not _is_current(store, target, files, manifest):
+        with whole_file.lock(target):
+            manifest = manifests.find(target, source) or manifests.begin(target, source)
+            _convert(store, target, files, manifest, report, report_progress, rounding or Nearest(store))
+    for entry in manifest["files"].values():
+        report.errors |= entry.get("errors", {})
     report.total_s = time.perf_counter() - started
     return report
+
+
+def _is_current(store: WeightStore, target: Path, files: list[_Stack], manifest: dict[str, Any]) -> bool:
+    """Whether there is nothing to do, so that the folder need not even be writable."""
+    if not manifests.is_finished(target, manifest) or any(map(whole_file.is_leftover, target.iterdir())):
+        return False
+    entries = manifest["files"]
+    return manifest["format_version"] != manifests.FORMAT_VERSION or (
+        all(stack.file in entries for stack in files)
+        and all(
+            entries.get(path.name) == whole_file.describe_bytes(read_bytes(path))
+            for path in _companions(store.checkpoint.folder)
+        )
+    )
 
 
 def _convert(
     store: WeightStore,
     target: Path,
+    files: list[_Stack],
     manifest: dict[str, Any],
+    report: ConversionReport,
     report_progress: Callable[[int, int], None] | None,
     rounding: Rounding,
-) -> ConversionReport:
-    files = stacks(store.tensors)
-    report = ConversionReport(num_files=len(files))
-    done = manifest["files"] = manifests.whole_files(target, manifest)
+) -> None:
+    done = manifests.whole_files(target, manifest)
+    for name in manifest["files"].keys() - done.keys():
+        if (target / name).exists():
+            logger.warning("%s is not what was written: it is written again", target / name)
+    manifest["files"] = done
     missing = [stack for stack in files if stack.file not in done]
-    report.num_resumed = len(done)
+    report.num_resumed = len(files) - len(missing)
     check_space(target, sum(stack.num_bytes for stack in missing))
     total = sum(stack.num_bytes for stack in files)
     finished = sum(stack.num_bytes for stack in files if stack.file in done)
@@ -169,9 +192,7 @@ def _convert(
             finished += stack.num_bytes
             if report_progress is not None:
                 report_progress(finished, total)
-    report.errors = {name: error for entry in done.values() for name, error in entry["errors"].items()}
     _finish(store, target, files, manifest)
-    return report
 
 
 def check_space(target: Path, needed: int) -> None:
@@ -223,12 +244,8 @@ def _write_stacks(
 
 def _write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
     started = time.perf_counter()
-    checksum = layer_file.write(path, head, buffer)
-    return {
-        "file_bytes": len(head) + buffer.numel(),
-        layer_file.CHECKSUM: checksum,
-        "seconds": time.perf_counter() - started,
-    }
+    entry = layer_file.write(path, head, buffer)
+    return entry | {"seconds": time.perf_counter() - started}
 
 
 def _entry(
@@ -250,18 +267,38 @@ def _part_rows(store: WeightStore, tensors: tuple[TensorSpec, ...]) -> dict[str,
 
 def _finish(store: WeightStore, target: Path, files: list[_Stack], manifest: dict[str, Any]) -> None:
     """Everything that is not weights; config.json, which makes the folder a model, last of all."""
-    folder = store.checkpoint.folder
-    for path in sorted({path for pattern in COMPANIONS for path in folder.glob(pattern)}):
-        is_ours = path.name in ("config.json", MANIFEST, INDEX) or path.name.endswith(".index.json")
-        if path.is_file() and not is_ours and path.stat().st_size <= MAX_COMPANION_BYTES:
-            shutil.copyfile(path, target / path.name)
+    entries = manifest["files"]
+    for path in _companions(store.checkpoint.folder):
+        content = read_bytes(path)
+        if entries.get(path.name) != whole_file.describe_bytes(content):
+            entries[path.name] = whole_file.write(target / path.name, [content])
     names = {name: stack.file for stack in files for name, _ in stored_parts(stack.stored)}
     total = sum(stack.num_bytes for stack in files)
-    whole_file.write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
+    index = {"metadata": {"total_size": total}, "weight_map": names}
+    entries[INDEX] = whole_file.write_json(target / INDEX, index)
+    config = whole_file.json_bytes(_config(store))
+    entries[CONFIG] = whole_file.describe_bytes(config)
+    whole_file.write_json(target / MANIFEST, manifest)
+    whole_file.write(target / CONFIG, [config])
+
+
+def _companions(folder: Path) -> list[Path]:
+    found = sorted({path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()})
+    return [
+        path
+        for path in found
+        if path.name not in (CONFIG, MANIFEST)
+        and not path.name.endswith(".index.json")
+        and path.stat().st_size <= MAX_COMPANION_BYTES
+    ]
+
+
+def _config(store: WeightStore) -> dict[str, Any]:
+    """config.json of the converted model."""
     config = store.checkpoint.config | {"quantization_config": quantization_config(store.tensors)}
     if is_tied(store.tensors):
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}
-    whole_file.write_json(target / "config.json", config)
+    return config
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:

@@ -4,12 +4,11 @@ LayerLayout has them, under the checkpoint's own names. Anything that reads safe
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import struct
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -19,8 +18,6 @@ from penstock.weights import whole_file
 from penstock.weights.store import stored_parts
 
 WRITE_BYTES = 16 << 20
-#: Of the data, buffers as they are; SHA-256 is what processors have instructions for.
-CHECKSUM = "sha256"
 
 
 def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
@@ -45,19 +42,11 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def write(path: Path, head: bytes, buffer: Tensor) -> str:
-    """Write header and data as whole_file.write() does; returns the checksum of the data."""
+def write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
+    """whole_file.write() of header and data."""
     data = memoryview(buffer.numpy().data).cast("B")
-    checksum = hashlib.new(CHECKSUM)
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield head
-        for start in range(0, len(data), WRITE_BYTES):
-            yield data[start : start + WRITE_BYTES]
-            checksum.update(data[start : start + WRITE_BYTES])
-
-    whole_file.write(path, pieces())
-    return checksum.hexdigest()
+    pieces = (data[start : start + WRITE_BYTES] for start in range(0, len(data), WRITE_BYTES))
+    return whole_file.write(path, chain([head], pieces))
 
 
 def read(path: Path, buffer: Tensor) -> None:
@@ -67,14 +56,3 @@ def read(path: Path, buffer: Tensor) -> None:
         left = memoryview(buffer.numpy().data).cast("B")
         while left:
             left = left[stream.readinto(left) or len(left) :]
-
-
-def data_checksum(path: Path) -> str:
-    """The checksum of what follows the header. Raises OSError."""
-    checksum = hashlib.new(CHECKSUM)
-    with path.open("rb", buffering=0) as stream:
-        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
-        while piece := stream.read(WRITE_BYTES):
-            checksum.update(piece)
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return checksum.hexdigest()

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointError, ConfigError, CorruptFile
-from penstock.weights import layer_file, whole_file
+from penstock.weights import whole_file
 from penstock.weights.checkpoint import Checkpoint, read_json
 
 MANIFEST = "penstock.json"
+#: What makes a folder a model, and so is written last.
+CONFIG = "config.json"
+#: Of the manifest; 1 had checksums of tensors alone. What the weights look like is safetensors, always.
 FORMAT_VERSION = 2
 
 
@@ -31,7 +34,8 @@ def source_of(checkpoint: Checkpoint, way: dict[str, Any]) -> dict[str, Any]:
 def find(target: Path, source: dict[str, Any]) -> dict[str, Any] | None:
     """The manifest of a conversion of `source` to `target`; None if nothing was written there yet.
 
-    Raises ConfigError if the folder belongs to somebody else.
+    A manifest of another version is one of a conversion that is finished. Raises ConfigError if the folder
+    belongs to somebody else, or a conversion can't be gone on with.
     """
     if (target / MANIFEST).is_file():
         manifest = read_json(target / MANIFEST)
@@ -62,9 +66,14 @@ def whole_files(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_finished(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether the folder is a model, with all that was ever written."""
+    return (folder / CONFIG).is_file() and len(whole_files(folder, manifest)) == len(manifest["files"])
+
+
 def check_finished(folder: Path) -> None:
     """Raises CheckpointError for a folder whose conversion was stopped."""
-    if (folder / MANIFEST).is_file() and not (folder / "config.json").is_file():
+    if (folder / MANIFEST).is_file() and not (folder / CONFIG).is_file():
         source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
         raise CheckpointError(
             f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again: it "
@@ -75,40 +84,57 @@ def check_finished(folder: Path) -> None:
 def verify(folder: Path, report_progress: Callable[[int, int], None] | None = None) -> int:
     """Read a converted folder and compare the checksums; returns the number of files.
 
-    Raises CorruptFile naming the first file that is not what was written.
+    Raises CorruptFile naming the first file that is not what was written, and CheckpointError if the folder
+    is not a finished conversion, or one of another version, whose checksums say something else.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
+    check_finished(folder)
+    if not (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} has no {MANIFEST}, so it was not made by penstock convert")
-    files = read_json(path)["files"]
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} was converted by another version of Penstock (its format is "
+            f"{manifest.get('format_version')}, this one's {FORMAT_VERSION}), so its checksums can't be "
+            "compared. It can be served as it is; to have it verified, convert the model to a new folder"
+        )
+    files = manifest["files"]
     for index, (name, entry) in enumerate(files.items(), 1):
-        try:
-            is_good = layer_file.data_checksum(folder / name) == entry[layer_file.CHECKSUM]
-        except OSError as error:
-            raise CorruptFile(f"{folder / name} can't be read: {error.strerror}") from error
-        if not is_good:
-            raise CorruptFile(
-                f"{folder / name} is not what was written: its checksum differs. Delete it and run penstock "
-                "convert again"
-            )
+        _verify_file(folder / name, entry)
         if report_progress is not None:
             report_progress(index, len(files))
     return len(files)
 
 
+def _verify_file(path: Path, entry: dict[str, Any]) -> None:
+    remedy = "Delete it and run penstock convert again"
+    try:
+        found = whole_file.describe(path)
+    except FileNotFoundError as error:
+        raise CorruptFile(f"{path} is missing. Run penstock convert again") from error
+    except OSError as error:
+        raise CorruptFile(f"{path} can't be read: {error.strerror}. {remedy}") from error
+    if found != {key: entry[key] for key in found}:
+        raise CorruptFile(f"{path} is not what was written: its size or checksum differs. {remedy}")
+
+
 def _check_source(target: Path, manifest: dict[str, Any], source: dict[str, Any]) -> None:
-    """Raises ConfigError if the manifest tells of another source, or can't be gone on with."""
-    version, theirs = manifest.get("format_version"), manifest.get("source", {})
-    mine, other = (
-        [of.get("config_sha256"), of.get("files", {}), of.get("way", source["way"])]
-        for of in (source, theirs)
-    )
-    if version != FORMAT_VERSION:  # of whose entries nothing is known but that they begin with the size
-        mine[1], other[1] = (
-            {name: entry[0] for name, entry in files.items()} for files in (mine[1], other[1])
-        )
-    if mine != other:
+    """Raises ConfigError if the manifest tells of another source."""
+    theirs, is_ours = manifest.get("source", {}), manifest.get("format_version") == FORMAT_VERSION
+    if _known(theirs, is_ours) != _known(source, is_ours):
         raise ConfigError(
             f"{target} holds a conversion of {theirs.get('folder')}, which is another model, or quantized "
             "in another way, or has changed since; choose another folder or delete this one"
         )
+    if not is_ours and not is_finished(target, manifest):
+        raise ConfigError(
+            f"the conversion to {target} was begun by another version of Penstock, which writes it "
+            "differently; delete the folder, or choose another"
+        )
+
+
+def _known(source: dict[str, Any], is_ours: bool) -> tuple[Any, ...]:
+    """Of source_of() what can be compared; other versions agree in files' sizes, which come first."""
+    config, files = source.get("config_sha256"), source.get("files", {})
+    if is_ours:
+        return config, files, source.get("way")
+    return config, {name: of[0] for name, of in files.items()}

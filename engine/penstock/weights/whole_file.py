@@ -5,38 +5,66 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
 
 #: How the names of files end that are being written, or were when their process was killed.
 TEMPORARY = ".penstock-part"
 LOCK = ".penstock-lock"
+#: What processors have instructions for.
+CHECKSUM = "sha256"
+READ_BYTES = 16 << 20
 
 
-def write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file under another name, wait until all of it is on the disk, and only then call it `path`.
+def describe(path: Path) -> dict[str, Any]:
+    """What write() says of a file, of what the disk has. Raises OSError."""
+    checksum = hashlib.new(CHECKSUM)
+    with path.open("rb", buffering=0) as stream:
+        while piece := stream.read(READ_BYTES):
+            checksum.update(piece)
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return _description(stream.tell(), checksum.hexdigest())
+
+
+def describe_bytes(content: bytes) -> dict[str, Any]:
+    """What write() will say of a file with this content."""
+    return _description(len(content), hashlib.new(CHECKSUM, content).hexdigest())
+
+
+def _description(num_bytes: int, checksum: str) -> dict[str, Any]:
+    return {"file_bytes": num_bytes, CHECKSUM: checksum}
+
+
+def write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file under another name, wait until all of it is on the disk, and only then call it `path`;
+    returns its size and checksum.
 
     Raises CapacityError (the disk is full) and ConfigError, and leaves nothing behind then.
     """
     try:
-        _write(path, pieces)
+        return _write(path, pieces)
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
-def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    checksum, num_bytes = hashlib.new(CHECKSUM), 0
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
             for piece in pieces:
                 _write_all(descriptor, memoryview(piece))
+                checksum.update(piece)
+                num_bytes += len(piece)
             os.fdatasync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -46,11 +74,16 @@ def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+    return _description(num_bytes, checksum.hexdigest())
 
 
-def write_json(path: Path, content: object) -> None:
+def write_json(path: Path, content: object) -> dict[str, Any]:
     """write() for JSON."""
-    write(path, [(json.dumps(content, indent=2) + "\n").encode()])
+    return write(path, [json_bytes(content)])
+
+
+def json_bytes(content: object) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def sync_folder(folder: Path) -> None:
