@@ -209,6 +209,22 @@ def test_written_kv_is_found_again(kind: str, dtype: torch.dtype) -> None:
             assert torch.equal(mine, stored)
 
 
+@pytest.mark.parametrize("kind", ["torch", "reference"])
+@pytest.mark.parametrize("out_features", [1, 40, 1500])
+def test_plain_kernels_stay_on_the_device_of_their_inputs(kind: str, out_features: int) -> None:
+    """A tensor made without a device lands on the default one, which here is another."""
+    plain = TorchKernels() if kind == "torch" else ReferenceKernels()
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 64, generator=generator), random_matrix(out_features, 64, generator)
+    q, kv, layout = paged_case(generator, torch.float16, 16)
+    bias = torch.randn(out_features, generator=generator)
+    with torch.device("meta"):
+        y = plain.int8_linear(x, weight, bias)
+        mixed = plain.paged_attention(q, kv, layout, ATTENTION["plain"])
+    assert torch.equal(y, ReferenceKernels().int8_linear(x, weight, bias))
+    assert torch.equal(mixed, ReferenceKernels().paged_attention(q, kv, layout, ATTENTION["plain"]))
+
+
 @pytest.mark.parametrize("kind", ["torch", "reference", *BUILDS])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int) -> None:
