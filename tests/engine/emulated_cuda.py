@@ -24,7 +24,7 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 FLAGS = (
     "-O2", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
-    "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-sign-compare",
+    "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-sign-compare", "-Wno-unused-variable",
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,float-cast-overflow,integer-divide-by-zero",
     "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
@@ -37,7 +37,9 @@ def library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         program, built = Path(folder, "emulated.cpp"), Path(folder, "emulated.so")
         wrappers = "\n".join(f'EMULATE({name}, "{kinds}")' for name, kinds in SIGNATURES.items())
-        program.write_text(f'#include "emulated_cuda.h"\n{source()}\n#line 1 "wrappers"\n{wrappers}\n')
+        program.write_text(
+            f'#include "emulated_cuda.h"\n{source()}\n#include "fake_cuda_driver.h"\n{wrappers}\n'
+        )
         command = [COMPILER, *FLAGS, "-I", str(Path(__file__).parent), str(program), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stderr
@@ -49,8 +51,9 @@ class EmulatedLauncher:
     same inputs, from last to first: a missing barrier shows as a difference. Each tensor ends at a page that
     can't be touched, so that reading or writing beyond it ends the process."""
 
-    def __init__(self, num_multiprocessors: int = 10) -> None:
+    def __init__(self, num_multiprocessors: int = 10, has_tensor_cores: bool = False) -> None:
         self.num_multiprocessors = num_multiprocessors
+        self.has_tensor_cores = has_tensor_cores
         self.launched: list[str] = []
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:

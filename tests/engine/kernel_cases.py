@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.cuda import CudaLauncher
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 
 
@@ -60,6 +62,11 @@ ATTENTION = {
     "softcap": AttentionSpec(6, 0.5, softcap=3.0),
     "alibi": AttentionSpec(6, 0.2, alibi_slopes=torch.linspace(0.01, 0.7, 6)),
 }
+
+
+@functools.cache
+def gpu_launcher() -> CudaLauncher:
+    return CudaLauncher(torch.device("cuda", 0))
 
 
 class OnGpu:

@@ -3,6 +3,7 @@ where test_kernels.py, which they also pass, does not go: every variant, long co
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 import re
@@ -14,16 +15,16 @@ from typing import cast
 
 import pytest
 import torch
-from emulated_cuda import COMPILER, EmulatedLauncher
+from emulated_cuda import COMPILER, EmulatedLauncher, library
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import ATTENTION, OnGpu, close, paged_batch, random_matrix
+from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_batch, random_matrix
 from torch import Tensor
 
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, choose_kernels, nvrtc
+from penstock.kernels import Kernels, choose_kernels, cuda, nvrtc
 from penstock.kernels.cpu import TorchKernels
 from penstock.kernels.cuda import SIGNATURES, SPLIT_KEYS, CudaKernels, CudaLauncher
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
@@ -42,7 +43,7 @@ def launcher(request: pytest.FixtureRequest) -> EmulatedLauncher | CudaLauncher:
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
-        return CudaLauncher(GPU)
+        return gpu_launcher()
     if COMPILER is None:
         pytest.skip("no C++ compiler to run the CUDA sources with")
     return EmulatedLauncher()
@@ -153,6 +154,48 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
     assert made == [(GPU, tmp_path)]
 
 
+# Launching.
+
+
+@pytest.fixture
+def fake_driver(monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The driver's interface with emulated kernels behind it, and a torch that believes in device 1."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to run the CUDA sources with")
+    driver = library()
+    driver.fake_stream.restype = ctypes.c_void_p
+    properties = SimpleNamespace(major=6, minor=1, multi_processor_count=10)
+    stream = SimpleNamespace(cuda_stream=driver.fake_stream())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(cuda, "compile_kernels", lambda architecture, cache_folder: b"\x7fELF...")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)
+    return driver
+
+
+def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
+    """The C interface sees the arguments that the kernels expect."""
+    launcher = CudaLauncher(torch.device("cuda", 1))
+    assert not launcher.has_tensor_cores
+    mine, reference = CudaKernels(launcher), ReferenceKernels()
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(9, 64, generator=generator), random_matrix(40, 64, generator)
+    assert torch.equal(mine.int8_linear(x, weight), reference.int8_linear(x, weight))
+    close(mine.rms_norm(x, weight.scale.new_ones(64), 1e-5), reference.rms_norm(x, torch.ones(64), 1e-5))
+    q, kv, layout = paged_batch(generator, [(300, 3)], (6, 2), 64, torch.float16)
+    spec = ATTENTION["alibi"]
+    close(mine.paged_attention(q, kv, layout, spec), reference.paged_attention(q, kv, layout, spec))
+    assert mine.int8_linear(x[:0], weight).shape == (0, 40)
+
+
+def test_what_the_driver_refuses_is_said(fake_driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"cuDeviceGet failed: no such device \(error 101\)"):
+        CudaLauncher(torch.device("cuda", 0))
+    monkeypatch.setattr(cuda, "compile_kernels", lambda architecture, cache_folder: b"garbage")
+    with pytest.raises(ConfigError, match="cuModuleLoadData failed: no such image"):
+        CudaLauncher(torch.device("cuda", 1))
+
+
 # Products.
 
 
@@ -176,7 +219,10 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
 def test_every_product_equals_the_reference(
     launcher: EmulatedLauncher | CudaLauncher,
     activations: str, num_tokens: int, in_features: int, out_features: int, kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr(launcher, "num_multiprocessors", 10)
+    monkeypatch.setattr(launcher, "has_tensor_cores", False)
     generator = torch.Generator().manual_seed(in_features)
     x = torch.randn(num_tokens, in_features + 5, generator=generator)[:, :in_features]
     weight = random_matrix(out_features, in_features, generator)
@@ -185,6 +231,25 @@ def test_every_product_equals_the_reference(
     assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight, bias))
     if isinstance(launcher, EmulatedLauncher):
         assert launcher.launched[-1] == f"{kernel}_{2 if activations == 'int16' else 1}"
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 8), (128, 200), (64, 33), (80, 40)])
+def test_sums_of_tensor_cores_become_the_same(
+    launcher: EmulatedLauncher | CudaLauncher,
+    activations: str, in_features: int, out_features: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """torch._int_mm computes them, here on the CPU; sizes that it does not take are ours."""
+    monkeypatch.setattr(launcher, "has_tensor_cores", True)
+    monkeypatch.setattr(cuda, "MAX_SUMS_BYTES", 60_000)  # several blocks of columns
+    generator = torch.Generator().manual_seed(in_features)
+    x = torch.randn(50, in_features, generator=generator)
+    weight = random_matrix(out_features, in_features, generator)
+    y = kernels_of(launcher, activations).int8_linear(x, weight, weight.scale)
+    assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight, weight.scale))
+    if isinstance(launcher, EmulatedLauncher):
+        is_taken = in_features % 64 == 0 and out_features % 8 == 0
+        assert launcher.launched[-1].startswith("combine" if is_taken else "tiled")
 
 
 def test_a_matrix_may_lie_anywhere(launcher: EmulatedLauncher | CudaLauncher) -> None:
@@ -240,8 +305,9 @@ def attend_in_steps(
     [("plain", (6, 2), 64), ("window", (6, 2), 64), ("softcap", (6, 1), 256), ("alibi", (6, 6), 96)],
 )
 def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
-    launcher: EmulatedLauncher | CudaLauncher, case: str, heads: tuple[int, int], head_dim: int
-) -> None:
+    launcher: EmulatedLauncher | CudaLauncher,
+    case: str, heads: tuple[int, int], head_dim: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Three splits of keys. Many multiprocessors: each split has its block; none: one block has them all."""
     generator, spec = torch.Generator().manual_seed(0), ATTENTION[case]
     spec = dataclasses.replace(spec, scale=0.1, window=300 if case == "window" else 0)
@@ -250,7 +316,7 @@ def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
     mine = kernels_of(launcher)
     results = []
     for num_multiprocessors in (0, 1000):
-        launcher.num_multiprocessors = num_multiprocessors
+        monkeypatch.setattr(launcher, "num_multiprocessors", num_multiprocessors)
         for cuts in ([0], [0, 1, 2, 13], [0, 9, 18]):
             results.append(attend_in_steps(mine, q, kv, layout, spec, cuts))
     if isinstance(launcher, EmulatedLauncher):

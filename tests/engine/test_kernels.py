@@ -9,12 +9,12 @@ import torch
 from emulated_cuda import COMPILER, emulated_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import ATTENTION, OnGpu, close, paged_case, random_matrix
+from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_case, random_matrix
 
 from penstock.errors import ConfigError
 from penstock.kernels import Kernels
 from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
-from penstock.kernels.cuda import CudaKernels, CudaLauncher
+from penstock.kernels.cuda import CudaKernels
 from penstock.kernels.operands import BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
 from penstock.weights.quantize import quantize
@@ -30,8 +30,7 @@ def kernels(kind: str, activations: str = "int16") -> Kernels:
     if kind == "emulated":
         return emulated_kernels(activations)
     if kind == "cuda":
-        launcher = CudaLauncher(torch.device("cuda"))
-        return cast(Kernels, OnGpu(CudaKernels(launcher, activations)))
+        return cast(Kernels, OnGpu(CudaKernels(gpu_launcher(), activations)))
     return NativeKernels(activations, build=kind)
 
 

@@ -42,6 +42,8 @@ SIGNATURES: dict[str, str] = {
     "write_kv": "PNPNPPPIIII",
     "quantize_1": "PNIIPP",
     "quantize_2": "PNIIPP",
+    "combine_1": "PIIPIPPIP",
+    "combine_2": "PIIPIPPIP",
     "merge_splits": "PIIIPPIIP",
     **{f"attention_{width}_{height}": _ATTENTION for width, heights in HEIGHTS.items() for height in heights},
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
@@ -58,6 +60,8 @@ _C_TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
 MAX_IN_FEATURES = 131071
 #: Rows of bytes (hi and lo are two) up to which the weights are read as a stream, once per 8 tokens.
 MAX_GEMV_ROWS = 32
+#: Sums of torch's INT8 product that are held at a time.
+MAX_SUMS_BYTES = 32 << 20
 GEMV_WARPS, TILE_COLUMNS = 8, 128
 #: Rows of activations are padded to this many bytes.
 ROW_UNIT = 64
@@ -70,6 +74,8 @@ class Launcher(Protocol):
     """The compiled kernels on a device."""
 
     num_multiprocessors: int
+    #: For INT8, and reachable through torch.
+    has_tensor_cores: bool
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
         """Queue a kernel. `values` are tensors, None, and numbers, as SIGNATURES has them."""
@@ -98,6 +104,9 @@ class CudaKernels(ReferenceKernels):
             f"quantize_{parts}", (num_tokens,), THREADS,
             x, x.stride(0), in_features, padded, rows, token_scales,
         )  # fmt: skip
+        if self._has_tensor_product(num_tokens, weight.qweight):
+            self._tensor_product(rows, token_scales, weight, bias, y)
+            return y
         is_aligned = in_features % 16 == 0 and qweight.data_ptr() % 16 == 0
         kernel, grid = self._product(num_tokens, out_features, is_aligned)
         self._launcher.launch(
@@ -105,6 +114,24 @@ class CudaKernels(ReferenceKernels):
             rows, token_scales, num_tokens, padded, qweight, weight.scale, bias, in_features, out_features, y,
         )  # fmt: skip
         return y
+
+    def _has_tensor_product(self, num_tokens: int, qweight: Tensor) -> bool:
+        """torch._int_mm on tensor cores: more than 16 rows, sizes in multiples of 8, rows without padding."""
+        is_even = qweight.shape[0] % 8 == qweight.shape[1] % ROW_UNIT == qweight.data_ptr() % 16 == 0
+        return self._launcher.has_tensor_cores and is_even and num_tokens * self._parts > MAX_GEMV_ROWS
+
+    def _tensor_product(
+        self, rows: Tensor, token_scales: Tensor, weight: QuantizedTensor, bias: Tensor | None, y: Tensor
+    ) -> None:
+        """Some channels at a time: sums are int32 and take twice the room of y."""
+        num_tokens, out_features = y.shape
+        num_columns = max(8, MAX_SUMS_BYTES // (4 * rows.shape[0]) // 8 * 8)
+        for first in range(0, out_features, num_columns):
+            sums = torch._int_mm(rows, weight.qweight[first : first + num_columns].t())
+            self._launcher.launch(
+                f"combine_{self._parts}", (num_tokens, _ceil(sums.shape[1], THREADS)), THREADS,
+                sums, first, sums.shape[1], token_scales, num_tokens, weight.scale, bias, out_features, y,
+            )  # fmt: skip
 
     def _product(self, num_tokens: int, out_features: int, is_aligned: bool) -> tuple[str, tuple[int, int]]:
         """The kernel for this many tokens, and its grid; all of them compute the same."""
@@ -230,6 +257,7 @@ class CudaLauncher:
         self._device = torch.device("cuda", device.index or 0)
         properties = torch.cuda.get_device_properties(self._device)
         self.num_multiprocessors = properties.multi_processor_count
+        self.has_tensor_cores = (properties.major, properties.minor) >= (7, 5)
         image = compile_kernels(properties.major * 10 + properties.minor, cache_folder)
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._context, handle, module = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()

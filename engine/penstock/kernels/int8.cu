@@ -232,3 +232,24 @@ LINEAR_KERNEL(tiled_4_2, 2, (tiled<4, 2, true>))
 LINEAR_KERNEL(tiled_8_2, 2, (tiled<8, 2, true>))
 LINEAR_KERNEL(tiled_any_1, 2, (tiled<8, 1, false>))
 LINEAR_KERNEL(tiled_any_2, 2, (tiled<8, 2, false>))
+
+/* Sums that torch's INT8 product left, int32 [num_tokens * PARTS, num_columns], of channels first_column and
+ * following -> y. Grid: tokens, then blocks of columns. */
+template <int PARTS>
+__device__ inline void combine(const int *sums, int first_column, int num_columns, const linear &l) {
+    const int token = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i >= num_columns) return;
+    const int *row = sums + (int64)token * PARTS * num_columns;
+    write_output(l, token, first_column + i,
+                 PARTS == 2 ? 256 * (int64)row[i] + row[num_columns + i] : row[i]);
+}
+
+#define COMBINE_KERNEL(parts)                                                                             \
+    KERNEL combine_##parts(const int *sums, int first_column, int num_columns, const float *token_scales, \
+                           int num_tokens, const float *scale, const float *bias, int out_features,       \
+                           float *y) {                                                                    \
+        const linear l = {0, token_scales, num_tokens, 0, 0, scale, bias, 0, out_features, y};            \
+        combine<parts>(sums, first_column, num_columns, l);                                               \
+    }
+COMBINE_KERNEL(1)
+COMBINE_KERNEL(2)
