@@ -2,6 +2,9 @@
 PYTHON ?= python3
 # Another build of torch (2.11 to 2.14), as pip wants to hear it; it may name an index of its own.
 TORCH ?= torch==2.13.0
+# nvrtc compiles the CUDA kernels, for tests without a GPU; leave it out beside a torch for CUDA 12.8 or 12.9,
+# which wants another version.
+EXTRAS ?= dev,nvrtc
 MODEL ?= demo
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +17,7 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml clients/python/pyproject.toml docker/constraints.txt engine/penstock/kernels/cpu.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c docker/constraints.txt -e '.[dev]' -e clients/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python
 	@touch $@
 
 run: install

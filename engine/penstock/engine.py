@@ -102,16 +102,20 @@ class Engine:
         is_patient: bool = True,
         tokenizer: Tokenizer | None = None,
         hardware: HardwareProfile | None = None,
+        cache_folder: Path | None = None,
     ) -> Engine:
         """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
 
         report_progress(loaded, total) is called after each layer that stays in memory, and may raise to
         give up. Returns when all of them are there, or at once if not `is_patient`: the first step then
         computes each layer as it arrives. `tokenizer` replaces the folder's own; `hardware` is what was
-        measured, and without it only the free memory is looked up. Raises CheckpointError kinds for what is
+        measured, and without it only the free memory is looked up; `cache_folder` keeps kernels that are
+        compiled for a GPU. Raises CheckpointError kinds for what is
         wrong with the files, CapacityError for what does not fit.
         """
-        loaded = load_model(model, config or EngineConfig(), offline, revision, tokenizer, hardware)
+        loaded = load_model(
+            model, config or EngineConfig(), offline, revision, tokenizer, hardware, cache_folder
+        )
         engine = cls(
             loaded.spec,
             loaded.tokenizer,

@@ -72,6 +72,7 @@ def load_model(
     revision: str | None,
     tokenizer: Tokenizer | None,
     hardware: HardwareProfile | None,
+    cache_folder: Path | None,
 ) -> LoadedModel:
     """Engine.load() says what the arguments are and what is raised."""
     num_threads = config.num_threads or num_physical_cores()
@@ -81,7 +82,8 @@ def load_model(
         undo.callback(opened.store.close)
         tokenizer = tokenizer or Tokenizer.load(folder)
         device = find_device(config.device)
-        kernels = choose_kernels(config, num_threads)
+        torch_device = device.torch_device if device else None
+        kernels = choose_kernels(config, num_threads, torch_device, cache_folder)
         # Native kernels have threads of their own; torch's would only fight them for the cores, which they
         # keep busy for a while after each operation.
         torch.set_num_threads(1 if kernels.name == "native" else num_threads)
@@ -92,7 +94,7 @@ def load_model(
         size = footprint(opened.spec, opened.store.tensors, _kv_dtype(config).itemsize)
         plan = plan_memory(size, hardware, config)
         max_model_len = _max_model_len(opened.spec, config, plan)
-        family = opened.family(opened.spec, kernels, max_model_len, device.torch_device if device else None)
+        family = opened.family(opened.spec, kernels, max_model_len, torch_device)
         kv_cache = _allocate_kv(opened.spec, plan, config, device)
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
         reader = StoreReader(opened.store, num_threads, direct)
@@ -170,16 +172,18 @@ def measure_hardware(
     def measure_device() -> dict[str, float]:
         assert device is not None
         memory, link = device_gbps(device.torch_device)
-        gops = _int8_gops(1, device.torch_device)
+        gops = _int8_gops(1, device.torch_device, cache.parent if cache else None)
         return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
 
     measure = Measure(memory_read_gbps, _int8_gops, measure_disk, measure_device)
     return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
 
 
-def _int8_gops(num_threads: int, device: torch.device | None = None) -> float:
+def _int8_gops(
+    num_threads: int, device: torch.device | None = None, cache_folder: Path | None = None
+) -> float:
     """What our own product reaches on a block of a large model, in 1e9 INT8 operations a second."""
-    kernels = choose_kernels(EngineConfig(), num_threads)
+    kernels = choose_kernels(EngineConfig(), num_threads, device, cache_folder)
     qweight = torch.ones(4096, 4096, dtype=torch.int8, device=device)
     weight = QuantizedTensor(qweight, torch.ones(4096, device=device))
     x = torch.randn(256, 4096, device=device)

@@ -70,7 +70,14 @@ def run_bench(
     hardware = profile(settings, folder, is_forced=True)
     check_memory(sequences, config, footprint_of(read_config(folder), config), hardware)
     started = time.perf_counter()
-    with Engine.load(folder, config, tokenizer=NoText(), hardware=hardware, is_patient=False) as engine:
+    with Engine.load(
+        folder,
+        config,
+        tokenizer=NoText(),
+        hardware=hardware,
+        is_patient=False,
+        cache_folder=settings.cache_dir,
+    ) as engine:
         first_token_s = _first_token(engine, started)
         found = [_decode(engine, number) for number in sequences]
         if with_prompt:

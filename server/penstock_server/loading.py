@@ -77,7 +77,13 @@ def load_engine(
         folder = find_model(model, settings.revision, settings.offline)
         # A small model is not worth writing a file to measure the disk with.
         hardware = hardware or profile(settings, folder if largest_file(folder) else None)
-        return Engine.load(folder, settings.engine_config(), report_progress=tell, hardware=hardware)
+        return Engine.load(
+            folder,
+            settings.engine_config(),
+            report_progress=tell,
+            hardware=hardware,
+            cache_folder=settings.cache_dir,
+        )
     finally:
         progress.close()
 

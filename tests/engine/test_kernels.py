@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import math
+from typing import cast
 
 import pytest
 import torch
+from emulated_cuda import COMPILER, emulated_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_case, random_matrix
 
 from penstock.errors import ConfigError
+from penstock.kernels import Kernels
 from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
-from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.cuda import CudaKernels
+from penstock.kernels.operands import BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
 from penstock.weights.quantize import quantize
 
 BUILDS = compiled_builds()
+#: Kernels that are not torch's: compiled C; the CUDA sources run on the CPU, and on a GPU where there is one.
+FAST = [*BUILDS, *(["emulated"] if COMPILER else []), *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def kernels(kind: str, activations: str = "int16") -> ReferenceKernels:
-    return TorchKernels(activations) if kind == "torch" else NativeKernels(activations, build=kind)
-
-
-def random_matrix(rows: int, columns: int, generator: torch.Generator) -> QuantizedTensor:
-    qweight = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, generator=generator)
-    return QuantizedTensor(qweight, torch.rand(rows, generator=generator) * 0.01)
+def kernels(kind: str, activations: str = "int16") -> Kernels:
+    if kind == "torch":
+        return TorchKernels(activations)
+    if kind == "emulated":
+        return emulated_kernels(activations)
+    if kind == "cuda":
+        return cast(Kernels, OnGpu(CudaKernels(gpu_launcher(), activations)))
+    return NativeKernels(activations, build=kind)
 
 
 def test_the_compiled_kernels_are_here() -> None:
@@ -39,7 +45,7 @@ def test_an_unknown_build_is_refused() -> None:
         NativeKernels(build="z80")
 
 
-@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("kind", ["torch", *FAST])
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @settings(deadline=None, max_examples=25)
 @given(
@@ -61,7 +67,7 @@ def test_int8_linear_equals_the_reference_bit_for_bit(
     assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
 
 
-@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("kind", ["torch", *FAST])
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @settings(deadline=None, max_examples=15)
@@ -90,13 +96,11 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
     expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
     assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
     exact = x.double() @ weight.dequantize().double().t() + (0 if bias is None else bias)
-    bound = (x.abs().amax(1) / (32512 if activations == "int16" else 127))[
-        :, None
-    ]  # half of it for each input
-    assert ((expected - exact).abs() <= bound * weight.dequantize().abs().sum(1) + 1e-5 * exact.abs()).all()
+    step = x.abs().amax(1, keepdim=True) / (32512 if activations == "int16" else 127)  # of which half is lost
+    assert ((expected - exact).abs() <= step * weight.dequantize().abs().sum(1) + 1e-5 * exact.abs()).all()
 
 
-@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("kind", FAST)
 def test_extreme_integers_do_not_overflow(kind: str) -> None:
     """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""
     weight = QuantizedTensor(torch.full((64, 8192), 127, dtype=torch.int8), torch.linspace(1e-3, 1, 64))
@@ -106,7 +110,7 @@ def test_extreme_integers_do_not_overflow(kind: str) -> None:
     assert torch.equal(kernels(kind).int8_linear(x, weight), expected)
 
 
-@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("kind", ["torch", *FAST])
 def test_tiny_rows_count_as_zero(kind: str) -> None:
     x = torch.full((2, 64), 1e-42)
     weight = random_matrix(8, 64, torch.Generator().manual_seed(0))
@@ -149,7 +153,7 @@ def test_quantized_activations_are_within_half_a_step() -> None:
     assert bool((error <= 0.502 * scale.double()[:, None]).all())
 
 
-@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("width", [16, 64, 100, 2049])
 def test_norms_equal_the_reference_to_rounding(kind: str, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
@@ -161,7 +165,7 @@ def test_norms_equal_the_reference_to_rounding(kind: str, width: int) -> None:
     close(native.layer_norm(x, None, None, 1e-5), reference.layer_norm(x, None, None, 1e-5))
 
 
-@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("function", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_activations_equal_the_reference_to_rounding(kind: str, function: str) -> None:
     x = torch.cat([torch.linspace(-100, 100, 3001), torch.linspace(-1, 1, 999)]).view(8, 500)
@@ -170,7 +174,7 @@ def test_activations_equal_the_reference_to_rounding(kind: str, function: str) -
     close(native.gated_activation(x, function), reference.gated_activation(x, function))
 
 
-@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("is_interleaved", [False, True])
 def test_rope_equals_the_reference(kind: str, is_interleaved: bool) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -183,39 +187,7 @@ def test_rope_equals_the_reference(kind: str, is_interleaved: bool) -> None:
     assert torch.equal(mine[:, 0], fused[:, 0]) and not torch.equal(mine[:, 1], fused[:, 1])
 
 
-def close(mine: Tensor, expected: Tensor) -> None:
-    assert mine.shape == expected.shape
-    assert float((mine - expected).abs().max()) <= 4e-6 * max(1.0, float(expected.abs().max()))
-
-
-def paged_case(
-    generator: torch.Generator, dtype: torch.dtype, head_dim: int, block_size: int = 16
-) -> tuple[Tensor, LayerKV, BatchLayout]:
-    """Four sequences with contexts of all sizes, part of each new, in shuffled blocks."""
-    lengths, new = [1, 37, 90, 16], [1, 37, 5, 1]
-    num_blocks = [math.ceil(length / block_size) for length in lengths]
-    order = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()
-    tables = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
-    for row, count in enumerate(num_blocks):
-        tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
-    total = sum(num_blocks) + 3
-    k = torch.randn(total, 2, head_dim, block_size, generator=generator).to(dtype)
-    v = torch.randn(total, 2, block_size, head_dim, generator=generator).to(dtype)
-    starts = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32)
-    positions = torch.cat([torch.arange(n - m, n) for n, m in zip(lengths, new, strict=True)])
-    layout = BatchLayout(positions, torch.zeros(0), tables, starts, torch.tensor(lengths, dtype=torch.int32))
-    return torch.randn(sum(new), 6, head_dim, generator=generator), LayerKV(k, v), layout
-
-
-ATTENTION = {
-    "plain": AttentionSpec(6, 0.2),
-    "window": AttentionSpec(6, 0.2, window=19),
-    "softcap": AttentionSpec(6, 0.5, softcap=3.0),
-    "alibi": AttentionSpec(6, 0.2, alibi_slopes=torch.linspace(0.01, 0.7, 6)),
-}
-
-
-@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("case", ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("head_dim", [16, 40, 128])
@@ -227,7 +199,7 @@ def test_paged_attention_equals_the_reference_to_rounding(
     close(kernels(kind).paged_attention(q, kv, layout, ATTENTION[case]), expected)
 
 
-@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("kind", ["torch", *FAST])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_written_kv_is_found_again(kind: str, dtype: torch.dtype) -> None:
     k, v = torch.randn(2, 20, 2, 24)
@@ -244,7 +216,23 @@ def test_written_kv_is_found_again(kind: str, dtype: torch.dtype) -> None:
             assert torch.equal(mine, stored)
 
 
-@pytest.mark.parametrize("kind", ["torch", "reference", *BUILDS])
+@pytest.mark.parametrize("kind", ["torch", "reference"])
+@pytest.mark.parametrize("out_features", [1, 40, 1500])
+def test_plain_kernels_stay_on_the_device_of_their_inputs(kind: str, out_features: int) -> None:
+    """A tensor made without a device lands on the default one, which here is another."""
+    plain = TorchKernels() if kind == "torch" else ReferenceKernels()
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 64, generator=generator), random_matrix(out_features, 64, generator)
+    q, kv, layout = paged_case(generator, torch.float16, 16)
+    bias = torch.randn(out_features, generator=generator)
+    with torch.device("meta"):
+        y = plain.int8_linear(x, weight, bias)
+        mixed = plain.paged_attention(q, kv, layout, ATTENTION["plain"])
+    assert torch.equal(y, ReferenceKernels().int8_linear(x, weight, bias))
+    assert torch.equal(mixed, ReferenceKernels().paged_attention(q, kv, layout, ATTENTION["plain"]))
+
+
+@pytest.mark.parametrize("kind", ["torch", "reference", *FAST])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int) -> None:
     """Norms, activations and attention of a row, bit for bit, alone and in company."""

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
+import torch
+
 from penstock.config import EngineConfig
 from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
+from penstock.kernels.cuda import CudaKernels, CudaLauncher
+from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -12,6 +19,8 @@ from penstock.kernels.operands import (
     QuantizedTensor,
 )
 from penstock.kernels.reference import ReferenceKernels
+
+logger = logging.getLogger(__name__)
 
 #: What a layer may call. The reference is the interface: faster kernels replace its methods.
 Kernels = ReferenceKernels
@@ -27,8 +36,16 @@ __all__ = [
 ]
 
 
-def choose_kernels(config: EngineConfig, num_threads: int) -> Kernels:
-    """The kernels that the config asks for. Raises ConfigError if it insists on what is not there."""
+def choose_kernels(
+    config: EngineConfig,
+    num_threads: int,
+    device: torch.device | None = None,
+    cache_folder: Path | None = None,
+) -> Kernels:
+    """The kernels that the config asks for, for tensors on `device`, the CPU by default. `cache_folder` keeps
+    what is compiled for a GPU. Raises ConfigError if the config insists on what is not there."""
+    if device is not None and device.type == "cuda":
+        return _cuda_kernels(config, device, cache_folder)
     choice = config.kernels
     if choice == "auto":
         choice = "native" if compiled_builds() else "torch"
@@ -36,4 +53,19 @@ def choose_kernels(config: EngineConfig, num_threads: int) -> Kernels:
         native = NativeKernels(config.activations)
         native.set_num_threads(num_threads)
         return native
+    return (TorchKernels if choice == "torch" else ReferenceKernels)(config.activations)
+
+
+def _cuda_kernels(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> Kernels:
+    choice = config.kernels
+    if choice == "auto":
+        major, minor = torch.cuda.get_device_capability(device)
+        choice = "native" if find_nvrtc(10 * major + minor) else "torch"
+        if choice == "torch":
+            logger.warning(
+                "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's, which "
+                "are much slower, serve. %s", device, major, minor, INSTALL_NVRTC,
+            )  # fmt: skip
+    if choice == "native":
+        return CudaKernels(CudaLauncher(device, cache_folder), config.activations)
     return (TorchKernels if choice == "torch" else ReferenceKernels)(config.activations)

@@ -39,28 +39,54 @@ ACTIVATION_CODES: dict[ActivationFunction, int] = {
     "gelu": 2,
     "relu": 3,
 }
+#: Rows that torch._int_mm wants on CUDA: more than 16.
+MIN_CUDA_ROWS = 32
+#: Output channels whose weights are held as float64 at a time, where there is no INT8 product.
+BLOCK_CHANNELS = 1024
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
 
 
 class TorchKernels(ReferenceKernels):
-    """The reference with torch's INT8 product (plain weight layout): the fallback without a compiler."""
+    """The reference with torch's INT8 product (plain weight layout): the fallback without a compiler, on the
+    CPU and on CUDA."""
 
     name = "torch"
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-        # Torch 2.13 takes a matrix with a side of 1 for its transpose.
-        if 1 in weight.qweight.shape or weight.num_groups > 1:
-            return super().int8_linear(x, weight, bias)
+        if not _int_mm_takes(weight.qweight) or weight.num_groups > 1:
+            return self._in_blocks(x, weight, bias)
         q, token_scale = quantize_activations(x, self.activations)
-        transposed = weight.qweight.t()
         if self.activations == "int8":
-            sums = torch._int_mm(q.to(torch.int8), transposed).double()
+            sums = _int_mm(q.to(torch.int8), weight.qweight).double()
         else:
-            hi, lo = torch._int_mm(torch.cat(split_rows(q)), transposed).double().chunk(2)
+            hi, lo = _int_mm(torch.cat(split_rows(q)), weight.qweight).double().chunk(2)
             sums = torch.add(lo, hi, alpha=256)
         y = scale_sums(sums, token_scale, weight.scale.flatten())
         return y if bias is None else y + bias
+
+    def _in_blocks(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+        """The reference, some channels at a time: it copies their weights as float64."""
+        blocks = zip(*(torch.split(part, BLOCK_CHANNELS) for part in weight), strict=True)
+        y = torch.cat(
+            [ReferenceKernels.int8_linear(self, x, QuantizedTensor(*block)) for block in blocks], dim=1
+        )
+        return y if bias is None else y + bias
+
+
+def _int_mm_takes(qweight: Tensor) -> bool:
+    if qweight.is_cuda:  # cuBLASLt's INT8 products need tensor cores and sizes in multiples of 8
+        has_tensor_cores = torch.cuda.get_device_capability(qweight.device) >= (7, 5)
+        return has_tensor_cores and all(size % 8 == 0 for size in qweight.shape)
+    return 1 not in qweight.shape  # torch 2.13 takes such a matrix for its transpose
+
+
+def _int_mm(rows: Tensor, qweight: Tensor) -> Tensor:
+    """rows qweight^T: int8 [num_rows, in_features] -> int32 [num_rows, out_features]."""
+    num_rows = rows.shape[0]
+    if rows.is_cuda and num_rows < MIN_CUDA_ROWS:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_CUDA_ROWS - num_rows))
+    return torch._int_mm(rows, qweight.t())[:num_rows]
 
 
 class NativeKernels(ReferenceKernels):

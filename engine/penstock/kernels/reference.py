@@ -30,7 +30,8 @@ MAX_HALF = torch.finfo(torch.float16).max
 def quantize_activations(x: Tensor, activations: str) -> tuple[Tensor, Tensor]:
     """Each row as integers: float32 [num_tokens, in_features] -> (int32 of that shape, float32
     [num_tokens]), x ~ q * scale. Rounds half to even."""
-    scale = x.abs().amax(dim=-1) / ACTIVATION_LIMIT[activations]
+    # The limit lies on x's device: CUDA's division by a number of the host multiplies by its reciprocal.
+    scale = x.abs().amax(dim=-1) / x.new_tensor(ACTIVATION_LIMIT[activations])
     scale = torch.where(scale >= SMALLEST_SCALE, scale, 0.0)
     divisor = torch.where(scale > 0, scale, torch.inf)
     return torch.round(x / divisor[:, None]).to(torch.int32), scale
@@ -137,7 +138,7 @@ class ReferenceKernels:
         q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
         step's own K and V must have been written.
         """
-        y = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
+        y = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
         for seq in range(batch.num_seqs):
             shift = lengths[seq] - starts[seq + 1]
@@ -158,7 +159,7 @@ class ReferenceKernels:
         scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
         if spec.softcap:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        distance = torch.arange(-position, 1)
+        distance = torch.arange(-position, 1, device=q.device)
         if spec.alibi_slopes is not None:
             scores = scores + spec.alibi_slopes.view(num_kv_heads, -1, 1) * distance
         if spec.window:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.kernels.reference import ReferenceKernels
 from penstock.model.family import (
     Family,
     layer_norm_tensors,
@@ -81,7 +82,10 @@ class Bloom(Family):
         return norm if spec.is_tied else (*norm, head)
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.layer_norm("embedding_norm", weights, super().embed(weights, input_ids, positions))
+        # On the host, wherever layers are computed: not by their kernels.
+        hidden, bias = super().embed(weights, input_ids, positions), weights.vector("embedding_norm.bias")
+        norm = weights.vector("embedding_norm")
+        return ReferenceKernels().layer_norm(hidden, norm, bias, self.spec.norm_eps)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

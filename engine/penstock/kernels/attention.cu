@@ -1,0 +1,330 @@
+/* Attention of new tokens over everything their sequences have cached, causal, float32 (kernels/reference.py
+ * has the definition; the softmax over parts of the keys is that of arXiv 1805.02867 and 2205.14135).
+ *
+ * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
+ * float16 or float32; block_size is a multiple of 16. A row is one head's query of one token.
+ *
+ * The keys of a sequence are cut by position: TILE_KEYS are met at once, SPLIT_KEYS add up to one partial
+ * result (the largest score, the sum of the exponentials relative to it, the values so weighted), and partial
+ * results are merged in order. A tile of which a row may see nothing changes nothing in it, bit for bit. So a
+ * row's result does not depend on which other rows are in its block, nor on whether one block walks through
+ * all splits or each split has a block of its own and merge_splits follows. */
+enum { TILE_KEYS = 32, SPLIT_KEYS = 256 };
+
+typedef struct {
+    const float *q; /* [num_tokens, num_heads, head_dim], tokens apart by q_stride */
+    int64 q_stride;
+    const void *k_cache, *v_cache;
+    int is_half, num_heads, num_kv_heads, head_dim, block_size;
+    const int *block_tables; /* [num_seqs, max_blocks] */
+    int max_blocks;
+    const int *query_start, *context_lens; /* as in BatchLayout */
+    int num_seqs;
+    float scale, softcap;      /* 0: none */
+    int window;                /* 0: none */
+    const float *alibi_slopes; /* [num_heads], or null */
+    float *y;                  /* [num_tokens, num_heads, head_dim] */
+    /* Null, or [num_tokens, num_heads, num_splits, head_dim + 2] for partial results: largest, sum, values.
+     */
+    float *partials;
+    int num_splits;
+} attention;
+
+/* Part of a softmax: merged, it is as if its keys had been seen together. */
+typedef struct {
+    float largest, sum;
+} softmax_part;
+
+/* What both sides' values are to be multiplied with. Merging with an empty part changes nothing. */
+typedef struct {
+    float mine, other;
+} merge_factors;
+
+__device__ inline merge_factors merge(softmax_part &mine, softmax_part other) {
+    merge_factors factors = {1.0f, 0.0f};
+    if (other.largest == -infinity()) return factors;
+    const float largest = fmaxf(mine.largest, other.largest);
+    factors.mine = expf(mine.largest - largest);
+    factors.other = expf(other.largest - largest);
+    mine.sum = mine.sum * factors.mine + other.sum * factors.other;
+    mine.largest = largest;
+    return factors;
+}
+
+__device__ inline int first_visible(int position, int window) {
+    return window ? max(0, position - window + 1) : 0;
+}
+
+/* Four neighbouring elements of a cache; `at` is a multiple of 4. */
+__device__ inline float4 load_4(const void *cache, int is_half, int64 at) {
+    if (!is_half) return *(const float4 *)((const float *)cache + at);
+    const uint2 bits = *(const uint2 *)((const half_bits *)cache + at);
+    return make_float4(half_to_float(bits.x & 0xffff), half_to_float(bits.x >> 16),
+                       half_to_float(bits.y & 0xffff), half_to_float(bits.y >> 16));
+}
+__device__ inline float load_1(const void *cache, int is_half, int64 at) {
+    return is_half ? half_to_float(((const half_bits *)cache)[at]) : ((const float *)cache)[at];
+}
+
+/* TILE_KEYS keys from `first` on -> tile [head_dim up to a multiple of 4, TILE_KEYS], zeros beyond num_keys
+ * (or what a block that is not yet full holds: nobody sees it) and beyond head_dim. */
+__device__ inline void load_keys(const attention &a, const int *table, int head, int first, int num_keys,
+                                 float *tile) {
+    const int units = (a.head_dim + 3) / 4 * 4 * (TILE_KEYS / 4);
+    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
+        const int i = unit / (TILE_KEYS / 4), key = first + 4 * (unit % (TILE_KEYS / 4));
+        float4 keys = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (i < a.head_dim && key < num_keys) {
+            const int64 row = ((int64)table[key / a.block_size] * a.num_kv_heads + head) * a.head_dim + i;
+            keys = load_4(a.k_cache, a.is_half, row * a.block_size + key % a.block_size);
+        }
+        *(float4 *)(tile + i * TILE_KEYS + key - first) = keys;
+    }
+}
+
+/* Their values -> tile [TILE_KEYS, WIDTH], zeros beyond num_keys. */
+template <int WIDTH>
+__device__ inline void load_values(const attention &a, const int *table, int head, int first, int num_keys,
+                                   float *tile) {
+    const int row_units = (a.head_dim + 3) / 4;
+    for (int unit = threadIdx.x; unit < TILE_KEYS * row_units; unit += blockDim.x) {
+        const int j = unit / row_units, i = 4 * (unit % row_units), key = first + j;
+        float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (key < num_keys) {
+            const int64 block = (int64)table[key / a.block_size] * a.num_kv_heads + head;
+            const int64 at = (block * a.block_size + key % a.block_size) * a.head_dim + i;
+            if (a.head_dim % 4 == 0) {
+                values = load_4(a.v_cache, a.is_half, at);
+            } else {
+                values.x = load_1(a.v_cache, a.is_half, at);
+                if (i + 1 < a.head_dim) values.y = load_1(a.v_cache, a.is_half, at + 1);
+                if (i + 2 < a.head_dim) values.z = load_1(a.v_cache, a.is_half, at + 2);
+                if (i + 3 < a.head_dim) values.w = load_1(a.v_cache, a.is_half, at + 3);
+            }
+        }
+        *(float4 *)(tile + j * WIDTH + i) = values;
+    }
+}
+
+/* A block's rows: some of one sequence, in the order of tokens, then heads; all share a KV head. */
+typedef struct {
+    int seq, first_row, num_rows;
+    int group;       /* heads per KV head */
+    int first_token; /* of the sequence, in the batch */
+    int shift;       /* the position of the batch's token t is t + shift */
+    int num_keys;    /* that the last row sees, counted from the sequence's beginning */
+} block_rows;
+
+/* The index-th tile of `height` rows, counted through all sequences; no rows if there is none. */
+__device__ inline block_rows find_rows(const attention &a, int index, int height) {
+    block_rows found = {0, 0, 0, a.num_heads / a.num_kv_heads, 0, 0, 0};
+    for (; found.seq < a.num_seqs; found.seq++) {
+        const int first = a.query_start[found.seq], end = a.query_start[found.seq + 1];
+        const int rows = (end - first) * found.group, num_tiles = (rows + height - 1) / height;
+        if (index < num_tiles) {
+            found.first_row = index * height, found.num_rows = min(height, rows - found.first_row);
+            found.first_token = first, found.shift = a.context_lens[found.seq] - end;
+            found.num_keys = first + (found.first_row + found.num_rows - 1) / found.group + found.shift + 1;
+            break;
+        }
+        index -= num_tiles;
+    }
+    return found;
+}
+
+__device__ inline int token_of(const block_rows &b, int row) {
+    return b.first_token + (b.first_row + row) / b.group;
+}
+__device__ inline int head_of(const block_rows &b, int row) {
+    return blockIdx.y * b.group + (b.first_row + row) % b.group;
+}
+
+/* A lane's key against ROWS queries: one chain of multiply-adds over the dimensions, in order. */
+template <int WIDTH, int ROWS>
+__device__ inline void score_keys(const float *tile, const float (*queries)[WIDTH], int head_dim,
+                                  float *scores) {
+    for (int r = 0; r < ROWS; r++) scores[r] = 0.0f;
+    for (int i = 0; i < head_dim; i += 4) {
+        const float *keys = tile + i * TILE_KEYS + threadIdx.x % 32;
+        const float k0 = keys[0], k1 = keys[TILE_KEYS], k2 = keys[2 * TILE_KEYS], k3 = keys[3 * TILE_KEYS];
+        for (int r = 0; r < ROWS; r++) {
+            const float4 query = *(const float4 *)&queries[r][i];
+            scores[r] = fmaf(query.x, k0, scores[r]);
+            scores[r] = fmaf(query.y, k1, scores[r]);
+            scores[r] = fmaf(query.z, k2, scores[r]);
+            scores[r] = fmaf(query.w, k3, scores[r]);
+        }
+    }
+}
+
+/* A row's score for this lane's key -> its weight in `part`, which takes in the warp's keys. */
+__device__ inline float weigh(const attention &a, float score, float slope, int key, int position,
+                              softmax_part &part, float &keep) {
+    score *= a.scale;
+    if (a.softcap > 0.0f) score = a.softcap * tanhf(score / a.softcap);
+    if (a.alibi_slopes) score += slope * (float)(key - position);
+    const bool is_seen = key <= position && key >= first_visible(position, a.window);
+    softmax_part met = {warp_max(is_seen ? score : -infinity()), 0.0f};
+    const float weight = is_seen ? expf(score - met.largest) : 0.0f;
+    met.sum = warp_sum(weight);
+    const merge_factors factors = merge(part, met);
+    keep = factors.mine;
+    return weight * factors.other;
+}
+
+/* values += weights times the tile's values, keys in order. */
+template <int SLICES, int ROWS>
+__device__ inline void mix_values(const float *tile, const float (*weights)[TILE_KEYS],
+                                  float (*values)[SLICES]) {
+    enum { WIDTH = 32 * SLICES };
+    for (int j = 0; j < TILE_KEYS; j += 4) {
+        float4 w[ROWS];
+        for (int r = 0; r < ROWS; r++) w[r] = *(const float4 *)&weights[r][j];
+        for (int s = 0; s < SLICES; s++) {
+            const float *column = tile + j * WIDTH + 32 * s + threadIdx.x % 32;
+            const float v0 = column[0], v1 = column[WIDTH], v2 = column[2 * WIDTH], v3 = column[3 * WIDTH];
+            for (int r = 0; r < ROWS; r++) {
+                values[r][s] = fmaf(w[r].x, v0, values[r][s]);
+                values[r][s] = fmaf(w[r].y, v1, values[r][s]);
+                values[r][s] = fmaf(w[r].z, v2, values[r][s]);
+                values[r][s] = fmaf(w[r].w, v3, values[r][s]);
+            }
+        }
+    }
+}
+
+/* A softmax over some keys, with the values it weighs: a lane has every 32nd dimension. */
+template <int SLICES, int ROWS> struct results {
+    softmax_part parts[ROWS];
+    float values[ROWS][SLICES];
+
+    __device__ inline results() {
+        for (int r = 0; r < ROWS; r++) {
+            parts[r].largest = -infinity(), parts[r].sum = 0.0f;
+            for (int s = 0; s < SLICES; s++) values[r][s] = 0.0f;
+        }
+    }
+};
+
+/* A warp has ROWS of the block's WARPS * ROWS rows. Scores: a lane has a key. Values: it has SLICES
+ * dimensions. Grid: at least as many as there are tiles of rows, KV heads, and num_splits if there are
+ * partials. */
+template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const attention &a) {
+    enum { WIDTH = 32 * SLICES, HEIGHT = WARPS * ROWS };
+    __shared__ __align__(16) float queries[HEIGHT][WIDTH], tile[TILE_KEYS * WIDTH],
+        weights[HEIGHT][TILE_KEYS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
+    const block_rows b = find_rows(a, blockIdx.x, HEIGHT);
+    if (b.num_rows == 0) return;
+    const int *table = a.block_tables + (int64)b.seq * a.max_blocks;
+    const int first_key = first_visible(token_of(b, 0) + b.shift, a.window) / TILE_KEYS * TILE_KEYS;
+    int split = first_key / SPLIT_KEYS, end_split = (b.num_keys - 1) / SPLIT_KEYS + 1;
+    if (a.partials) {
+        if ((int)blockIdx.z < split || (int)blockIdx.z >= end_split) return;
+        split = blockIdx.z, end_split = split + 1;
+    }
+
+    for (int r = warp; r < HEIGHT; r += WARPS)
+        for (int i = lane; i < WIDTH; i += 32)
+            queries[r][i] = r < b.num_rows && i < a.head_dim
+                                ? a.q[token_of(b, r) * a.q_stride + head_of(b, r) * a.head_dim + i]
+                                : 0.0f;
+    int positions[ROWS];
+    float slopes[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        const int row = warp * ROWS + r;
+        positions[r] = row < b.num_rows ? token_of(b, row) + b.shift : -1; /* -1 sees nothing */
+        slopes[r] = a.alibi_slopes ? a.alibi_slopes[head_of(b, row)] : 0.0f;
+    }
+    const bool has_rows = warp * ROWS < b.num_rows;
+
+    results<SLICES, ROWS> total;
+    for (; split < end_split; split++) {
+        results<SLICES, ROWS> mine;
+        const int end = min((split + 1) * SPLIT_KEYS, b.num_keys);
+        for (int first = max(split * SPLIT_KEYS, first_key); first < end; first += TILE_KEYS) {
+            __syncthreads();
+            load_keys(a, table, kv_head, first, b.num_keys, tile);
+            __syncthreads();
+            if (has_rows) {
+                float scores[ROWS], keep;
+                score_keys<WIDTH, ROWS>(tile, queries + warp * ROWS, a.head_dim, scores);
+                for (int r = 0; r < ROWS; r++) {
+                    weights[warp * ROWS + r][lane] =
+                        weigh(a, scores[r], slopes[r], first + lane, positions[r], mine.parts[r], keep);
+                    for (int s = 0; s < SLICES; s++) mine.values[r][s] *= keep;
+                }
+            }
+            __syncthreads();
+            load_values<WIDTH>(a, table, kv_head, first, b.num_keys, tile);
+            __syncthreads();
+            if (has_rows) mix_values<SLICES, ROWS>(tile, weights + warp * ROWS, mine.values);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            const merge_factors factors = merge(total.parts[r], mine.parts[r]);
+            for (int s = 0; s < SLICES; s++)
+                total.values[r][s] = total.values[r][s] * factors.mine + mine.values[r][s] * factors.other;
+        }
+    }
+
+    for (int r = 0; r < ROWS; r++) {
+        const int row = warp * ROWS + r;
+        if (row >= b.num_rows) break;
+        const int64 to = (int64)token_of(b, row) * a.num_heads + head_of(b, row);
+        const int64 partial = (to * a.num_splits + blockIdx.z) * (a.head_dim + 2);
+        if (a.partials && lane == 0)
+            a.partials[partial] = total.parts[r].largest, a.partials[partial + 1] = total.parts[r].sum;
+        for (int s = 0; s < SLICES; s++) {
+            const int i = 32 * s + lane;
+            if (i >= a.head_dim) continue;
+            if (a.partials)
+                a.partials[partial + 2 + i] = total.values[r][s];
+            else
+                a.y[to * a.head_dim + i] = total.values[r][s] / total.parts[r].sum;
+        }
+    }
+}
+
+#define ATTENTION_KERNEL(name, slices, warps, rows)                                                        \
+    KERNEL __launch_bounds__(32 * warps) name(                                                             \
+        const float *q, int64 q_stride, const void *k_cache, const void *v_cache, int is_half,             \
+        int num_heads, int num_kv_heads, int head_dim, int block_size, const int *block_tables,            \
+        int max_blocks, const int *query_start, const int *context_lens, int num_seqs, float scale,        \
+        float softcap, int window, const float *alibi_slopes, float *y, float *partials, int num_splits) { \
+        const attention a = {                                                                              \
+            q,        q_stride,   k_cache,      v_cache,      is_half,     num_heads,    num_kv_heads,     \
+            head_dim, block_size, block_tables, max_blocks,   query_start, context_lens, num_seqs,         \
+            scale,    softcap,    window,       alibi_slopes, y,           partials,     num_splits};      \
+        attend<slices, warps, rows>(a);                                                                    \
+    }
+
+/* attention_WIDTH_HEIGHT: dimensions per head at most, rows per block. */
+ATTENTION_KERNEL(attention_64_8, 2, 8, 1)
+ATTENTION_KERNEL(attention_64_32, 2, 8, 4)
+ATTENTION_KERNEL(attention_128_8, 4, 8, 1)
+ATTENTION_KERNEL(attention_128_32, 4, 8, 4)
+ATTENTION_KERNEL(attention_256_4, 8, 4, 1)
+ATTENTION_KERNEL(attention_256_8, 8, 4, 2)
+
+/* The partial results of all splits in order -> y, just as a block that walks through them does it.
+ * Grid: tokens, heads. */
+KERNEL merge_splits(const float *partials, int num_splits, int num_heads, int head_dim,
+                    const int *query_start, const int *context_lens, int num_seqs, int window, float *y) {
+    const int token = blockIdx.x;
+    int seq = 0;
+    while (seq < num_seqs - 1 && query_start[seq + 1] <= token) seq++;
+    const int position = token + context_lens[seq] - query_start[seq + 1];
+    const int64 to = (int64)token * num_heads + blockIdx.y;
+    for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
+        softmax_part total = {-infinity(), 0.0f};
+        float value = 0.0f;
+        for (int split = first_visible(position, window) / SPLIT_KEYS; split <= position / SPLIT_KEYS;
+             split++) {
+            const float *partial = partials + (to * num_splits + split) * (head_dim + 2);
+            const softmax_part part = {partial[0], partial[1]};
+            const merge_factors factors = merge(total, part);
+            value = value * factors.mine + partial[2 + i] * factors.other;
+        }
+        y[to * head_dim + i] = value / total.sum;
+    }
+}

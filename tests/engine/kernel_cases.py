@@ -1,0 +1,98 @@
+"""Inputs for tests of kernels, and how near their results must be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cuda import CudaLauncher
+from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+
+
+def random_matrix(rows: int, columns: int, generator: torch.Generator) -> QuantizedTensor:
+    qweight = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    return QuantizedTensor(qweight, torch.rand(rows, generator=generator) * 0.01)
+
+
+def close(mine: Tensor, expected: Tensor) -> None:
+    assert mine.shape == expected.shape
+    assert float((mine - expected).abs().max()) <= 4e-6 * max(1.0, float(expected.abs().max()))
+
+
+def paged_batch(
+    generator: torch.Generator,
+    sequences: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int = 16,
+) -> tuple[Tensor, LayerKV, BatchLayout]:
+    """Sequences of (context, new tokens) in shuffled blocks, (query heads, KV heads): q, cache and layout."""
+    lengths, new = [length for length, _ in sequences], [count for _, count in sequences]
+    num_blocks = [math.ceil(length / block_size) for length in lengths]
+    order = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()
+    tables = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
+    for row, count in enumerate(num_blocks):
+        tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
+    total = sum(num_blocks) + 3
+    k = torch.randn(total, heads[1], head_dim, block_size, generator=generator).to(dtype)
+    v = torch.randn(total, heads[1], block_size, head_dim, generator=generator).to(dtype)
+    starts = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32)
+    positions = torch.cat([torch.arange(n - m, n) for n, m in zip(lengths, new, strict=True)])
+    layout = BatchLayout(positions, torch.zeros(0), tables, starts, torch.tensor(lengths, dtype=torch.int32))
+    return torch.randn(sum(new), heads[0], head_dim, generator=generator), LayerKV(k, v), layout
+
+
+def paged_case(
+    generator: torch.Generator, dtype: torch.dtype, head_dim: int
+) -> tuple[Tensor, LayerKV, BatchLayout]:
+    """Four sequences with contexts of all sizes, part of each new."""
+    return paged_batch(generator, [(1, 1), (37, 37), (90, 5), (16, 1)], (6, 2), head_dim, dtype)
+
+
+ATTENTION = {
+    "plain": AttentionSpec(6, 0.2),
+    "window": AttentionSpec(6, 0.2, window=19),
+    "softcap": AttentionSpec(6, 0.5, softcap=3.0),
+    "alibi": AttentionSpec(6, 0.2, alibi_slopes=torch.linspace(0.01, 0.7, 6)),
+}
+
+
+@functools.cache
+def gpu_launcher() -> CudaLauncher:
+    return CudaLauncher(torch.device("cuda", 0))
+
+
+class OnGpu:
+    """A GPU's kernels for tensors of the host: arguments travel there, and back if they were written to."""
+
+    def __init__(self, kernels: object) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*values: Any) -> Any:
+            moved: list[tuple[Tensor, Tensor]] = []
+            y = getattr(self._kernels, name)(*(_move(value, moved) for value in values))
+            for original, copy in moved:
+                original.copy_(copy)
+            return y if y is None else y.cpu()
+
+        return call
+
+
+def _move(value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
+    if isinstance(value, Tensor):
+        moved.append((value, value.cuda()))
+        return moved[-1][1]
+    if isinstance(value, QuantizedTensor | LayerKV):
+        return type(value)(*(_move(part, moved) for part in value))
+    if isinstance(value, BatchLayout | AttentionSpec):
+        parts = {field.name: _move(getattr(value, field.name), moved) for field in dataclasses.fields(value)}
+        return type(value)(**parts)
+    return value

@@ -1,0 +1,370 @@
+"""The CUDA kernels: compiled for every architecture, and run on the CPU (on a GPU too, where there is one)
+where test_kernels.py, which they also pass, does not go: every variant, long contexts, odd shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import logging
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from emulated_cuda import COMPILER, EmulatedLauncher, library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_batch, random_matrix
+from torch import Tensor
+
+from penstock import kernels as choosing
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.kernels import Kernels, choose_kernels, cuda, nvrtc
+from penstock.kernels.cpu import TorchKernels
+from penstock.kernels.cuda import SIGNATURES, SPLIT_KEYS, CudaKernels, CudaLauncher
+from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.reference import ReferenceKernels
+
+ARCHITECTURES = (61, 70, 75, 80, 86, 89, 90)
+GPU = torch.device("cuda", 0)
+
+needs_nvrtc = pytest.mark.skipif(
+    nvrtc.find_nvrtc(61) is None, reason="no NVRTC of CUDA 12 (the extra nvrtc brings it)"
+)
+
+
+@pytest.fixture(params=["emulated", "cuda"])
+def launcher(request: pytest.FixtureRequest) -> EmulatedLauncher | CudaLauncher:
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+        return gpu_launcher()
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to run the CUDA sources with")
+    return EmulatedLauncher()
+
+
+def kernels_of(launcher: EmulatedLauncher | CudaLauncher, activations: str = "int16") -> Kernels:
+    mine = CudaKernels(launcher, activations)
+    return mine if isinstance(launcher, EmulatedLauncher) else cast(Kernels, OnGpu(mine))
+
+
+@pytest.fixture(autouse=True)
+def uninitialized_memory_is_nan() -> Iterator[None]:
+    """So that an output which nobody writes shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# Compiling.
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiles_to_machine_code(architecture: int) -> None:
+    image = nvrtc.compile_kernels(architecture)
+    assert image[:4] == b"\x7fELF"
+    kernels = set(re.findall(rb"\x00\.text\.(\w+)(?=\x00)", image))
+    assert kernels == {name.encode() for name in SIGNATURES}
+
+
+@needs_nvrtc
+def test_a_card_newer_than_the_library_gets_ptx() -> None:
+    library = nvrtc.find_nvrtc(61)
+    assert library is not None
+    target = library.target(max(library.architectures) + 10)
+    assert target == f"compute_{max(library.architectures)}"
+    assert b".entry rms_norm" in library.compile(nvrtc.source(), target)
+
+
+def test_a_card_without_8_bit_products_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"6\.0: 6\.1 is the oldest"):
+        nvrtc.compile_kernels(60)
+
+
+def test_without_a_library_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_libraries", lambda: ())
+    with pytest.raises(ConfigError, match=r"7\.5.*pip install 'nvidia-cuda-nvrtc-cu12"):
+        nvrtc.compile_kernels(75)
+
+
+@needs_nvrtc
+def test_an_error_carries_the_compilers_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "source", lambda: '#line 7 "some.cu"\n__global__ void f() { g(); }')
+    with pytest.raises(ConfigError, match=r'(?s)sm_61.*some\.cu\(7\): error: identifier "g" is undefined'):
+        nvrtc.compile_kernels(61)
+
+
+@needs_nvrtc
+def test_compiled_kernels_are_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "source", lambda: 'extern "C" __global__ void f() {}')
+    first = nvrtc.compile_kernels(61, tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert kept.read_bytes() == first and "sm_61" in kept.name
+    kept.write_bytes(b"seen")
+    assert nvrtc.compile_kernels(61, tmp_path / "cache") == b"seen"
+    assert nvrtc.compile_kernels(75, tmp_path / "cache") != b"seen"
+    monkeypatch.setattr(nvrtc, "source", lambda: 'extern "C" __global__ void g() {}')
+    assert nvrtc.compile_kernels(61, tmp_path / "cache") != b"seen"
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+@needs_nvrtc
+def test_a_cache_that_cannot_be_written_costs_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nvrtc, "source", lambda: 'extern "C" __global__ void f() {}')
+    (tmp_path / "file").write_text("")
+    assert nvrtc.compile_kernels(61, tmp_path / "file")[:4] == b"\x7fELF"
+    assert "can't be kept" in caplog.text
+
+
+# Choosing.
+
+
+def test_a_gpu_without_nvrtc_computes_with_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nvrtc, "_libraries", lambda: ())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    properties = SimpleNamespace(major=6, minor=1, multi_processor_count=10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU)
+    assert type(chosen) is TorchKernels and chosen.activations == "int8"
+    assert "pip install" in caplog.text
+    assert type(choose_kernels(EngineConfig(kernels="reference"), 1, GPU)) is ReferenceKernels
+    with pytest.raises(ConfigError, match="no NVRTC"):
+        choose_kernels(EngineConfig(kernels="native"), 1, GPU)
+
+
+def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr(choosing, "find_nvrtc", lambda architecture: architecture == 61)
+    monkeypatch.setattr(choosing, "CudaLauncher", lambda *arguments: made.append(arguments))
+    chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU, tmp_path)
+    assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.name == "native"
+    assert made == [(GPU, tmp_path)]
+
+
+# Launching.
+
+
+@pytest.fixture
+def fake_driver(monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The driver's interface with emulated kernels behind it, and a torch that believes in device 1."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to run the CUDA sources with")
+    driver = library()
+    driver.fake_stream.restype = ctypes.c_void_p
+    properties = SimpleNamespace(major=6, minor=1, multi_processor_count=10)
+    stream = SimpleNamespace(cuda_stream=driver.fake_stream())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(cuda, "compile_kernels", lambda architecture, cache_folder: b"\x7fELF...")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)
+    return driver
+
+
+def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
+    """The C interface sees the arguments that the kernels expect."""
+    launcher = CudaLauncher(torch.device("cuda", 1))
+    assert not launcher.has_tensor_cores
+    mine, reference = CudaKernels(launcher), ReferenceKernels()
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(9, 64, generator=generator), random_matrix(40, 64, generator)
+    assert torch.equal(mine.int8_linear(x, weight), reference.int8_linear(x, weight))
+    close(mine.rms_norm(x, weight.scale.new_ones(64), 1e-5), reference.rms_norm(x, torch.ones(64), 1e-5))
+    q, kv, layout = paged_batch(generator, [(300, 3)], (6, 2), 64, torch.float16)
+    spec = ATTENTION["alibi"]
+    close(mine.paged_attention(q, kv, layout, spec), reference.paged_attention(q, kv, layout, spec))
+    assert mine.int8_linear(x[:0], weight).shape == (0, 40)
+
+
+def test_what_the_driver_refuses_is_said(fake_driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"cuDeviceGet failed: no such device \(error 101\)"):
+        CudaLauncher(torch.device("cuda", 0))
+    monkeypatch.setattr(cuda, "compile_kernels", lambda architecture, cache_folder: b"garbage")
+    with pytest.raises(ConfigError, match="cuModuleLoadData failed: no such image"):
+        CudaLauncher(torch.device("cuda", 1))
+
+
+# Products.
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(
+    ("num_tokens", "in_features", "out_features", "kernel"),
+    [
+        (1, 2064, 35, "gemv_1"),
+        (2, 64, 200, "gemv_2"),
+        (3, 48, 33, "gemv_4"),
+        (7, 4112, 65, "gemv_8"),
+        (16, 16, 1, "gemv_8"),
+        (5, 100, 40, "gemv_any"),
+        (1, 1, 1, "gemv_any"),
+        (33, 272, 131, "tiled_4"),
+        (70, 80, 300, "tiled_4"),
+        (33, 65, 70, "tiled_any"),
+        (140, 64, 1300, "tiled_8"),
+    ],
+)
+def test_every_product_equals_the_reference(
+    launcher: EmulatedLauncher | CudaLauncher,
+    activations: str, num_tokens: int, in_features: int, out_features: int, kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(launcher, "num_multiprocessors", 10)
+    monkeypatch.setattr(launcher, "has_tensor_cores", False)
+    generator = torch.Generator().manual_seed(in_features)
+    x = torch.randn(num_tokens, in_features + 5, generator=generator)[:, :in_features]
+    weight = random_matrix(out_features, in_features, generator)
+    bias = torch.randn(out_features, generator=generator)
+    y = kernels_of(launcher, activations).int8_linear(x, weight, bias)
+    assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight, bias))
+    if isinstance(launcher, EmulatedLauncher):
+        assert launcher.launched[-1] == f"{kernel}_{2 if activations == 'int16' else 1}"
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 8), (128, 200), (64, 33), (80, 40)])
+def test_sums_of_tensor_cores_become_the_same(
+    launcher: EmulatedLauncher | CudaLauncher,
+    activations: str, in_features: int, out_features: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """torch._int_mm computes them, here on the CPU; sizes that it does not take are ours."""
+    monkeypatch.setattr(launcher, "has_tensor_cores", True)
+    monkeypatch.setattr(cuda, "MAX_SUMS_BYTES", 60_000)  # several blocks of columns
+    generator = torch.Generator().manual_seed(in_features)
+    x = torch.randn(50, in_features, generator=generator)
+    weight = random_matrix(out_features, in_features, generator)
+    y = kernels_of(launcher, activations).int8_linear(x, weight, weight.scale)
+    assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight, weight.scale))
+    if isinstance(launcher, EmulatedLauncher):
+        is_taken = in_features % 64 == 0 and out_features % 8 == 0
+        assert launcher.launched[-1].startswith("combine" if is_taken else "tiled")
+
+
+def test_a_matrix_may_lie_anywhere(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, bytes_ = torch.randn(3, 64, generator=generator), torch.randint(-127, 128, (64 * 20 + 1,))
+    weight = QuantizedTensor(bytes_.to(torch.int8)[1:].view(20, 64), torch.rand(20, generator=generator))
+    y = kernels_of(launcher).int8_linear(x, weight)
+    assert torch.equal(y, ReferenceKernels().int8_linear(x, weight))
+
+
+@pytest.mark.parametrize("num_tokens", [3, 50])
+def test_rows_that_are_not_numbers_stay_among_themselves(
+    launcher: EmulatedLauncher | CudaLauncher, num_tokens: int
+) -> None:
+    """A row with NaN counts as zero, one with an infinity is NaN."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(num_tokens, 64, generator=generator), random_matrix(20, 64, generator)
+    expected = ReferenceKernels().int8_linear(x, weight)
+    x[0, 3], x[2, 60] = torch.nan, torch.inf
+    y = kernels_of(launcher).int8_linear(x, weight)
+    assert torch.equal(y[0], torch.zeros(20)) and bool(y[2].isnan().all())
+    assert torch.equal(y[1], expected[1]) and torch.equal(y[3:], expected[3:])
+
+
+def test_no_tokens_at_all(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    """No sequence of a step may be at its last pending token: the head then has no rows."""
+    mine, weight = kernels_of(launcher), random_matrix(20, 64, torch.Generator().manual_seed(0))
+    assert mine.int8_linear(torch.empty(0, 64), weight).shape == (0, 20)
+    assert mine.rms_norm(torch.empty(0, 64), torch.ones(64), 1e-5).shape == (0, 64)
+    assert mine.gated_activation(torch.empty(0, 64), "silu").shape == (0, 32)
+
+
+# Attention.
+
+
+def attend_in_steps(
+    mine: Kernels, q: Tensor, kv: LayerKV, layout: BatchLayout, spec: AttentionSpec, cuts: list[int]
+) -> Tensor:
+    """The one sequence of `layout`, its tokens computed in chunks that begin at `cuts`."""
+    parts = []
+    for first, end in pairwise([*cuts, q.shape[0]]):
+        chunk = dataclasses.replace(
+            layout,
+            query_start=torch.tensor([0, end - first], dtype=torch.int32),
+            context_lens=layout.context_lens - (q.shape[0] - end),
+        )
+        parts.append(mine.paged_attention(q[first:end], kv, chunk, spec))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(
+    ("case", "heads", "head_dim"),
+    [("plain", (6, 2), 64), ("window", (6, 2), 64), ("softcap", (6, 1), 256), ("alibi", (6, 6), 96)],
+)
+def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
+    launcher: EmulatedLauncher | CudaLauncher,
+    case: str, heads: tuple[int, int], head_dim: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Three splits of keys. Many multiprocessors: each split has its block; none: one block has them all."""
+    generator, spec = torch.Generator().manual_seed(0), ATTENTION[case]
+    spec = dataclasses.replace(spec, scale=0.1, window=300 if case == "window" else 0)
+    context = 2 * SPLIT_KEYS + 38
+    q, kv, layout = paged_batch(generator, [(context, 20)], heads, head_dim, torch.float16)
+    mine = kernels_of(launcher)
+    results = []
+    for num_multiprocessors in (0, 1000):
+        monkeypatch.setattr(launcher, "num_multiprocessors", num_multiprocessors)
+        for cuts in ([0], [0, 1, 2, 13], [0, 9, 18]):
+            results.append(attend_in_steps(mine, q, kv, layout, spec, cuts))
+    if isinstance(launcher, EmulatedLauncher):
+        assert {"merge_splits"} < set(launcher.launched)
+    close(results[0], ReferenceKernels().paged_attention(q, kv, layout, spec))
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@pytest.mark.parametrize("num_multiprocessors", [0, 10])
+@settings(deadline=None, max_examples=20)
+@given(
+    sequences=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 9)), min_size=1, max_size=3),
+    group=st.sampled_from([1, 2, 3, 9, 40]),
+    head_dim=st.sampled_from([1, 6, 32, 64, 72, 128, 160]),
+    block_size=st.sampled_from([16, 48]),
+    window=st.sampled_from([0, 1, 31, 290]),
+    seed=st.integers(0, 2**31),
+)
+def test_attention_equals_the_reference(
+    num_multiprocessors: int, sequences: list[tuple[int, int]], group: int, head_dim: int, block_size: int,
+    window: int, seed: int,
+) -> None:  # fmt: skip
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to run the CUDA sources with")
+    generator = torch.Generator().manual_seed(seed)
+    sequences = [(max(context, new), new) for context, new in sequences]
+    dtype = (torch.float16, torch.float32)[seed % 2]
+    q, kv, layout = paged_batch(generator, sequences, (2 * group, 2), head_dim, dtype, block_size)
+    spec = AttentionSpec(2 * group, head_dim**-0.5, window)
+    mine = CudaKernels(EmulatedLauncher(num_multiprocessors))
+    close(mine.paged_attention(q, kv, layout, spec), ReferenceKernels().paged_attention(q, kv, layout, spec))
+
+
+def test_attention_reads_no_slot_that_was_not_written(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    """What lies beyond a sequence's end, in its own last block or in another, may be anything."""
+    q, kv, layout = paged_batch(torch.Generator().manual_seed(0), [(37, 5)], (4, 2), 64, torch.float16)
+    expected = ReferenceKernels().paged_attention(q, kv, layout, AttentionSpec(4, 0.1))
+    used = set(layout.block_tables[0].tolist())
+    for block in range(kv.k.shape[0]):
+        end = 16 if block not in used else 37 % 16 if block == int(layout.block_tables[0, -1]) else None
+        if end is not None:
+            kv.k[block, :, :, end % 16 :], kv.v[block, :, end % 16 :] = torch.nan, torch.nan
+    assert bool(kv.k.isnan().any())
+    close(kernels_of(launcher).paged_attention(q, kv, layout, AttentionSpec(4, 0.1)), expected)
+
+
+def test_heads_too_wide_for_a_kernel_take_the_reference(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    q, kv, layout = paged_batch(torch.Generator().manual_seed(0), [(20, 3)], (2, 1), 288, torch.float32)
+    expected = ReferenceKernels().paged_attention(q, kv, layout, AttentionSpec(2, 0.1))
+    close(kernels_of(launcher).paged_attention(q, kv, layout, AttentionSpec(2, 0.1)), expected)
