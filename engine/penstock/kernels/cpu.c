@@ -33,15 +33,17 @@ typedef void (*task_fn)(void *context, int64_t task);
 static struct {
     pthread_mutex_t caller; /* one parallel region at a time, whoever calls */
     pthread_mutex_t lock;
-    pthread_cond_t wake;
-    int num_workers;
+    pthread_cond_t wake, resized;
+    int num_workers;      /* there are so many, */
+    atomic_int num_wanted; /* and so many take part; the others sleep */
     atomic_uint generation;
     atomic_long next, num_tasks;
     atomic_bool is_open; /* fn, context and num_tasks are those of a region that has tasks left */
     atomic_int num_inside;
     task_fn fn;
     void *context;
-} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
+          .resized = PTHREAD_COND_INITIALIZER};
 
 INLINE void relax(void) {
 #if defined(__x86_64__)
@@ -59,8 +61,14 @@ static void run_tasks(void) {
 enum { SPINS = 10000 };
 
 static void *worker(void *argument) {
-    unsigned seen = (unsigned)(uintptr_t)argument;
+    const int index = (int)(uintptr_t)argument;
+    unsigned seen = atomic_load(&pool.generation);
     for (;;) {
+        if (index >= atomic_load(&pool.num_wanted)) {
+            pthread_mutex_lock(&pool.lock);
+            while (index >= atomic_load(&pool.num_wanted)) pthread_cond_wait(&pool.resized, &pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+        }
         for (int i = 0; i < SPINS && atomic_load(&pool.generation) == seen; i++) relax();
         if (atomic_load(&pool.generation) == seen) {
             pthread_mutex_lock(&pool.lock);
@@ -76,17 +84,21 @@ static void *worker(void *argument) {
     return NULL;
 }
 
-/* Threads for arithmetic, the calling one included. Only ever grows; returns what there is now. */
+/* Threads for arithmetic, the calling one included; returns how many there are, which is less only where the
+ * system gives no more. */
 EXPORT int penstock_set_num_threads(int num_threads) {
     pthread_mutex_lock(&pool.caller);
     while (pool.num_workers < num_threads - 1) {
         pthread_t thread;
-        uintptr_t seen = atomic_load(&pool.generation);
-        if (pthread_create(&thread, NULL, worker, (void *)seen)) break;
+        if (pthread_create(&thread, NULL, worker, (void *)(uintptr_t)pool.num_workers)) break;
         pthread_detach(thread);
         pool.num_workers++;
     }
-    int have = pool.num_workers + 1;
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.num_wanted, MIN(num_threads - 1, pool.num_workers));
+    pthread_cond_broadcast(&pool.resized);
+    pthread_mutex_unlock(&pool.lock);
+    int have = atomic_load(&pool.num_wanted) + 1;
     pthread_mutex_unlock(&pool.caller);
     return have;
 }
@@ -96,7 +108,9 @@ static void forget_workers(void) {
     pthread_mutex_init(&pool.caller, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.resized, NULL);
     pool.num_workers = 0;
+    atomic_store(&pool.num_wanted, 0);
     atomic_store(&pool.is_open, false);
     atomic_store(&pool.num_inside, 0);
 }
@@ -104,7 +118,7 @@ static void forget_workers(void) {
 __attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_workers); }
 
 static void parallel(int64_t num_tasks, task_fn fn, void *context) {
-    if (num_tasks <= 1 || pool.num_workers == 0) {
+    if (num_tasks <= 1 || atomic_load(&pool.num_wanted) == 0) {
         for (int64_t task = 0; task < num_tasks; task++) fn(context, task);
         return;
     }
@@ -160,6 +174,8 @@ INLINE vec load_some(const float *p, int64_t n) {
 }
 INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
+/* NaN, once there, stays. */
+INLINE vec max_or_nan(vec a, vec b) { return select_vec((a > b) | (a != a), a, b); }
 INLINE float sum_lanes(vec v) {
     float s[LANES];
     store(s, v);
@@ -169,7 +185,7 @@ INLINE float sum_lanes(vec v) {
 }
 INLINE float max_lanes(vec v) {
     float m = v[0];
-    for (int i = 1; i < LANES; i++) m = MAX(m, v[i]);
+    for (int i = 1; i < LANES; i++) m = m > v[i] || m != m ? m : v[i];
     return m;
 }
 INLINE vec abs_vec(vec v) { return (vec)((ivec)v & 0x7fffffff); }
@@ -279,11 +295,11 @@ static void quantize_token(void *context, int64_t token) {
     const float *x = a->x + token * a->x_stride;
     const int64_t k_end = a->in_features, whole = k_end / LANES * LANES;
     vec largest = {};
-    for (int64_t k = 0; k < whole; k += LANES) largest = max_vec(largest, abs_vec(load(x + k)));
-    if (whole < k_end) largest = max_vec(largest, abs_vec(load_some(x + whole, k_end - whole)));
+    for (int64_t k = 0; k < whole; k += LANES) largest = max_or_nan(largest, abs_vec(load(x + k)));
+    if (whole < k_end) largest = max_or_nan(largest, abs_vec(load_some(x + whole, k_end - whole)));
     const float limit = a->rows_per_token == 2 ? 32512.0f : 127.0f;
     float s = max_lanes(largest) / limit;
-    if (!(s >= 1.17549435e-38f)) s = 0.0f; /* subnormal: too coarse to divide by; the row counts as 0 */
+    if (s < 1.17549435e-38f) s = 0.0f; /* subnormal: too coarse to divide by; the row counts as 0 */
     a->token_scales[token] = s;
     int8_t *hi = a->rows + token * a->rows_per_token * a->padded, *lo = hi + a->padded;
     const vec divisor = splat(s > 0.0f ? s : INFINITY), magic = splat(12582912.0f);
@@ -599,7 +615,7 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     /* A block of activations that stays in a core's L2 while all weights pass by. */
     const int64_t tokens_per_block = MAX(6, (384 << 10) / (padded * rows_per_token) / 6 * 6);
     /* Eight tasks a thread even out cores that others slow down; 64 channels keep a task worth its start. */
-    const int64_t share = out_features / (8 * (pool.num_workers + 1));
+    const int64_t share = out_features / (8 * (atomic_load(&pool.num_wanted) + 1));
     const int64_t columns_per_task = MAX(64, share / 64 * 64);
     linear l = {&a, qweight, scale, bias, y, out_features, num_groups, columns_per_task, tokens_per_block};
     parallel((out_features + columns_per_task - 1) / columns_per_task, linear_task, &l);

@@ -104,14 +104,11 @@ class NativeKernels(ReferenceKernels):
         self._rows_per_token = 2 if activations == "int16" else 1
 
     def set_num_threads(self, num_threads: int) -> int:
-        """Threads for all native kernels of this process; how many there are now. Only ever grows: that fewer
-        are asked for than there are is told in the log."""
+        """Threads for all native kernels of this process; how many there are now. That the system gives fewer
+        is told in the log."""
         there: int = self._library.penstock_set_num_threads(num_threads)
         if there != num_threads:
-            logger.warning(
-                "native kernels compute with %d threads instead of %d: a process keeps what it has",
-                there, num_threads,
-            )  # fmt: skip
+            logger.warning("native kernels compute with %d threads instead of %d", there, num_threads)
         return there
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:

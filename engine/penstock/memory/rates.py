@@ -75,15 +75,13 @@ def _readable_file(folder: Path, least_bytes: int) -> Iterator[Path]:
     status = os.statvfs(folder)
     if status.f_bavail * status.f_frsize < 2 * size:
         raise CapacityError(f"no room to measure the disk under {folder}: {2 * size} bytes should be free")
-    try:
-        with path.open("wb") as stream:
-            for _ in range(size // (1 << 20)):
-                stream.write(os.urandom(1 << 20))
-            stream.flush()
-            os.fsync(stream.fileno())
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    with path.open("wb") as stream:
+        path.unlink()  # a signal in the middle leaves nothing behind
+        for _ in range(size // (1 << 20)):
+            stream.write(os.urandom(1 << 20))
+        stream.flush()
+        os.fsync(stream.fileno())
+        yield Path(f"/proc/self/fd/{stream.fileno()}")
 
 
 def memory_read_gbps(num_threads: int, num_bytes: int = MEMORY_BYTES, rounds: int = 5) -> float:
