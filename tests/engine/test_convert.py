@@ -143,6 +143,18 @@ def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> N
             assert (tmp_path / "new" / "out" / pattern).read_bytes() == (tiny_llama / pattern).read_bytes()
 
 
+def test_torch_has_its_threads_back(tiny_llama: Path, tmp_path: Path) -> None:
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        convert(store_of(tiny_llama), tmp_path / "out", lambda *_: seen.append(torch.get_num_threads()))
+        with pytest.raises(KeyboardInterrupt):
+            convert(store_of(tiny_llama), tmp_path / "other", stop_after(1))
+        assert set(seen) == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_int8_checkpoints_are_laid_out_anew(tiny_llama: Path, tmp_path: Path) -> None:
     convert(store_of(tiny_llama), tmp_path / "one")
     report = convert(store_of(tmp_path / "one"), tmp_path / "two")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family, open_model
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.quantize import QuantizationError, quantize
+from penstock.weights.quantize import QuantizationError, RowQuantizer, quantize
 from penstock.weights.store import LayerWeights, WeightStore
 
 
@@ -51,6 +53,74 @@ def test_quantized_weights_are_within_half_a_step(rows: int, columns: int, seed:
     assert bool((error <= 0.50001 * scale.double()[:, None]).all())
     largest = qweight.abs().amax(1)
     assert bool(((largest == 127) | (scale == 0)).all()), "the scale wastes range"
+
+
+def plainly_quantized(weight: torch.Tensor) -> QuantizedTensor:
+    """The definition: one row after the other, a new tensor for each step."""
+    rows, scales = [], []
+    for row in weight.float():
+        scale = row.abs().max() / 127
+        scale = scale if scale >= 2.0**-126 else torch.tensor(0.0)  # the smallest normal float32
+        rows.append(torch.round(row / scale) if scale > 0 else torch.zeros_like(row))
+        scales.append(scale)
+    return QuantizedTensor(torch.stack(rows).to(torch.int8), torch.stack(scales))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_chunks_are_quantized_as_if_each_row_were_alone(dtype: torch.dtype) -> None:
+    """In the same memory one after the other, the last one shorter."""
+    weight = torch.randn(23, 40, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight[4] = 0
+    if dtype != torch.float16:
+        weight[5] *= 1e-42  # subnormal: nothing
+        weight[6] *= 1e-36
+    expected, mine = plainly_quantized(weight), quantize(torch.zeros_like(weight))
+    quantizer = RowQuantizer(10, 40)
+    lost, of = 0.0, 0.0
+    for rows, *out in zip(*(tensor.split(10) for tensor in (weight, *mine)), strict=True):
+        quantizer.quantize(rows, QuantizedTensor(*out))
+        sums = quantizer.loss(QuantizedTensor(*out))
+        lost, of = lost + sums[0], of + sums[1]
+    for found in (mine, quantize(weight)):
+        assert torch.equal(found.qweight, expected.qweight) and torch.equal(found.scale, expected.scale)
+    exact = weight.float().double()
+    difference = exact - expected.qweight.double() * expected.scale.double()[:, None]
+    assert lost == pytest.approx(float(difference.square().sum()), rel=1e-4)
+    assert of == pytest.approx(float(exact.square().sum()), rel=1e-5)
+    weight[7, 3] = torch.inf
+    with pytest.raises(ValueError, match="infinite"):
+        quantizer.quantize(weight[:10], QuantizedTensor(mine.qweight[:10], mine.scale[:10]))
+
+
+def test_the_disk_is_asked_for_each_row_once_and_before_its_turn(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised: list[range] = []
+    late: list[int] = []
+
+    def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        advised.append(range(offset, offset + length))
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int, real: Any = os.preadv) -> int:
+        if not any(offset in wanted for wanted in advised):
+            late.append(offset)
+        return int(real(descriptor, buffers, offset))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("penstock.weights.store.AHEAD", 2)
+    store = open_store(tiny_llama)
+    read_layer(store, 1)
+    entries = [entry for entry in store.checkpoint.entries.values() if ".layers.1." in entry.name]
+    matrices = [entry for entry in entries if len(entry.shape) == 2]
+    for entry in matrices:
+        inside = [
+            wanted for wanted in advised if entry.offset <= wanted.start < entry.offset + entry.num_bytes
+        ]
+        assert sum(map(len, inside)) == entry.num_bytes and len(inside) > 1
+    assert sorted(late) == sorted(entry.offset for entry in entries if len(entry.shape) == 1)
 
 
 @pytest.mark.parametrize("chunk", [1, 3 * 64, 1 << 22])

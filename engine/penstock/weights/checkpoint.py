@@ -118,8 +118,8 @@ class Checkpoint:
             )
         return self.entries[name]
 
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows start:stop along the tensor's first axis, in its own dtype.
+    def read_rows(self, name: str, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Rows start:stop along the tensor's first axis, in its own dtype; in `out` if it is given.
 
         Raises MissingTensor, WrongTensor (a dtype that we don't compute with) and CorruptFile (the
         file ended early).
@@ -131,7 +131,9 @@ class Checkpoint:
                 f"{', '.join(DTYPES)}: use the original, unquantized checkpoint"
             )
         row_bytes = entry.num_bytes // entry.shape[0] if entry.shape else entry.num_bytes
-        rows = torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
+        rows = (
+            torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype]) if out is None else out
+        )
         self._read_into(rows.view(torch.uint8) if rows.dim() else rows, entry, start * row_bytes)
         return rows
 
@@ -140,17 +142,31 @@ class Checkpoint:
         entry = self.entry(name)
         return self.read_rows(name, 0, entry.shape[0] if entry.shape else 1)
 
-    def _read_into(self, buffer: Tensor, entry: TensorEntry, start: int) -> None:
-        if entry.file not in self._descriptors:
+    def read_ahead(self, name: str, start: int, stop: int) -> None:
+        """Have the system fetch rows start:stop (as far as there are any) while something else is done.
+        Raises MissingTensor and CorruptFile."""
+        entry = self.entry(name)
+        stop = min(stop, entry.shape[0])
+        if start < stop:
+            row_bytes = entry.num_bytes // entry.shape[0]
+            offset, length = entry.offset + start * row_bytes, (stop - start) * row_bytes
+            os.posix_fadvise(self._descriptor(entry.file), offset, length, os.POSIX_FADV_WILLNEED)
+
+    def _descriptor(self, file: Path) -> int:
+        if file not in self._descriptors:
             try:
-                self._descriptors[entry.file] = os.open(entry.file, os.O_RDONLY)
+                self._descriptors[file] = os.open(file, os.O_RDONLY)
             except OSError as error:
-                raise CorruptFile(f"{entry.file} can't be opened any more: {error.strerror}") from error
+                raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
+        return self._descriptors[file]
+
+    def _read_into(self, buffer: Tensor, entry: TensorEntry, start: int) -> None:
+        descriptor = self._descriptor(entry.file)
         view = memoryview(buffer.numpy().data).cast("B")
         done = 0
         while done < len(view):
             try:
-                count = os.preadv(self._descriptors[entry.file], [view[done:]], entry.offset + start + done)
+                count = os.preadv(descriptor, [view[done:]], entry.offset + start + done)
             except OSError as error:
                 raise CorruptFile(
                     f"reading tensor {entry.name} from {entry.file} failed: {error.strerror}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -185,7 +185,9 @@ def _convert(
     check_space(target, sum(stack.num_bytes for stack in missing))
     total = sum(stack.num_bytes for stack in files)
     finished = sum(stack.num_bytes for stack in files if stack.file in done)
-    with closing(_write_stacks(store, target, files, done, report, rounding)) as written:
+    # Calibrating is products and factorizations, which gain by threads.
+    threads = nullcontext() if rounding.looks_back else _one_thread()
+    with threads, closing(_write_stacks(store, target, files, done, report, rounding)) as written:
         for stack, entry in written:
             done[stack.file] = entry
             whole_file.write_json(target / MANIFEST, manifest)
@@ -193,6 +195,18 @@ def _convert(
             if report_progress is not None:
                 report_progress(finished, total)
     _finish(store, target, files, manifest)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch's operations on one thread: chunks are so small that threads which meet after each operation wait
+    longer than they compute, much longer where other processes want the cores as well."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_space(target: Path, needed: int) -> None:

@@ -21,20 +21,51 @@ def quantize(weight: Tensor, group_size: int = 0) -> QuantizedTensor:
     weight is [out_features, in_features] in any floating dtype; a row of zeros gets scale 0. Rounds half
     to even. Raises ValueError for NaN or infinity.
     """
-    if group_size:
-        groups = quantize(weight.reshape(-1, group_size))
-        return QuantizedTensor(groups.qweight.view(weight.shape), groups.scale.view(weight.shape[0], -1))
-    exact = weight.float()
-    largest = torch.maximum(exact.amax(dim=1), -exact.amin(dim=1))  # abs() would make another copy
-    scale = largest / WEIGHT_LIMIT
-    if not bool(torch.isfinite(scale).all()):
-        raise ValueError("it holds NaN or infinite values")
-    # A subnormal scale has too few bits to divide by; what it would stand for is nothing.
-    scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 0.0)
-    divisor = torch.where(scale > 0, scale, torch.inf)
-    own = exact.clone() if exact is weight else exact
-    qweight = own.div_(divisor[:, None]).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
-    return QuantizedTensor(qweight.to(torch.int8), scale)
+    width = group_size or weight.shape[1]
+    scale = torch.empty(weight.shape[0], weight.shape[1] // width)
+    out = QuantizedTensor(
+        torch.empty(weight.shape, dtype=torch.int8), scale if group_size else scale.flatten()
+    )
+    RowQuantizer(*weight.shape).quantize(weight, out)
+    return out
+
+
+class RowQuantizer:
+    """quantize() for chunk after chunk of a matrix, in memory that is taken once: taken for each chunk anew,
+    it costs more in page faults than the arithmetic takes."""
+
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        """For chunks of at most `num_rows`."""
+        self._exact = torch.empty(num_rows * num_columns)
+        self._work = torch.empty(num_rows * num_columns)
+
+    def quantize(self, weight: Tensor, out: QuantizedTensor) -> None:
+        """quantize() into `out`."""
+        exact, work, scales = self._views(out)
+        exact.view(weight.shape).copy_(weight)
+        scale = torch.abs(exact, out=work).amax(dim=1) / WEIGHT_LIMIT
+        if not bool(torch.isfinite(scale).all()):
+            raise ValueError("it holds NaN or infinite values")
+        # A subnormal scale has too few bits to divide by; what it would stand for is nothing.
+        scales.copy_(torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 0.0))
+        divisor = torch.where(scales > 0, scales, torch.inf)
+        # No quotient is beyond 127 (1 + 2^-23), which rounds to 127.
+        torch.div(exact, divisor[:, None], out=work).round_()
+        out.qweight.copy_(work.view(weight.shape))
+
+    def loss(self, out: QuantizedTensor) -> tuple[float, float]:
+        """Sums of squares: of what was lost when `out` was quantized, the last that was, and of what it was
+        made of. To be asked once: it is computed in place."""
+        exact, work, scales = self._views(out)
+        of = float(torch.linalg.vector_norm(exact)) ** 2
+        exact.addcmul_(work, scales[:, None], value=-1)
+        return float(torch.linalg.vector_norm(exact)) ** 2, of
+
+    def _views(self, out: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The two buffers [num_scales, inputs of each], and the scales in a row."""
+        scales, count = out.scale.view(-1), out.qweight.numel()
+        shape = (len(scales), count // max(1, len(scales)))
+        return self._exact[:count].view(shape), self._work[:count].view(shape), scales
 
 
 @dataclass(frozen=True)

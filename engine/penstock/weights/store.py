@@ -1,14 +1,15 @@
 """WeightStore: a model's layers as buffers ready to compute with, whatever the checkpoint holds.
 
 A layer is one contiguous buffer (LayerLayout); INT8 matrices are quantized on the way in, some rows at a
-time, so that reading a layer takes its INT8 bytes and about twenty megabytes, never a float copy of it.
+time, so that reading a layer takes its INT8 bytes and a few megabytes. Only matrices that the checkpoint
+holds transposed (GPT-2's) are read whole, in the checkpoint's dtype, one at a time.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +22,13 @@ from penstock.errors import ConfigError, UnexpectedTensor, UnsupportedModel, Wro
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSlot, TensorSpec
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
-from penstock.weights.quantize import QuantizationError, quantize
+from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.quantize import QuantizationError, RowQuantizer, quantize
 
 #: Bytes of float32 that are quantized at a time.
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+#: Chunks that the disk is asked for before their turn.
+AHEAD = 16
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
 
@@ -239,14 +242,8 @@ class WeightStore:
 
     def exact_rows(self, tensor: TensorSpec, num_elements: int) -> Iterator[Tensor]:
         """A matrix of an unquantized checkpoint as [some, in_features], about so many elements at a time."""
-        step = max(1, num_elements // tensor.shape[1])
         for part in tensor.parts:
-            if tensor.is_transposed:
-                yield from torch.split(self._rows(tensor, part), step)
-            else:
-                num_rows = self._find(part).shape[0]
-                for start in range(0, num_rows, step):
-                    yield self._read(part, start, min(start + step, num_rows))
+            yield from self._chunks(tensor, part, max(1, num_elements // tensor.shape[1]))
 
     def quantization_errors(self, exact: WeightStore | None = None) -> Iterator[QuantizationError]:
         """The error of each INT8 tensor against what the checkpoint holds (or `exact`, the one that it was
@@ -287,59 +284,62 @@ class WeightStore:
     def _fill_matrix(self, tensor: TensorSpec, out: QuantizedTensor) -> None:
         row = 0
         for part in tensor.parts:
-            for chunk in self._quantized_chunks(tensor, part):
-                end = row + chunk.qweight.shape[0]
-                out.qweight[row:end], out.scale[row:end] = chunk
-                row = end
-
-    def _quantized_chunks(self, tensor: TensorSpec, part: str) -> Iterator[QuantizedTensor]:
-        """The rows of one part, some at a time."""
-        entry = self._find(part)
-        step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
-        if tensor.is_transposed and entry.dtype != "I8":
-            yield from self._quantized(tensor, part, torch.split(self._rows(tensor, part), step))
-            return
-        scales = None
-        if entry.dtype == "I8":
-            scales = self._read(part + "_scale").float().view(entry.shape[:1] + tensor.scale_shape[1:])
-        for start in range(0, entry.shape[0], step):
-            stop = min(start + step, entry.shape[0])
-            rows = self._read(part, start, stop)
-            if scales is not None:
-                yield QuantizedTensor(rows, scales[start:stop])
+            entry = self._find(part)
+            # INT8 is always [out_features, in_features].
+            is_transposed = tensor.is_transposed and entry.dtype != "I8"
+            end = row + entry.shape[1 if is_transposed else 0]
+            rows = QuantizedTensor(out.qweight[row:end], out.scale[row:end])
+            if entry.dtype == "I8":
+                self._read(part, out=rows.qweight)
+                rows.scale.copy_(self._read(part + "_scale").view(rows.scale.shape))
             else:
-                yield from self._quantized(tensor, part, (rows,))
+                self._quantize(tensor, part, rows)
+            row = end
 
-    def _quantized(
-        self, tensor: TensorSpec, part: str, chunks: Sequence[Tensor]
-    ) -> Iterator[QuantizedTensor]:
-        for rows in chunks:
+    def _quantize(self, tensor: TensorSpec, part: str, out: QuantizedTensor) -> None:
+        """One part, some rows at a time. Raises WrongTensor."""
+        step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
+        quantizer = RowQuantizer(step, tensor.shape[1])
+        lost, of = 0.0, 0.0
+        for rows, qweight, scale in zip(
+            self._chunks(tensor, part, step), *(torch.split(whole, step) for whole in out), strict=True
+        ):
+            chunk = QuantizedTensor(qweight, scale)
             try:
-                quantized = quantize(rows, tensor.group_size)
+                quantizer.quantize(rows, chunk)
             except ValueError as error:
                 raise WrongTensor(
                     f"tensor {part} in {self._find(part).file} can't be quantized: {error}. "
                     "Download the file again, or use another checkpoint"
                 ) from error
             if self._errors is not None:
-                lost, of = self._errors.get(part, (0.0, 0.0))
-                difference = rows.float() - quantized.dequantize()
-                norm = torch.linalg.vector_norm
-                self._errors[part] = (
-                    lost + float(norm(difference)) ** 2,
-                    of + float(norm(rows.float())) ** 2,
-                )
-            yield quantized
+                chunk_lost, chunk_of = quantizer.loss(chunk)
+                lost, of = lost + chunk_lost, of + chunk_of
+        if self._errors is not None:
+            self._errors[part] = lost, of
+
+    def _chunks(self, tensor: TensorSpec, part: str, step: int) -> Iterator[Tensor]:
+        """Rows of a part, `step` at a time, in its own dtype; each is gone when the next is asked for."""
+        if tensor.is_transposed:
+            yield from torch.split(self._rows(tensor, part), step)
+            return
+        entry = self._find(part)
+        buffer = torch.empty((step, *entry.shape[1:]), dtype=DTYPES.get(entry.dtype))
+        self.checkpoint.read_ahead(entry.name, 0, AHEAD * step)
+        for start in range(0, entry.shape[0], step):
+            self.checkpoint.read_ahead(entry.name, start + AHEAD * step, start + (AHEAD + 1) * step)
+            stop = min(start + step, entry.shape[0])
+            yield self._read(part, start, stop, buffer[: stop - start])
 
     def _rows(self, tensor: TensorSpec, part: str) -> Tensor:
         """A whole part as [out_features, in_features], in its own dtype."""
         rows = self._read(part)
         return rows.t() if tensor.is_transposed else rows
 
-    def _read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+    def _read(self, name: str, start: int = 0, stop: int | None = None, out: Tensor | None = None) -> Tensor:
         entry = self._find(name)
         end = stop if stop is not None else (entry.shape[0] if entry.shape else 1)
-        rows = self.checkpoint.read_rows(entry.name, start, end)
+        rows = self.checkpoint.read_rows(entry.name, start, end, out)
         self.bytes_read += rows.nbytes
         return rows
 
