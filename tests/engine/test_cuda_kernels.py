@@ -133,8 +133,6 @@ def test_a_gpu_without_nvrtc_computes_with_torch(
 ) -> None:
     monkeypatch.setattr(nvrtc, "_libraries", lambda: ())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
-    properties = SimpleNamespace(major=6, minor=1, multi_processor_count=10)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     with caplog.at_level(logging.WARNING):
         chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU)
     assert type(chosen) is TorchKernels and chosen.activations == "int8"
@@ -145,13 +143,14 @@ def test_a_gpu_without_nvrtc_computes_with_torch(
 
 
 def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = []
+    made: list[tuple[object, ...]] = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(choosing, "find_nvrtc", lambda architecture: architecture == 61)
+    monkeypatch.setattr(choosing, "compile_kernels", lambda *arguments: arguments)
     monkeypatch.setattr(choosing, "CudaLauncher", lambda *arguments: made.append(arguments))
     chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU, tmp_path)
     assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.name == "native"
-    assert made == [(GPU, tmp_path)]
+    assert made == [(GPU, (61, tmp_path))]
 
 
 # Launching.
@@ -168,14 +167,13 @@ def fake_driver(monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     stream = SimpleNamespace(cuda_stream=driver.fake_stream())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(cuda, "compile_kernels", lambda architecture, cache_folder: b"\x7fELF...")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)
     return driver
 
 
 def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
     """The C interface sees the arguments that the kernels expect."""
-    launcher = CudaLauncher(torch.device("cuda", 1))
+    launcher = CudaLauncher(torch.device("cuda", 1), b"\x7fELF...")
     assert not launcher.has_tensor_cores
     mine, reference = CudaKernels(launcher), ReferenceKernels()
     generator = torch.Generator().manual_seed(0)
@@ -188,12 +186,11 @@ def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
     assert mine.int8_linear(x[:0], weight).shape == (0, 40)
 
 
-def test_what_the_driver_refuses_is_said(fake_driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_refuses_is_said(fake_driver: ctypes.CDLL) -> None:
     with pytest.raises(ConfigError, match=r"cuDeviceGet failed: no such device \(error 101\)"):
-        CudaLauncher(torch.device("cuda", 0))
-    monkeypatch.setattr(cuda, "compile_kernels", lambda architecture, cache_folder: b"garbage")
+        CudaLauncher(torch.device("cuda", 0), b"\x7fELF...")
     with pytest.raises(ConfigError, match="cuModuleLoadData failed: no such image"):
-        CudaLauncher(torch.device("cuda", 1))
+        CudaLauncher(torch.device("cuda", 1), b"garbage")
 
 
 # Products.
