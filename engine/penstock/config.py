@@ -44,7 +44,7 @@ class EngineConfig:
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
     num_threads: int | None = None
-    #: Which kernels: "native" (compiled C), "torch" (torch's integer operators),
+    #: Which kernels: "native" (compiled C; CUDA on a GPU), "torch" (torch's integer operators),
     #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
     kernels: KernelChoice = "auto"
     #: Load a checkpoint although it holds tensors that the model does not know.

@@ -83,6 +83,23 @@ def test_a_card_newer_than_the_library_gets_ptx() -> None:
     assert b".entry rms_norm" in library.compile(nvrtc.source(), target)
 
 
+def test_the_oldest_library_that_knows_a_card_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers run what is older than they are. A card that none knows takes the newest library."""
+    libraries = []
+    for version, architectures in (
+        ((13, 5), (75, 90, 120)),
+        ((12, 6), (61, 75, 90)),
+        ((13, 0), (75, 90, 120)),
+    ):
+        libraries.append(nvrtc.Nvrtc.__new__(nvrtc.Nvrtc))
+        libraries[-1].version, libraries[-1].architectures = version, frozenset(architectures)
+    monkeypatch.setattr(nvrtc, "_libraries", lambda: tuple(libraries))
+    for architecture, version in ((61, (12, 6)), (90, (12, 6)), (120, (13, 0)), (130, (13, 5))):
+        found = nvrtc.find_nvrtc(architecture)
+        assert found is not None and found.version == version
+    assert nvrtc.find_nvrtc(70) is None
+
+
 def test_a_card_without_8_bit_products_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"6\.0: 6\.1 is the oldest"):
         nvrtc.compile_kernels(60)
