@@ -54,7 +54,7 @@ class EngineConfig:
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
     num_threads: int | None = None
-    #: Which kernels: "native" (compiled C), "torch" (torch's integer operators),
+    #: Which kernels: "native" (compiled C; CUDA on a GPU), "torch" (torch's integer operators),
     #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
     kernels: KernelChoice = "auto"
     #: Refuse to start where something can't be as it was planned (memory that can't be pinned, a disk without

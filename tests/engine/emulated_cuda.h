@@ -98,22 +98,32 @@ static void resume(unsigned index) {
     swapcontext(&scheduler_entry, &fiber.entry);
 }
 
+/* One turn for each of a warp's threads that need not wait; how many have moved. */
+static unsigned run_warp(unsigned warp, unsigned &num_done) {
+    unsigned num_moved = 0;
+    for (unsigned n = 0; n < 32; n++) {
+        const unsigned thread = 32 * warp + (is_backwards ? 31 - n : n);
+        const Fiber &fiber = fibers[thread];
+        if (fiber.is_done || (fiber.waits_for && fiber.waits_for->generation == fiber.generation)) continue;
+        resume(thread);
+        num_moved++;
+        num_done += fiber.is_done;
+    }
+    return num_moved;
+}
+
+/* A warp goes as far as it can before the next one goes: as far apart as barriers let them. */
 static void run_block() {
-    const unsigned num_threads = blockDim.x;
+    const unsigned num_threads = blockDim.x, num_warps = num_threads / 32;
     fibers.assign(num_threads, Fiber{});
     block_barrier = {num_threads, 0, 0};
-    for (unsigned warp = 0; warp < num_threads / 32; warp++) warp_barriers[warp] = {32, 0, 0};
+    for (unsigned warp = 0; warp < num_warps; warp++) warp_barriers[warp] = {32, 0, 0};
     for (unsigned num_done = 0; num_done < num_threads;) {
-        bool has_moved = false;
-        for (unsigned n = 0; n < num_threads; n++) {
-            Fiber &fiber = fibers[is_backwards ? num_threads - 1 - n : n];
-            if (fiber.is_done || (fiber.waits_for && fiber.waits_for->generation == fiber.generation))
-                continue;
-            has_moved = true;
-            resume(&fiber - fibers.data());
-            num_done += fiber.is_done;
-        }
-        if (!has_moved) {
+        unsigned num_moved = 0;
+        for (unsigned n = 0; n < num_warps; n++)
+            while (unsigned moved = run_warp(is_backwards ? num_warps - 1 - n : n, num_done))
+                num_moved += moved;
+        if (!num_moved) {
             fprintf(stderr, "emulated CUDA: threads of a block wait for each other at different places\n");
             abort();
         }

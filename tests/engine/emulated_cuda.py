@@ -31,16 +31,16 @@ FLAGS = (
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """Every kernel that cuda.py launches."""
+def library(program: str | None = None) -> ctypes.CDLL:
+    """Every kernel that cuda.py launches, from the .cu files or from another text in their place."""
     assert COMPILER is not None
     with tempfile.TemporaryDirectory() as folder:
-        program, built = Path(folder, "emulated.cpp"), Path(folder, "emulated.so")
+        text, built = Path(folder, "emulated.cpp"), Path(folder, "emulated.so")
         wrappers = "\n".join(f'EMULATE({name}, "{kinds}")' for name, kinds in SIGNATURES.items())
-        program.write_text(
-            f'#include "emulated_cuda.h"\n{source()}\n#include "fake_cuda_driver.h"\n{wrappers}\n'
+        text.write_text(
+            f'#include "emulated_cuda.h"\n{program or source()}\n#include "fake_cuda_driver.h"\n{wrappers}\n'
         )
-        command = [COMPILER, *FLAGS, "-I", str(Path(__file__).parent), str(program), "-o", str(built)]
+        command = [COMPILER, *FLAGS, "-I", str(Path(__file__).parent), str(text), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0 and not done.stderr, done.stderr
         return ctypes.CDLL(str(built))
@@ -51,9 +51,10 @@ class EmulatedLauncher:
     same inputs, from last to first: a missing barrier shows as a difference. Each tensor ends at a page that
     can't be touched, so that reading or writing beyond it ends the process."""
 
-    def __init__(self, num_multiprocessors: int = 10, has_tensor_cores: bool = False) -> None:
+    def __init__(self, num_multiprocessors: int = 10, program: str | None = None) -> None:
         self.num_multiprocessors = num_multiprocessors
-        self.has_tensor_cores = has_tensor_cores
+        self.has_tensor_cores = False
+        self._library = library(program)
         self.launched: list[str] = []
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
@@ -65,7 +66,7 @@ class EmulatedLauncher:
         for order in (0, 1):
             with _guarded(tensors) as copies:
                 _, pointers = pack(name, [copies.get(n, value) for n, value in enumerate(values)])
-                library()[f"emulate_{name}"](*(*grid, 1, 1)[:3], num_threads, pointers, order)
+                self._library[f"emulate_{name}"](*(*grid, 1, 1)[:3], num_threads, pointers, order)
                 results.append({n: copy.clone() for n, copy in copies.items()})
         for n, original in tensors.items():
             assert torch.equal(results[0][n], results[1][n]), f"{name}: a race for argument {n}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cuda import CudaLauncher
+from penstock.kernels.nvrtc import compile_kernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 
 
@@ -66,7 +67,8 @@ ATTENTION = {
 
 @functools.cache
 def gpu_launcher() -> CudaLauncher:
-    return CudaLauncher(torch.device("cuda", 0))
+    major, minor = torch.cuda.get_device_capability()
+    return CudaLauncher(torch.device("cuda", 0), compile_kernels(10 * major + minor))
 
 
 class OnGpu:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from emulated_cuda import COMPILER, emulated_kernels
 from safetensors.torch import load_file, save_file
 from tiny_models import MODELS, VOCAB_SIZE, build
 from torch import Tensor
@@ -28,7 +29,7 @@ from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Batch, ScheduledSequence
 from penstock.generation.sequence import SamplingParams, Sequence
-from penstock.kernels import AttentionSpec, BatchLayout, LayerKV, choose_kernels
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
@@ -58,7 +59,7 @@ PROMPTS = [[GENERATOR.randrange(3, VOCAB_SIZE) for _ in range(size)] for size in
 class Model:
     """One of our models, driven by hand: no scheduler, no sampler, blocks in shuffled order."""
 
-    def __init__(self, folder: Path, config: EngineConfig) -> None:
+    def __init__(self, folder: Path, config: EngineConfig, kernels: Kernels | None = None) -> None:
         checkpoint = Checkpoint.open(folder)
         family_type = find_family(checkpoint.config)
         self.spec = family_type.read_spec(checkpoint.config)
@@ -68,7 +69,7 @@ class Model:
         dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
-        family: Family = family_type(self.spec, choose_kernels(config, 2), MAX_LEN)
+        family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
         streamer = LayerStreamer(
             self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
         )
@@ -167,10 +168,10 @@ def losses(built: Built, mine: list[list[int]]) -> list[float]:
     return lost
 
 
-def difference(built: Built, config: EngineConfig) -> float:
+def difference(built: Built, config: EngineConfig, kernels: Kernels | None = None) -> float:
     """Largest difference of logits over the range of the oracle's."""
     expected = oracle_logits(built.oracle)
-    model = Model(built.folder, config)
+    model = Model(built.folder, config, kernels)
     mine = model.all_logits(model.sequences())
     return float((mine - expected).abs().max() / (expected.max() - expected.min()))
 
@@ -211,6 +212,13 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
 def test_logits_equal_transformers(built: Built, kernels: str, kv_dtype: str) -> None:
     assert difference(built, EngineConfig(kernels=kernels, kv_dtype=kv_dtype)) <= TOLERANCE[kv_dtype]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
+def test_logits_of_cuda_kernels_equal_transformers(built: Built) -> None:
+    """They meet every family's shapes and strides, run on the CPU."""
+    config = EngineConfig(kv_dtype="float16")
+    assert difference(built, config, emulated_kernels()) <= TOLERANCE["float16"]
 
 
 def test_greedy_tokens_equal_transformers(built: Built) -> None:

@@ -10,7 +10,7 @@ import torch
 from penstock.config import EngineConfig
 from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels, CudaLauncher
-from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
+from penstock.kernels.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -58,8 +58,8 @@ def choose_kernels(
 
 def _cuda_kernels(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> Kernels:
     choice = config.kernels
+    major, minor = torch.cuda.get_device_capability(device)
     if choice == "auto":
-        major, minor = torch.cuda.get_device_capability(device)
         choice = "native" if find_nvrtc(10 * major + minor) else "torch"
         if choice == "torch":
             logger.warning(
@@ -67,5 +67,6 @@ def _cuda_kernels(config: EngineConfig, device: torch.device, cache_folder: Path
                 "are much slower, serve. %s", device, major, minor, INSTALL_NVRTC,
             )  # fmt: skip
     if choice == "native":
-        return CudaKernels(CudaLauncher(device, cache_folder), config.activations)
+        launcher = CudaLauncher(device, compile_kernels(10 * major + minor, cache_folder))
+        return CudaKernels(launcher, config.activations)
     return (TorchKernels if choice == "torch" else ReferenceKernels)(config.activations)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from penstock.errors import ConfigError
 from penstock.kernels.cpu import ACTIVATION_CODES
-from penstock.kernels.nvrtc import compile_kernels
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -252,13 +250,12 @@ def pack(
 class CudaLauncher:
     """The kernels in a GPU's primary context, the one that torch uses, launched on torch's current stream."""
 
-    def __init__(self, device: torch.device, cache_folder: Path | None = None) -> None:
-        """Raises ConfigError where they can't be compiled or loaded."""
+    def __init__(self, device: torch.device, image: bytes) -> None:
+        """`image` is what nvrtc.py compiled for this device. Raises ConfigError if the driver refuses it."""
         self._device = torch.device("cuda", device.index or 0)
         properties = torch.cuda.get_device_properties(self._device)
         self.num_multiprocessors = properties.multi_processor_count
         self.has_tensor_cores = (properties.major, properties.minor) >= (7, 5)
-        image = compile_kernels(properties.major * 10 + properties.minor, cache_folder)
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._context, handle, module = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
         self._call("cuInit", 0)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: One program, in this order.
 SOURCES = ("elementwise.cu", "int8.cu", "attention.cu")
 #: No fused multiply-add but where fmaf is written: elementwise.cu says why.
-OPTIONS = ("--std=c++14", "--fmad=false", "--restrict")
+OPTIONS = ("--std=c++17", "--fmad=false", "--restrict")
 INSTALL_NVRTC = (
     "pip install 'nvidia-cuda-nvrtc-cu12==12.6.*' brings one for compute capability 6.1 to 9.0; newer cards "
     "need a newer one"
@@ -113,14 +113,13 @@ def _paths() -> Iterator[str]:
 
 
 def find_nvrtc(architecture: int) -> Nvrtc | None:
-    """The library for a card of this architecture (61 is compute capability 6.1): one that knows it by name
-    before one that is older than the card."""
+    """The library for a card of this architecture (61 is compute capability 6.1): the oldest that knows it
+    by name, since drivers may refuse what is newer than they are; else the newest of those older than it."""
     if architecture < OLDEST_ARCHITECTURE:
         return None
-    able = [library for library in _libraries() if library.target(architecture)]
-    return max(
-        able, key=lambda library: (architecture in library.architectures, library.version), default=None
-    )
+    able = sorted((lib for lib in _libraries() if lib.target(architecture)), key=lambda lib: lib.version)
+    by_name = [library for library in able if architecture in library.architectures]
+    return next(iter(by_name or reversed(able)), None)
 
 
 def compile_kernels(architecture: int, cache_folder: Path | None = None) -> bytes:
