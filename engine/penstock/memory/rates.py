@@ -16,7 +16,7 @@ from penstock.errors import CapacityError
 from penstock.memory.direct_io import PAGE, DirectReader, aligned_buffer
 from penstock.memory.hardware import DiskProfile
 
-#: What is tried: bytes per read and reads in flight. One at a time would do on an idle machine; beside computing
+#: What is tried: bytes per read and reads in flight. One at a time does on an idle machine; beside computing
 #: threads the next one is asked for late, which costs 7% of the rate (measured on two cores).
 BLOCKS = (1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (2, 4, 8)
