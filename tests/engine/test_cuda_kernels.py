@@ -280,9 +280,10 @@ def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
     launcher: EmulatedLauncher | CudaLauncher,
     case: str, heads: tuple[int, int], head_dim: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Three splits of keys. Many multiprocessors: each split has its block; none: one block has them all."""
+    """Three splits of keys, the first of them beyond the window. With many multiprocessors each split has its
+    block, with none one block has them all."""
     generator, spec = torch.Generator().manual_seed(0), ATTENTION[case]
-    spec = dataclasses.replace(spec, scale=0.1, window=300 if case == "window" else 0)
+    spec = dataclasses.replace(spec, scale=0.1, window=150 if case == "window" else 0)
     context = 2 * SPLIT_KEYS + 38
     q, kv, layout = paged_batch(generator, [(context, 20)], heads, head_dim, torch.float16)
     mine = kernels_of(launcher)

@@ -24,8 +24,7 @@ typedef struct {
     int window;                /* 0: none */
     const float *alibi_slopes; /* [num_heads], or null */
     float *y;                  /* [num_tokens, num_heads, head_dim] */
-    /* Null, or [num_tokens, num_heads, num_splits, head_dim + 2] for partial results: largest, sum, values.
-     */
+    /* Null, or partial results [num_tokens, num_heads, num_splits, head_dim + 2]: largest, sum, values. */
     float *partials;
     int num_splits;
 } attention;

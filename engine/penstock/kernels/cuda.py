@@ -24,7 +24,7 @@ from penstock.kernels.reference import ReferenceKernels
 HEIGHTS = {64: (8, 32), 128: (8, 32), 256: (4, 8)}
 #: Threads of those blocks.
 ATTENTION_THREADS = {64: 256, 128: 256, 256: 128}
-#: Keys that add up to one partial result.
+#: Keys that add up to one partial result, as in attention.cu.
 SPLIT_KEYS = 256
 #: Partial results are kept in memory up to this size; beyond it there are rows enough to keep a GPU busy.
 MAX_PARTIAL_BYTES = 16 << 20
@@ -60,6 +60,7 @@ MAX_IN_FEATURES = 131071
 MAX_GEMV_ROWS = 32
 #: Sums of torch's INT8 product that are held at a time.
 MAX_SUMS_BYTES = 32 << 20
+#: As in int8.cu: warps of a block that reads weights as a stream, channels of a tile.
 GEMV_WARPS, TILE_COLUMNS = 8, 128
 #: Rows of activations are padded to this many bytes.
 ROW_UNIT = 64
@@ -251,23 +252,35 @@ class CudaLauncher:
     """The kernels in a GPU's primary context, the one that torch uses, launched on torch's current stream."""
 
     def __init__(self, device: torch.device, image: bytes) -> None:
-        """`image` is what nvrtc.py compiled for this device. Raises ConfigError if the driver refuses it."""
+        """`image` is what nvrtc.py compiled for this device; it stays loaded as long as the process lives.
+        Raises ConfigError if the driver refuses it."""
         self._device = torch.device("cuda", device.index or 0)
         properties = torch.cuda.get_device_properties(self._device)
         self.num_multiprocessors = properties.multi_processor_count
         self.has_tensor_cores = (properties.major, properties.minor) >= (7, 5)
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._context, handle, module = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
+        self._context = ctypes.c_void_p()
+        self._functions = {name: ctypes.c_void_p() for name in SIGNATURES}
+        try:
+            self._load(image)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{error}: the driver can't run our kernels. A newer driver may help; --kernels torch does "
+                "without them"
+            ) from error
+
+    def _load(self, image: bytes) -> None:
+        handle, module = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuInit", 0)
         self._call("cuDeviceGet", ctypes.byref(handle), self._device.index)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
         self._call("cuCtxSetCurrent", self._context)
         self._call("cuModuleLoadData", ctypes.byref(module), image)
-        self._functions = {name: ctypes.c_void_p() for name in SIGNATURES}
         for name, function in self._functions.items():
             self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
+        """Raises RuntimeError, as torch does, for whatever went wrong on the device until now."""
         if 0 in grid:
             return
         x, y, z = (*grid, 1, 1)[:3]
@@ -284,4 +297,4 @@ class CudaLauncher:
         if code:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
-            raise ConfigError(f"CUDA: {name} failed: {(text.value or b'?').decode()} (error {code})")
+            raise RuntimeError(f"CUDA: {name} failed: {(text.value or b'?').decode()} (error {code})")
