@@ -708,12 +708,15 @@ static void activation_row(void *context, int64_t row) {
     const activation *a = context;
     const float *x = a->x + row * a->x_stride, *up = x + a->width;
     float *y = a->y + row * a->width;
-    for (int64_t i = 0; i < a->width; i += LANES) {
-        const int64_t n = MIN(LANES, a->width - i);
-        vec v = activate(load_some(x + i, n), a->kind);
-        if (a->is_gated) v *= load_some(up + i, n);
-        memcpy(y + i, &v, n * sizeof(float));
+    int64_t i = 0;
+    for (; i + LANES <= a->width; i += LANES) {
+        vec v = activate(load(x + i), a->kind);
+        store(y + i, a->is_gated ? v * load(up + i) : v);
     }
+    const int64_t n = a->width - i;
+    vec v = activate(load_some(x + i, n), a->kind);
+    if (a->is_gated) v *= load_some(up + i, n);
+    memcpy(y + i, &v, n * sizeof(float));
 }
 
 /* y [num_rows, width]; x has width columns, or twice that if gated: y = f(first half) * second half. */
