@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CapacityError
+from penstock.memory.hardware import num_physical_cores
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights import layer_file, whole_file
 from penstock.weights import manifest as manifests
@@ -45,6 +46,8 @@ COMPANIONS = (
 )
 #: A larger file than this is not a tokenizer.
 MAX_COMPANION_BYTES = 256 << 20
+#: That quantize: four make INT8 faster than one computes its checksum, or most disks take it.
+MAX_THREADS = 4
 #: Beyond what the files take: directory entries, the file system's own needs.
 SPARE_BYTES = 64 << 20
 
@@ -190,13 +193,14 @@ def _write_stacks(
 ) -> Generator[tuple[_Stack, dict[str, Any]], None, None]:
     """Quantize one stack while the one before is written: two buffers, however many stacks."""
     size = max((stack.num_bytes for stack in missing), default=0)
+    num_threads = min(num_physical_cores(), MAX_THREADS)
     buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(2, len(missing)))]
     with ThreadPoolExecutor(1, "penstock-writer") as writer:
         pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]] | None = None
         for index, stack in enumerate(missing):
             started, before = time.perf_counter(), store.bytes_read
             buffer = buffers[index % 2][: stack.num_bytes]
-            errors = store.read_stack(stack.tensors, buffer)
+            errors = store.read_stack(stack.tensors, buffer, num_threads)
             report.quantize_s += time.perf_counter() - started
             report.bytes_read += store.bytes_read - before
             if pending is not None:
