@@ -109,8 +109,8 @@ def test_the_disk_is_asked_for_each_row_once_and_before_its_turn(
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
-    monkeypatch.setattr("penstock.weights.store.AHEAD", 2)
+    monkeypatch.setattr("penstock.weights.tensor_quantizer.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("penstock.weights.tensor_quantizer.AHEAD", 2)
     store = open_store(tiny_llama)
     read_layer(store, 1)
     entries = [entry for entry in store.checkpoint.entries.values() if ".layers.1." in entry.name]
@@ -163,9 +163,24 @@ def test_fused_matrices_hold_their_parts_in_order(tiny_llama: Path) -> None:
 
 def test_reading_in_small_pieces_changes_nothing(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_layer(open_store(tiny_llama), 0).matrix("down")
-    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("penstock.weights.tensor_quantizer.CHUNK_BYTES", 1000)
     pieces = read_layer(open_store(tiny_llama), 0).matrix("down")
     assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
+
+
+def test_several_threads_compute_the_same(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.weights.tensor_quantizer.CHUNK_BYTES", 1000)
+    found = []
+    for num_threads in (1, 3):
+        store = open_store(tiny_llama)
+        layer = store.tensors.layers[1]
+        buffer = torch.zeros(store.layouts[1].num_bytes, dtype=torch.uint8)
+        errors = store.read_stack(layer, buffer, num_threads)
+        found.append((buffer, errors, store.bytes_read))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][2] == found[1][2]
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-6)
+    matrices = [name for tensor in layer if tensor.kind == "int8" for name in tensor.parts]
+    assert sorted(found[1][1]) == sorted(matrices)
 
 
 def quantized_copy(source: Path, folder: Path) -> Path:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import struct
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Checkpoint:
         self.config = config
         self.entries = entries
         self._descriptors: dict[Path, int] = {}
+        self._lock = threading.Lock()
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -153,12 +155,13 @@ class Checkpoint:
             os.posix_fadvise(self._descriptor(entry.file), offset, length, os.POSIX_FADV_WILLNEED)
 
     def _descriptor(self, file: Path) -> int:
-        if file not in self._descriptors:
-            try:
-                self._descriptors[file] = os.open(file, os.O_RDONLY)
-            except OSError as error:
-                raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
-        return self._descriptors[file]
+        with self._lock:  # several threads read
+            if file not in self._descriptors:
+                try:
+                    self._descriptors[file] = os.open(file, os.O_RDONLY)
+                except OSError as error:
+                    raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
+            return self._descriptors[file]
 
     def _read_into(self, buffer: Tensor, entry: TensorEntry, start: int) -> None:
         descriptor = self._descriptor(entry.file)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CapacityError
+from penstock.memory.hardware import num_physical_cores
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights import layer_file, whole_file
 from penstock.weights import manifest as manifests
@@ -45,6 +46,8 @@ COMPANIONS = (
 )
 #: A larger file than this is not a tokenizer.
 MAX_COMPANION_BYTES = 256 << 20
+#: That quantize: four make INT8 faster than one computes its checksum, or most disks take it.
+MAX_THREADS = 4
 #: Beyond what the files take: directory entries, the file system's own needs.
 SPARE_BYTES = 64 << 20
 
@@ -120,7 +123,10 @@ class Nearest:
     looks_back = False
 
     def __init__(self, store: WeightStore) -> None:
-        self.read_stack = store.read_stack
+        self._store = store
+
+    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        return self._store.read_stack(tensors, buffer, min(num_physical_cores(), MAX_THREADS))
 
     def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
 

@@ -22,13 +22,10 @@ from penstock.errors import ConfigError, UnexpectedTensor, UnsupportedModel, Wro
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSlot, TensorSpec
-from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
-from penstock.weights.quantize import QuantizationError, RowQuantizer, quantize
+from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.quantize import QuantizationError, quantize
+from penstock.weights.tensor_quantizer import TensorQuantizer
 
-#: Bytes of float32 that are quantized at a time.
-CHUNK_BYTES = 1 << 20
-#: Chunks that the disk is asked for before their turn.
-AHEAD = 16
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
 
@@ -180,6 +177,7 @@ class WeightStore:
         self.bytes_read = 0
         #: While a stack is read for conversion: squares of what quantizing lost, and of the tensor.
         self._errors: dict[str, tuple[float, float]] | None = None
+        self._num_threads = 1
         self._check_names(ignore_unexpected)
 
     def close(self) -> None:
@@ -226,15 +224,17 @@ class WeightStore:
         layout = LayerLayout.of(tensors)
         return self._fill(layout, torch.empty(layout.num_bytes, dtype=torch.uint8))
 
-    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
-        """Embedding, layer or head into `buffer`; returns the relative error of each tensor that was
-        quantized on the way."""
-        self._errors = {}
+    def read_stack(
+        self, tensors: tuple[TensorSpec, ...], buffer: Tensor, num_threads: int = 1
+    ) -> dict[str, float]:
+        """Embedding, layer or head into `buffer`, quantized by `num_threads` at once; returns the relative
+        error of each tensor that was quantized on the way."""
+        self._errors, self._num_threads = {}, num_threads
         try:
             self._fill(LayerLayout.of(tensors), buffer)
             return {part: (lost / of) ** 0.5 for part, (lost, of) in self._errors.items() if of > 0}
         finally:
-            self._errors = None
+            self._errors, self._num_threads = None, 1
 
     def entry(self, part: str) -> TensorEntry:
         """Where a tensor lies, by its name in checkpoints with a head. Raises MissingTensor."""
@@ -242,8 +242,14 @@ class WeightStore:
 
     def exact_rows(self, tensor: TensorSpec, num_elements: int) -> Iterator[Tensor]:
         """A matrix of an unquantized checkpoint as [some, in_features], about so many elements at a time."""
+        step = max(1, num_elements // tensor.shape[1])
         for part in tensor.parts:
-            yield from self._chunks(tensor, part, max(1, num_elements // tensor.shape[1]))
+            if tensor.is_transposed:
+                yield from torch.split(self._rows(tensor, part), step)
+            else:
+                num_rows = self._find(part).shape[0]
+                for start in range(0, num_rows, step):
+                    yield self._read(part, start, min(start + step, num_rows))
 
     def quantization_errors(self, exact: WeightStore | None = None) -> Iterator[QuantizationError]:
         """The error of each INT8 tensor against what the checkpoint holds (or `exact`, the one that it was
@@ -293,43 +299,12 @@ class WeightStore:
                 self._read(part, out=rows.qweight)
                 rows.scale.copy_(self._read(part + "_scale").view(rows.scale.shape))
             else:
-                self._quantize(tensor, part, rows)
+                quantizer = TensorQuantizer(self.checkpoint, entry, rows, is_transposed)
+                sums = quantizer.run(self._num_threads, self._errors is not None)
+                self.bytes_read += entry.num_bytes
+                if self._errors is not None:
+                    self._errors[part] = sums
             row = end
-
-    def _quantize(self, tensor: TensorSpec, part: str, out: QuantizedTensor) -> None:
-        """One part, some rows at a time. Raises WrongTensor."""
-        step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
-        quantizer = RowQuantizer(step, tensor.shape[1])
-        lost, of = 0.0, 0.0
-        for rows, qweight, scale in zip(
-            self._chunks(tensor, part, step), *(torch.split(whole, step) for whole in out), strict=True
-        ):
-            chunk = QuantizedTensor(qweight, scale)
-            try:
-                quantizer.quantize(rows, chunk)
-            except ValueError as error:
-                raise WrongTensor(
-                    f"tensor {part} in {self._find(part).file} can't be quantized: {error}. "
-                    "Download the file again, or use another checkpoint"
-                ) from error
-            if self._errors is not None:
-                chunk_lost, chunk_of = quantizer.loss(chunk)
-                lost, of = lost + chunk_lost, of + chunk_of
-        if self._errors is not None:
-            self._errors[part] = lost, of
-
-    def _chunks(self, tensor: TensorSpec, part: str, step: int) -> Iterator[Tensor]:
-        """Rows of a part, `step` at a time, in its own dtype; each is gone when the next is asked for."""
-        if tensor.is_transposed:
-            yield from torch.split(self._rows(tensor, part), step)
-            return
-        entry = self._find(part)
-        buffer = torch.empty((step, *entry.shape[1:]), dtype=DTYPES.get(entry.dtype))
-        self.checkpoint.read_ahead(entry.name, 0, AHEAD * step)
-        for start in range(0, entry.shape[0], step):
-            self.checkpoint.read_ahead(entry.name, start + AHEAD * step, start + (AHEAD + 1) * step)
-            stop = min(start + step, entry.shape[0])
-            yield self._read(part, start, stop, buffer[: stop - start])
 
     def _rows(self, tensor: TensorSpec, part: str) -> Tensor:
         """A whole part as [out_features, in_features], in its own dtype."""
