@@ -82,14 +82,16 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _guarded(tensors: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
-    """Copies, each at the end of its last page (or as near as its address modulo 16 allows)."""
+    """Copies, each at the very end of a page; what does not begin on 16 bytes keeps its address modulo 16,
+    and ends as near as that allows."""
     copies, maps = {}, []
     for key, tensor in tensors.items():
         num_pages = -(-(tensor.numel() + 16) // mmap.PAGESIZE)
         size = (num_pages + 1) * mmap.PAGESIZE
         maps.append(mmap.mmap(-1, size))
         end = num_pages * mmap.PAGESIZE
-        begin = (end - tensor.numel() - tensor.data_ptr() % 16) // 16 * 16 + tensor.data_ptr() % 16
+        begin, odd = end - tensor.numel(), tensor.data_ptr() % 16
+        begin = (begin - odd) // 16 * 16 + odd if odd else begin
         whole = torch.frombuffer(maps[-1], dtype=torch.uint8)
         _protect(whole[end:], 0)
         copies[key] = whole[begin : begin + tensor.numel()]
