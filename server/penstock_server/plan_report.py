@@ -20,8 +20,8 @@ from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.checkpoint import read_config
+from penstock.weights.formats import check_quantization
 from penstock.weights.hub import find_config
-from penstock.weights.store import check_quantization
 from penstock_server.settings import Settings
 
 #: Sequences for which a step is predicted, and the length of a prompt.

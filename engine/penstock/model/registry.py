@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
 from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
-from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.convert import check_finished
+from penstock.weights.formats import activation_note, open_checkpoint
 from penstock.weights.store import TIED_HEAD, WeightStore
+
+logger = logging.getLogger(__name__)
 
 FAMILIES: tuple[type[Family], ...] = (
     Bloom,
@@ -59,7 +62,9 @@ class OpenModel(NamedTuple):
 def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | None = None) -> OpenModel:
     """`group_size` is EngineConfig's. Raises CheckpointError kinds for whatever is wrong with the files."""
     check_finished(folder)
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = open_checkpoint(folder)
+    if note := activation_note(checkpoint.config):
+        logger.info("%s was %s", folder, note)
     family = find_family(checkpoint.config)
     tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
     spec = family.read_spec(checkpoint.config | tied)

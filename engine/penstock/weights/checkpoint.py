@@ -13,6 +13,7 @@ import json
 import math
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,28 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    #: Where other bytes lie there than `dtype` and `shape` say: makes rows start:stop of them.
+    decode: Callable[[Checkpoint, int, int], Tensor] | None = None
 
 
 class Checkpoint:
     """An opened folder. Close it (or use `with`) to give back its file descriptors."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        entries: dict[str, TensorEntry],
+        idle: frozenset[str] = frozenset(),
+        requantized: str = "",
+    ) -> None:
+        """`folder` may be a file that holds everything. `idle` are tensors that change nothing, whether the
+        model knows them or not; `requantized` says in which integers, which can't be kept, it was stored."""
         self.folder = folder
         self.config = config
         self.entries = entries
+        self.idle = idle
+        self.requantized = requantized
         self._descriptors: dict[Path, int] = {}
 
     @classmethod
@@ -113,32 +127,55 @@ class Checkpoint:
         file ended early).
         """
         entry = self.entry(name)
+        if entry.decode is not None:
+            return entry.decode(self, start, stop)
         if entry.dtype not in DTYPES:
             raise WrongTensor(
                 f"tensor {name} in {entry.file} has dtype {entry.dtype}; Penstock reads "
                 f"{', '.join(DTYPES)}: use the original, unquantized checkpoint"
             )
         row_bytes = entry.num_bytes // entry.shape[0] if entry.shape else entry.num_bytes
-        rows = torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
-        self._read_into(rows.view(torch.uint8) if rows.dim() else rows, entry, start * row_bytes)
-        return rows
+        shape = (stop - start, *entry.shape[1:])
+        stored = self.read_stored(entry, start * row_bytes, stop * row_bytes)
+        return stored.view(DTYPES[entry.dtype]).view(shape)
 
     def read(self, name: str) -> Tensor:
         """A whole tensor in its own dtype."""
         entry = self.entry(name)
         return self.read_rows(name, 0, entry.shape[0] if entry.shape else 1)
 
-    def _read_into(self, buffer: Tensor, entry: TensorEntry, start: int) -> None:
+    def read_stored(self, entry: TensorEntry, start: int, stop: int) -> Tensor:
+        """Bytes start:stop of what lies there, uint8. Raises CorruptFile."""
+        stored = torch.empty(stop - start, dtype=torch.uint8)
+        self._read_into(memoryview(stored.numpy().data), entry, start)
+        return stored
+
+    def read_columns(self, entry: TensorEntry, start: int, stop: int) -> Tensor:
+        """Bytes start:stop of each row of what lies there, uint8 [entry.shape[0], stop - start]. Raises
+        CorruptFile."""
+        row_bytes = entry.num_bytes // entry.shape[0]
+        # Row by row the system would not read ahead.
+        os.posix_fadvise(self._descriptor(entry), entry.offset, entry.num_bytes, os.POSIX_FADV_WILLNEED)
+        stored = torch.empty((entry.shape[0], stop - start), dtype=torch.uint8)
+        view = memoryview(stored.view(-1).numpy().data)
+        for row in range(entry.shape[0]):
+            part = view[row * (stop - start) : (row + 1) * (stop - start)]
+            self._read_into(part, entry, row * row_bytes + start)
+        return stored
+
+    def _descriptor(self, entry: TensorEntry) -> int:
         if entry.file not in self._descriptors:
             try:
                 self._descriptors[entry.file] = os.open(entry.file, os.O_RDONLY)
             except OSError as error:
                 raise CorruptFile(f"{entry.file} can't be opened any more: {error.strerror}") from error
-        view = memoryview(buffer.numpy().data).cast("B")
-        done = 0
+        return self._descriptors[entry.file]
+
+    def _read_into(self, view: memoryview, entry: TensorEntry, start: int) -> None:
+        descriptor, done = self._descriptor(entry), 0
         while done < len(view):
             try:
-                count = os.preadv(self._descriptors[entry.file], [view[done:]], entry.offset + start + done)
+                count = os.preadv(descriptor, [view[done:]], entry.offset + start + done)
             except OSError as error:
                 raise CorruptFile(
                     f"reading tensor {entry.name} from {entry.file} failed: {error.strerror}"

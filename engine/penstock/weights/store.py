@@ -11,17 +11,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.config import GROUP_SIZES
-from penstock.errors import ConfigError, UnexpectedTensor, UnsupportedModel, WrongTensor
+from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSlot, TensorSpec
 from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.formats import check_quantization
 from penstock.weights.quantize import QuantizationError, quantize
 
 #: Bytes of float32 that are quantized at a time.
@@ -196,7 +196,7 @@ class WeightStore:
         end, first = 0, None
         for name, dtype in stored_parts(tensors):
             entry = self.checkpoint.entries.get(self._bare(name)) or self.checkpoint.entries.get(name)
-            if entry is None or entry.dtype != dtype:
+            if entry is None or entry.dtype != dtype or entry.decode is not None:
                 return None
             if first is None:
                 first, end = entry, entry.offset
@@ -332,7 +332,7 @@ class WeightStore:
         extra = [
             name
             for name in self.checkpoint.entries
-            if name not in known and not any(pattern.search(name) for pattern in unused)
+            if name not in known | self.checkpoint.idle and not any(p.search(name) for p in unused)
         ]
         if extra and not ignore_unexpected:
             entry = self.checkpoint.entries[extra[0]]
@@ -369,35 +369,3 @@ def _check_scale(tensor: TensorSpec, entry: TensorEntry, scale: TensorEntry) -> 
             f"config.json names calls for {[entry.shape[0], groups]}"
         )
     return scale.name
-
-
-def check_quantization(config: dict[str, Any]) -> int | None:
-    """Accept unquantized checkpoints (None) and compressed-tensors INT8; returns how many inputs share a
-    scale in its linear layers, 0 being all of an output channel's. Raises UnsupportedModel."""
-    quantization = config.get("quantization_config")
-    if quantization is None:
-        return None
-    method = quantization.get("quant_method")
-    groups = quantization.get("config_groups") or {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    if (
-        method == "compressed-tensors"
-        and weights
-        and all(
-            scheme.get("num_bits") == 8
-            and scheme.get("type") == "int"
-            and scheme.get("symmetric", True)
-            and scheme.get("strategy") in ("channel", "group")
-            for scheme in weights
-        )
-        and quantization.get("format") == "int-quantized"
-    ):
-        sizes = {s.get("group_size") or 0 for s in weights if s["strategy"] == "group"} or {0}
-        if len(sizes) == 1 and sizes <= {0, *GROUP_SIZES}:
-            return int(sizes.pop())
-    raise UnsupportedModel(
-        f"the checkpoint is quantized ({method}, {quantization.get('format', 'no format given')}); Penstock "
-        "reads unquantized checkpoints, which it quantizes itself, and compressed-tensors "
-        f"`int-quantized` with 8 bits per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. "
-        "Use the original, unquantized repository"
-    )

@@ -1,0 +1,138 @@
+"""Which checkpoints are read, whatever quantized them, and as what; all others are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.config import GROUP_SIZES
+from penstock.errors import UnsupportedModel
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.packed import unpacked_entries
+
+#: Of compressed-tensors: INT8 as it is (older editions call it naive), and in int32 words.
+FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
+#: Endings of compressed-tensors' scales for what is not weights: they say where activations, keys and values
+#: may be rounded, and nothing is lost where they are not.
+ACTIVATION_SCALES = tuple(
+    f".{of}_{kind}" for of in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point")
+)
+#: Endings of tensors that give a method away where config.json does not name it.
+FOREIGN_TENSORS = {
+    ".SCB": "bitsandbytes LLM.int8",
+    ".weight.absmax": "bitsandbytes with 4 bits",
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".weight_scale_inv": "FP8",
+    "_proj_blocks": "MXFP4",
+}
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A model's files, whatever wrote them: each tensor under its usual name and in its usual shape.
+
+    Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
+    """
+    with Checkpoint.open(folder) as stored:
+        quantization = stored.config.get("quantization_config")
+        if quantization is None:
+            _check_names(stored)
+            return Checkpoint(folder, stored.config, stored.entries)
+        check_quantization(stored.config)
+        entries = {
+            entry.name: entry
+            for entry in unpacked_entries(stored)
+            if not entry.name.endswith(ACTIVATION_SCALES)
+        }
+        return Checkpoint(folder, stored.config, entries, _zeros(stored, ".weight_zero_point"))
+
+
+def check_quantization(config: dict[str, Any]) -> int | None:
+    """How many inputs share a scale in the linear layers of a checkpoint in INT8, 0 being all of an output
+    channel's; None if it is unquantized. Raises UnsupportedModel for any other."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return None
+    method = _method(quantization)
+    if method != "compressed-tensors":
+        raise _unsupported(method)
+    groups = list((quantization.get("config_groups") or {}).values())
+    schemes = [group.get("weights") or {} for group in groups]
+    formats = {group.get("format") or quantization.get("format") for group in groups}
+    sizes = {s.get("group_size") or -1 for s in schemes if s.get("strategy") == "group"} or {0}
+    is_known = schemes and formats <= set(FORMATS) and all(map(_is_int8, schemes)) and len(sizes) == 1
+    sparsity = (quantization.get("sparsity_config") or {}).get("format") or "dense"
+    transforms = (quantization.get("transform_config") or {}).get("config_groups")
+    if is_known and sizes <= {0, *GROUP_SIZES} and sparsity == "dense" and not transforms:
+        return int(sizes.pop())
+    what = sorted({_scheme(scheme) for scheme in schemes}) + sorted(map(str, formats))
+    what += ([sparsity] if sparsity != "dense" else []) + (["transforms"] if transforms else [])
+    raise _unsupported(f"{method}: {'; '.join(what) or 'no format given'}")
+
+
+def activation_note(config: dict[str, Any]) -> str:
+    """What to know about a checkpoint that was made for rounded activations; "" if it was not."""
+    quantization = config.get("quantization_config") or {}
+    groups = (quantization.get("config_groups") or {}).values()
+    schemes = [scheme for group in groups if (scheme := group.get("input_activations"))]
+    if not schemes:
+        return ""
+    scheme = schemes[0]
+    scales = "their scales in the files are not used, as " if not scheme.get("dynamic") else ""
+    return (
+        f"made for activations of {scheme.get('num_bits')} bits; {scales}activations are computed with 16 "
+        "bits, which is closer to the original model; --activations int8 gives 8 bits and a scale per token"
+    )
+
+
+def _is_int8(scheme: dict[str, Any]) -> bool:
+    # "group" (as one option of actorder) puts inputs into groups out of order.
+    return (
+        scheme.get("num_bits") == 8
+        and scheme.get("type") == "int"
+        and scheme.get("symmetric", True)
+        and scheme.get("strategy") in ("channel", "group")
+        and scheme.get("actorder") not in ("group", "dynamic", True)
+    )
+
+
+def _scheme(scheme: dict[str, Any]) -> str:
+    """A compressed-tensors scheme for people."""
+    of = f" of {scheme['group_size']}" if scheme.get("strategy") == "group" else ""
+    text = f"{scheme.get('num_bits')} bits {scheme.get('type')} per {scheme.get('strategy')}{of}"
+    text += "" if scheme.get("symmetric", True) else ", asymmetric"
+    return text + (f", actorder {scheme['actorder']}" if scheme.get("actorder") else "")
+
+
+def _method(quantization: dict[str, Any]) -> str:
+    """What quantized a checkpoint, and with how many bits where that is known."""
+    if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
+        return "bitsandbytes LLM.int8"
+    if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
+        return "bitsandbytes with 4 bits"
+    method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "an unnamed method")
+    bits = quantization.get("bits") or quantization.get("w_bit")
+    return f"{method} with {bits} bits" if bits else method
+
+
+def _zeros(checkpoint: Checkpoint, ending: str) -> frozenset[str]:
+    """Tensors of this ending that are zero all over."""
+    names = (name for name in checkpoint.entries if name.endswith(ending))
+    return frozenset(name for name in names if not bool(checkpoint.read(name).any()))
+
+
+def _check_names(checkpoint: Checkpoint) -> None:
+    """Raises UnsupportedModel for tensors that only a quantized checkpoint has."""
+    for name in checkpoint.entries:
+        for ending, method in FOREIGN_TENSORS.items():
+            if name.endswith(ending):
+                raise _unsupported(f"{method}: it holds {name}, and config.json says nothing about it")
+
+
+def _unsupported(method: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the checkpoint is quantized ({method}); Penstock reads unquantized checkpoints, which it quantizes "
+        "itself, and compressed-tensors `int-quantized` or `pack-quantized` with 8 bits, symmetric, per "
+        f"channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. Use the original, unquantized "
+        "repository"
+    )
