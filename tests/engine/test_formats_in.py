@@ -15,7 +15,7 @@ from tiny_models import build
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import UnexpectedTensor, UnsupportedModel
+from penstock.errors import CheckpointError, MissingTensor, UnexpectedTensor, UnsupportedModel, WrongTensor
 from penstock.generation.sequence import SamplingParams
 from penstock.model.registry import open_model
 from penstock.weights.convert import convert
@@ -164,6 +164,132 @@ def test_zero_points_are_zero_or_unexpected(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+# ---- GPTQ
+
+
+def gptq_words(values: torch.Tensor) -> torch.Tensor:
+    """AutoGPTQ's packing: four rows of 8-bit integers [4 n, columns] to one of int32 words [n, columns]."""
+    words = sum(values[k::4].long() << (8 * k) for k in range(4))
+    return torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
+
+
+def write_gptq(
+    kind: str, folder: Path, group_size: int, is_first: bool = True, act_order: bool = False
+) -> Any:
+    """A GPTQ checkpoint with 8 bits, symmetric; returns transformers' model with the weights that it stands
+    for, w = (q - 128) * scale. Inputs of a group are drawn at random if the order of activations counts."""
+    model = build(kind, folder, **({} if kind == "GPT-2" else SIZES))
+    tensors = load_file(folder / "model.safetensors")
+    torch.manual_seed(3)
+    for name, module in model.named_modules():
+        is_linear = isinstance(module, torch.nn.Linear) and name != "lm_head"
+        if not is_linear and type(module).__name__ != "Conv1D":
+            continue
+        weight = module.weight.data if is_linear else module.weight.data.t()
+        num_outputs, num_inputs = weight.shape
+        size = num_inputs if group_size == -1 else group_size
+        g_idx = torch.arange(num_inputs) // size
+        g_idx = g_idx[torch.randperm(num_inputs)] if act_order else g_idx
+        groups = range(num_inputs // size)
+        largest = torch.stack([weight[:, g_idx == group].abs().amax(1) for group in groups])
+        scales = (largest * 2 / 255).half()  # [groups, out]
+        per_input = scales.float()[g_idx].t()
+        q = (weight / per_input).round().add(128).clamp(0, 255)
+        dequantized = (q - 128) * per_input
+        module.weight.data = dequantized if is_linear else dequantized.t().contiguous()
+        del tensors[f"{name}.weight"]
+        zeros = torch.full((num_outputs, len(groups)), 127 if is_first else 128)
+        tensors[f"{name}.qweight"] = gptq_words(q.t().int())
+        tensors[f"{name}.qzeros"] = gptq_words(zeros).t().contiguous()
+        tensors[f"{name}.scales"] = scales
+        tensors[f"{name}.g_idx"] = g_idx.int()
+        tensors.setdefault(f"{name}.bias", torch.zeros(num_outputs, dtype=torch.float16))
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+    quantization = {
+        "quant_method": "gptq", "bits": 8, "group_size": group_size, "sym": True, "desc_act": act_order,
+        "checkpoint_format": "gptq" if is_first else "gptq_v2",
+    }  # fmt: skip
+    edit_config(folder, quantization_config=quantization)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("group_size", "is_first", "act_order"),
+    [(-1, True, False), (32, True, False), (64, False, False), (128, False, False), (-1, True, True)],
+)
+def test_gptq_is_kept(group_size: int, is_first: bool, act_order: bool, tmp_path: Path) -> None:
+    expected = write_gptq("Qwen2", tmp_path, group_size, is_first, act_order)
+    for index in range(3):
+        layer = read_layer(open_model(tmp_path).store, index)
+        theirs = expected.model.layers[index]
+        assert int(layer.matrix("gate_up").qweight.min()) == -128
+        assert torch.equal(layer.matrix("down").dequantize(), theirs.mlp.down_proj.weight)
+        qkv = [getattr(theirs.self_attn, f"{name}_proj").weight for name in "qkv"]
+        assert torch.equal(layer.matrix("qkv").dequantize(), torch.cat(qkv))
+    assert_computes(tmp_path, expected, max(group_size, 0))
+
+
+def test_gptq_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gptq("Llama", tmp_path, 32)
+    whole = read_layer(open_model(tmp_path).store).matrix("gate_up")
+    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
+    pieces = read_layer(open_model(tmp_path).store).matrix("gate_up")
+    assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT-2"])
+@pytest.mark.parametrize("group_size", [None, 64])
+def test_gptq_out_of_order_is_quantized_again(
+    kind: str, group_size: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_gptq(kind, tmp_path, 32, act_order=True)
+    with caplog.at_level(logging.INFO):
+        store = open_model(tmp_path, group_size=group_size).store
+    weight = model.transformer.h[0].attn.c_proj.weight.t() if kind == "GPT-2" else None
+    weight = model.model.layers[0].self_attn.o_proj.weight if weight is None else weight
+    expected, mine = quantize(weight.data, group_size or 0), read_layer(store).matrix("o")
+    assert torch.equal(mine.qweight, expected.qweight) and torch.equal(mine.scale, expected.scale)
+    first = next(error for error in store.quantization_errors() if "h.0" in error.name or "s.0" in error.name)
+    assert 0.002 < first.relative < 0.02
+    assert "out of order (desc_act)" in caplog.text and "which loses 0.0" in caplog.text
+    report = convert(store, tmp_path / "converted")
+    assert report.errors[f"{first.name.split(', ')[0]}"] == pytest.approx(first.relative, rel=0.3)
+
+
+def test_gptq_with_a_config_of_its_own(tmp_path: Path) -> None:
+    write_gptq("Llama", tmp_path, 32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config.pop("quantization_config")))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_layer(open_model(tmp_path).store).matrix("o").scale.shape == (128, 4)
+
+
+DOWN = "model.layers.1.mlp.down_proj."
+FAULTS: dict[str, tuple[dict[str, torch.Tensor | None], type[CheckpointError], str]] = {
+    "asymmetric": ({"qzeros": torch.full((8, 32), 0x7F7F7F80)}, WrongTensor, "other zero points"),
+    "out of order": ({"g_idx": torch.arange(256) % 8}, WrongTensor, "out of order.*desc_act"),
+    "4 bits": ({"qweight": torch.zeros(32, 128)}, WrongTensor, "g_idx.*has shape.*256.*8 bits"),
+    "other groups": ({"scales": torch.zeros(4, 128)}, WrongTensor, "scales.*has shape"),
+    "no scales": ({"scales": None}, MissingTensor, f"{DOWN}scales"),
+    "a bias": ({"bias": torch.ones(128)}, UnexpectedTensor, f"{DOWN}bias"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_gptq_are_named(fault: str, tmp_path: Path) -> None:
+    write_gptq("Llama", tmp_path, 32)
+    changes, kind, message = FAULTS[fault]
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in changes.items():
+        is_integer = name in ("qweight", "qzeros", "g_idx")
+        found = tensors.pop(DOWN + name)
+        if tensor is not None:
+            tensors[DOWN + name] = tensor.to(torch.int32 if is_integer else found.dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(kind, match=message):
+        read_layer(open_model(tmp_path).store, 1)
+
+
 # ---- what is refused
 
 
@@ -189,6 +315,11 @@ FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
     "LLM.int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"bitsandbytes LLM\.int8"),
     "LLM.int8, old": ({"load_in_8bit": True}, r"bitsandbytes LLM\.int8"),
     "NF4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes with 4 bits"),
+    "GPTQ with 4 bits": ({"quant_method": "gptq", "bits": 4}, "gptq with 4 bits"),
+    "GPTQ in groups of 256": ({"quant_method": "gptq", "bits": 8, "group_size": 256}, "groups of 256"),
+    "GPTQ, asymmetric": ({"quant_method": "gptq", "bits": 8, "sym": False}, "gptq.*asymmetric"),
+    "Marlin": ({"quant_method": "gptq", "bits": 8, "is_marlin_format": True}, "gptq.*marlin"),
+    "GPTQ in bytes": ({"quant_method": "gptq", "bits": 8, "pack_dtype": "int8"}, "gptq.*in int8"),
     "AWQ": ({"quant_method": "awq", "bits": 4}, "awq with 4 bits"),
     "FP8 blocks": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
     "MXFP4": ({"quant_method": "mxfp4"}, "mxfp4"),

@@ -63,10 +63,22 @@ def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | 
     """`group_size` is EngineConfig's. Raises CheckpointError kinds for whatever is wrong with the files."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder)
-    if note := activation_note(checkpoint.config):
-        logger.info("%s was %s", folder, note)
     family = find_family(checkpoint.config)
     tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
     spec = family.read_spec(checkpoint.config | tied)
-    tensors = family.model_tensors(spec)
-    return OpenModel(family, spec, WeightStore(checkpoint, tensors, ignore_unexpected, group_size))
+    store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size)
+    _tell_how_it_is_read(store)
+    return OpenModel(family, spec, store)
+
+
+def _tell_how_it_is_read(store: WeightStore) -> None:
+    """What a user could take for granted and should not."""
+    checkpoint = store.checkpoint
+    if note := activation_note(checkpoint.config):
+        logger.info("%s was %s", checkpoint.folder, note)
+    if checkpoint.requantized:
+        error = store.sample_error()
+        logger.info(
+            "%s has %s: quantized again, which loses %.2g of %s; `penstock report` tells of each tensor",
+            checkpoint.folder, checkpoint.requantized, error.relative, error.name,
+        )  # fmt: skip

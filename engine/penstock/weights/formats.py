@@ -7,9 +7,12 @@ from typing import Any
 
 from penstock.config import GROUP_SIZES
 from penstock.errors import UnsupportedModel
+from penstock.weights import checkpoint
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.packed import unpacked_entries
+from penstock.weights.packed import gptq_entries, unpacked_entries
 
+#: The one with 8 bits, as _method() calls it.
+GPTQ = "gptq with 8 bits"
 #: Of compressed-tensors: INT8 as it is (older editions call it naive), and in int32 words.
 FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
 #: Endings of compressed-tensors' scales for what is not weights: they say where activations, keys and values
@@ -34,11 +37,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
     """
     with Checkpoint.open(folder) as stored:
+        stored.config = read_config(folder)
         quantization = stored.config.get("quantization_config")
         if quantization is None:
             _check_names(stored)
             return Checkpoint(folder, stored.config, stored.entries)
-        check_quantization(stored.config)
+        group_size = check_quantization(stored.config)
+        if _method(quantization) == GPTQ:
+            return _open_gptq(stored, group_size is not None)
         entries = {
             entry.name: entry
             for entry in unpacked_entries(stored)
@@ -47,15 +53,42 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, stored.config, entries, _zeros(stored, ".weight_zero_point"))
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, with what AutoGPTQ has in a file of its own. Raises CheckpointNotFound and CorruptFile."""
+    config, beside = checkpoint.read_config(folder), folder / "quantize_config.json"
+    if "quantization_config" in config or not beside.is_file():
+        return config
+    return config | {"quantization_config": {"quant_method": "gptq"} | checkpoint.read_json(beside)}
+
+
+def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
+    # The first version of the format stores zero points less one.
+    is_second = stored.config["quantization_config"].get("checkpoint_format") == "gptq_v2"
+    entries = {entry.name: entry for entry in gptq_entries(stored, keeps_integers, 128 if is_second else 127)}
+    # AutoGPTQ gives each module a bias, zero where the model has none.
+    idle = frozenset(
+        name for name in _zeros(stored, ".bias") if f"{name.removesuffix('bias')}qweight" in stored.entries
+    )
+    requantized = "" if keeps_integers else "GPTQ's groups, which are out of order (desc_act)"
+    return Checkpoint(stored.folder, stored.config, entries, idle, requantized)
+
+
 def check_quantization(config: dict[str, Any]) -> int | None:
     """How many inputs share a scale in the linear layers of a checkpoint in INT8, 0 being all of an output
-    channel's; None if it is unquantized. Raises UnsupportedModel for any other."""
+    channel's; None if it is unquantized, or quantized in a way that we can't keep but quantize again. Raises
+    UnsupportedModel for any other."""
     quantization = config.get("quantization_config")
     if quantization is None:
         return None
     method = _method(quantization)
-    if method != "compressed-tensors":
-        raise _unsupported(method)
+    if method == "compressed-tensors":
+        return _compressed_group_size(quantization)
+    if method == GPTQ:
+        return _gptq_group_size(quantization)
+    raise _unsupported(method)
+
+
+def _compressed_group_size(quantization: dict[str, Any]) -> int:
     groups = list((quantization.get("config_groups") or {}).values())
     schemes = [group.get("weights") or {} for group in groups]
     formats = {group.get("format") or quantization.get("format") for group in groups}
@@ -67,7 +100,24 @@ def check_quantization(config: dict[str, Any]) -> int | None:
         return int(sizes.pop())
     what = sorted({_scheme(scheme) for scheme in schemes}) + sorted(map(str, formats))
     what += ([sparsity] if sparsity != "dense" else []) + (["transforms"] if transforms else [])
-    raise _unsupported(f"{method}: {'; '.join(what) or 'no format given'}")
+    raise _unsupported(f"compressed-tensors: {'; '.join(what) or 'no format given'}")
+
+
+def _gptq_group_size(quantization: dict[str, Any]) -> int | None:
+    size = int(quantization.get("group_size") or -1)
+    is_plain = (
+        quantization.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
+        and not quantization.get("is_marlin_format")
+        and quantization.get("pack_dtype", "int32") == "int32"
+    )
+    is_symmetric = quantization.get("sym", True)
+    if is_plain and is_symmetric and size in (-1, *GROUP_SIZES):
+        if size == -1:
+            return 0
+        return None if quantization.get("desc_act") else size
+    form = "" if is_plain else f", {quantization.get('checkpoint_format') or 'marlin'}"
+    form += f" in {quantization['pack_dtype']}" if "pack_dtype" in quantization else ""
+    raise _unsupported(f"{GPTQ}, groups of {size}{'' if is_symmetric else ', asymmetric'}{form}")
 
 
 def activation_note(config: dict[str, Any]) -> str:
@@ -115,15 +165,15 @@ def _method(quantization: dict[str, Any]) -> str:
     return f"{method} with {bits} bits" if bits else method
 
 
-def _zeros(checkpoint: Checkpoint, ending: str) -> frozenset[str]:
+def _zeros(stored: Checkpoint, ending: str) -> frozenset[str]:
     """Tensors of this ending that are zero all over."""
-    names = (name for name in checkpoint.entries if name.endswith(ending))
-    return frozenset(name for name in names if not bool(checkpoint.read(name).any()))
+    names = (name for name in stored.entries if name.endswith(ending))
+    return frozenset(name for name in names if not bool(stored.read(name).any()))
 
 
-def _check_names(checkpoint: Checkpoint) -> None:
+def _check_names(stored: Checkpoint) -> None:
     """Raises UnsupportedModel for tensors that only a quantized checkpoint has."""
-    for name in checkpoint.entries:
+    for name in stored.entries:
         for ending, method in FOREIGN_TENSORS.items():
             if name.endswith(ending):
                 raise _unsupported(f"{method}: it holds {name}, and config.json says nothing about it")
@@ -132,7 +182,7 @@ def _check_names(checkpoint: Checkpoint) -> None:
 def _unsupported(method: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the checkpoint is quantized ({method}); Penstock reads unquantized checkpoints, which it quantizes "
-        "itself, and compressed-tensors `int-quantized` or `pack-quantized` with 8 bits, symmetric, per "
-        f"channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. Use the original, unquantized "
-        "repository"
+        "itself, and compressed-tensors (`int-quantized`, `pack-quantized`) or GPTQ with 8 bits, symmetric, "
+        f"per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. Use the original, "
+        "unquantized repository"
     )

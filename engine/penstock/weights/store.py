@@ -24,8 +24,10 @@ from penstock.weights.checkpoint import Checkpoint, TensorEntry
 from penstock.weights.formats import check_quantization
 from penstock.weights.quantize import QuantizationError, quantize
 
-#: Bytes of float32 that are quantized at a time.
+#: Bytes of float32 that are quantized at a time, or of INT8 that are read.
 CHUNK_BYTES = 4 << 20
+#: Rows from which the error of a whole checkpoint is estimated.
+SAMPLE_ROWS = 256
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
 
@@ -235,6 +237,13 @@ class WeightStore:
                 rows = torch.cat([self._rows(tensor, part) for part in tensor.parts]).float()
                 yield QuantizationError.of(", ".join(tensor.parts), rows, quantize(rows, tensor.group_size))
 
+    def sample_error(self) -> QuantizationError:
+        """The error of the first layer's first matrix, or some rows of it: what to expect of the others."""
+        tensor = next(tensor for tensor in self.tensors.layers[0] if tensor.kind == "int8")
+        part = tensor.parts[0]
+        rows = self._read(part, 0, min(SAMPLE_ROWS, self._find(part).shape[0])).float()
+        return QuantizationError.of(part, rows, quantize(rows, tensor.group_size))
+
     def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
         weights = LayerWeights.views(layout, buffer)
         for slot in layout.slots:
@@ -258,8 +267,8 @@ class WeightStore:
     def _quantized_chunks(self, tensor: TensorSpec, part: str) -> Iterator[QuantizedTensor]:
         """The rows of one part, some at a time."""
         entry = self._find(part)
-        step = max(1, CHUNK_BYTES // (4 * tensor.shape[1]))
-        if tensor.is_transposed and entry.dtype != "I8":
+        step = max(1, CHUNK_BYTES // ((1 if entry.dtype == "I8" else 4) * tensor.shape[1]))
+        if _is_transposed(tensor, entry):
             yield from self._quantized(tensor, part, torch.split(self._rows(tensor, part), step))
             return
         scales = None
@@ -297,7 +306,7 @@ class WeightStore:
     def _rows(self, tensor: TensorSpec, part: str) -> Tensor:
         """A whole part as [out_features, in_features], in its own dtype."""
         rows = self._read(part)
-        return rows.t() if tensor.is_transposed else rows
+        return rows.t() if _is_transposed(tensor, self._find(part)) else rows
 
     def _read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         entry = self._find(name)
@@ -344,10 +353,14 @@ class WeightStore:
             )
 
 
+def _is_transposed(tensor: TensorSpec, entry: TensorEntry) -> bool:
+    """Whether it is read as [in_features, out_features], which INT8 and what is decoded never are."""
+    return tensor.is_transposed and entry.dtype != "I8" and entry.decode is None
+
+
 def _check_part(tensor: TensorSpec, entry: TensorEntry) -> int:
     """Rows that a part adds to its tensor. Raises WrongTensor."""
-    # INT8 is always [out_features, in_features].
-    is_transposed = tensor.is_transposed and entry.dtype != "I8"
+    is_transposed = _is_transposed(tensor, entry)
     shape = entry.shape[::-1] if is_transposed else entry.shape
     if len(shape) != len(tensor.shape) or shape[1:] != tensor.shape[1:]:
         raise WrongTensor(
