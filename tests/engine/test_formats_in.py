@@ -39,16 +39,16 @@ def read_layer(store: WeightStore, index: int = 0) -> LayerWeights:
     return store.read_layer(index, torch.empty(store.layouts[index].num_bytes, dtype=torch.uint8))
 
 
-def assert_computes(folder: Path, expected: Any, group_size: int = 0, **config: Any) -> None:
+def assert_computes(folder: Path, expected: Any, group_size: int = 0) -> None:
     """That the engine's log-probabilities are those of transformers' model, once its embedding and head have
     been quantized as well."""
     tokenizer: Any = Ids()
-    for matrix, inputs in (
-        (expected.get_input_embeddings(), 0),
-        (expected.get_output_embeddings(), group_size),
-    ):
-        matrix.weight.data = quantize(matrix.weight.data, inputs).dequantize()
-    with Engine.load(folder, EngineConfig(kv_dtype="float32", **config), tokenizer=tokenizer) as engine:
+    embedding, head = expected.get_input_embeddings(), expected.get_output_embeddings()
+    if head.weight is not embedding.weight:
+        head.weight.data = quantize(head.weight.data, group_size).dequantize()
+    embedding.weight.data = quantize(embedding.weight.data).dequantize()
+    config = EngineConfig(kv_dtype="float32", group_size=group_size or None, max_model_len=128)
+    with Engine.load(folder, config, tokenizer=tokenizer) as engine:
         for prompt in PROMPTS:
             (mine,) = engine.generate([prompt], GREEDY)
             with torch.inference_mode():

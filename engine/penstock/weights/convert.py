@@ -23,6 +23,7 @@ from torch import Tensor
 
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile
 from penstock.spec import LayerLayout, TensorSpec
+from penstock.text.tokenizer import Tokenizer
 from penstock.weights import layer_file
 from penstock.weights.checkpoint import read_json
 from penstock.weights.store import TIED_HEAD, ModelTensors, WeightStore, stored_parts
@@ -115,6 +116,9 @@ def convert(
     manifest["files"] = done
     missing = [stack for stack in files if stack.file not in done]
     report.num_resumed = len(done)
+    if store.checkpoint.folder.is_file():
+        # Its tokenizer first: if that can't be read, nobody waits for the weights.
+        Tokenizer.load(store.checkpoint.folder).backend.save_pretrained(target)
     check_space(target, sum(stack.num_bytes for stack in missing))
     total = sum(stack.num_bytes for stack in files)
     finished = sum(stack.num_bytes for stack in files if stack.file in done)

@@ -7,8 +7,10 @@ from typing import Any
 
 from penstock.config import GROUP_SIZES
 from penstock.errors import UnsupportedModel
-from penstock.weights import checkpoint
+from penstock.weights import checkpoint, gguf_models
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.gguf import is_gguf
+from penstock.weights.gguf_models import open_gguf
 from penstock.weights.packed import gptq_entries, unpacked_entries
 
 #: The one with 8 bits, as _method() calls it.
@@ -32,10 +34,13 @@ FOREIGN_TENSORS = {
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """A model's files, whatever wrote them: each tensor under its usual name and in its usual shape.
+    """A model's folder or GGUF file, whatever wrote it: each tensor under its usual name and in its usual
+    shape.
 
     Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
     """
+    if is_gguf(folder):
+        return open_gguf(folder)
     with Checkpoint.open(folder) as stored:
         stored.config = read_config(folder)
         quantization = stored.config.get("quantization_config")
@@ -54,7 +59,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, with what AutoGPTQ has in a file of its own. Raises CheckpointNotFound and CorruptFile."""
+    """config.json, with what AutoGPTQ has in a file of its own, or what stands for it in a GGUF file. Raises
+    CheckpointNotFound, CorruptFile and, for GGUF files, UnsupportedModel."""
+    if is_gguf(folder):
+        return gguf_models.read_config(folder)
     config, beside = checkpoint.read_config(folder), folder / "quantize_config.json"
     if "quantization_config" in config or not beside.is_file():
         return config

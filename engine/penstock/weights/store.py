@@ -238,11 +238,13 @@ class WeightStore:
                 yield QuantizationError.of(", ".join(tensor.parts), rows, quantize(rows, tensor.group_size))
 
     def sample_error(self) -> QuantizationError:
-        """The error of the first layer's first matrix, or some rows of it: what to expect of the others."""
+        """The error of the first layer's first matrix, or some rows of it: what to expect of the others.
+        Raises WrongTensor."""
         tensor = next(tensor for tensor in self.tensors.layers[0] if tensor.kind == "int8")
         part = tensor.parts[0]
         rows = self._read(part, 0, min(SAMPLE_ROWS, self._find(part).shape[0])).float()
-        return QuantizationError.of(part, rows, quantize(rows, tensor.group_size))
+        (quantized,) = self._quantized(tensor, part, (rows,))
+        return QuantizationError.of(part, rows, quantized)
 
     def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
         weights = LayerWeights.views(layout, buffer)
