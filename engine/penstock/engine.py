@@ -121,7 +121,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Engine:
-        """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
+        """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
         report_progress(loaded, total) is called after each layer that stays in memory, and may raise to
         give up. Returns when all of them are there, or at once if not `is_patient`: the first step then
