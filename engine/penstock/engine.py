@@ -104,7 +104,7 @@ class Engine:
         hardware: HardwareProfile | None = None,
         cache_folder: Path | None = None,
     ) -> Engine:
-        """Load a folder, a hub repository ("owner/name") or "demo", layer by layer.
+        """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
         report_progress(loaded, total) is called after each layer that stays in memory, and may raise to
         give up. Returns when all of them are there, or at once if not `is_patient`: the first step then

@@ -80,7 +80,8 @@ def load_model(
     with contextlib.ExitStack() as undo:
         opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size)
         undo.callback(opened.store.close)
-        tokenizer = tokenizer or Tokenizer.load(folder)
+        ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
+        tokenizer = tokenizer or Tokenizer.load(folder, frozenset(ends or ()))
         device = find_device(config.device)
         torch_device = device.torch_device if device else None
         kernels = choose_kernels(config, num_threads, torch_device, cache_folder)

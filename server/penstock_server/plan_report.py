@@ -19,9 +19,8 @@ from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, plan_memo
 from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
-from penstock.weights.checkpoint import read_config
+from penstock.weights.formats import check_quantization, read_config
 from penstock.weights.hub import find_config
-from penstock.weights.store import check_quantization
 from penstock_server.settings import Settings
 
 #: Sequences for which a step is predicted, and the length of a prompt.

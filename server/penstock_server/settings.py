@@ -122,7 +122,10 @@ class Settings:
     belongs to the engine when `engine_config` makes one."""
 
     model: str = _setting(
-        "model", "a folder, a repository on the Hugging Face hub, or 'demo'", "", metavar="MODEL"
+        "model",
+        "a folder, a .gguf file, a repository on the Hugging Face hub, or 'demo'",
+        "",
+        metavar="MODEL",
     )
     revision: str | None = _setting("model", "branch, tag or commit on the hub", metavar="NAME")
     offline: bool = _setting(

@@ -60,8 +60,9 @@ def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BY
 
 
 def largest_file(folder: Path, trial_bytes: int = TRIAL_BYTES) -> Path | None:
-    """The weights that measure_disk() would read; None if they are too few."""
-    files = [path for path in folder.glob("*.safetensors") if path.stat().st_size >= 2 * trial_bytes]
+    """The weights that measure_disk() would read; None if they are too few. `folder` may be a file."""
+    found = [folder] if folder.is_file() else folder.glob("*.safetensors")
+    files = [path for path in found if path.stat().st_size >= 2 * trial_bytes]
     return max(files, key=lambda path: path.stat().st_size, default=None)
 
 
@@ -71,6 +72,7 @@ def _readable_file(folder: Path, least_bytes: int) -> Iterator[Path]:
     if found is not None:
         yield found
         return
+    folder = folder.parent if folder.is_file() else folder
     path = folder / f".penstock-disk-trial-{os.getpid()}"
     size = 8 * least_bytes
     status = os.statvfs(folder)

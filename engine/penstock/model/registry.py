@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
 from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.formats import activation_note, open_checkpoint
 from penstock.weights.manifest import check_finished
 from penstock.weights.store import TIED_HEAD, WeightStore
+
+logger = logging.getLogger(__name__)
 
 FAMILIES: tuple[type[Family], ...] = (
     Bloom,
@@ -59,9 +62,23 @@ class OpenModel(NamedTuple):
 def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | None = None) -> OpenModel:
     """`group_size` is EngineConfig's. Raises CheckpointError kinds for whatever is wrong with the files."""
     check_finished(folder)
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = open_checkpoint(folder)
     family = find_family(checkpoint.config)
     tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
     spec = family.read_spec(checkpoint.config | tied)
-    tensors = family.model_tensors(spec)
-    return OpenModel(family, spec, WeightStore(checkpoint, tensors, ignore_unexpected, group_size))
+    store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size)
+    _tell_how_it_is_read(store)
+    return OpenModel(family, spec, store)
+
+
+def _tell_how_it_is_read(store: WeightStore) -> None:
+    """What a user could take for granted and should not."""
+    checkpoint = store.checkpoint
+    if note := activation_note(checkpoint.config):
+        logger.info("%s was %s", checkpoint.folder, note)
+    if checkpoint.requantized:
+        error = store.sample_error()
+        logger.info(
+            "%s has %s: quantized again, which loses %.2g of %s; `penstock report` tells of each tensor",
+            checkpoint.folder, checkpoint.requantized, error.relative, error.name,
+        )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -43,22 +44,26 @@ class Tokenizer:
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't be read,
-        ConfigError if that takes a package which is not installed."""
+    def load(cls, folder: Path, eos_token_ids: frozenset[int] = frozenset()) -> Tokenizer:
+        """The tokenizer of a folder, which says itself where answers end, or of a GGUF file, for which
+        `eos_token_ids` do. Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't
+        be read, ConfigError if that takes a package which is not installed."""
         from transformers import AutoTokenizer  # takes a second, so only when it is needed
 
-        if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
+        is_file = folder.is_file()
+        if not is_file and not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
             raise CheckpointNotFound(
                 f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the "
                 "tokenizer files of the original repository into it"
             )
         try:
+            if is_file:
+                return cls(_read_gguf(folder), eos_token_ids)
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except ImportError as error:
             raise ConfigError(
                 f"the tokenizer in {folder} needs a package that is not installed: {error} "
-                "(for CpmTokenizer: pip install 'penstock[cpm]')"
+                "(for CpmTokenizer: pip install 'penstock[cpm]'; for GGUF files: 'penstock[gguf]')"
             ) from error
         except Exception as error:  # whatever transformers and its parsers raise: the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
@@ -141,6 +146,16 @@ def _byte_stand_ins() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_stand_ins()
+
+
+def _read_gguf(file: Path) -> Any:
+    """transformers' tokenizer from the vocabulary in a GGUF file."""
+    from transformers import PreTrainedTokenizerFast
+
+    # In a folder of its own: whatever lies beside the file must not be taken for a part of its tokenizer.
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / file.name).symlink_to(file.resolve())
+        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
 
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

@@ -15,6 +15,7 @@ import math
 import os
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,28 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    #: Where other bytes lie there than `dtype` and `shape` say: makes rows start:stop of them.
+    decode: Callable[[Checkpoint, int, int], Tensor] | None = None
 
 
 class Checkpoint:
     """An opened folder. Close it (or use `with`) to give back its file descriptors."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        entries: dict[str, TensorEntry],
+        idle: frozenset[str] = frozenset(),
+        requantized: str = "",
+    ) -> None:
+        """`folder` may be a file that holds everything. `idle` are tensors that change nothing, whether the
+        model knows them or not; `requantized` says in which integers, which can't be kept, it was stored."""
         self.folder = folder
         self.config = config
         self.entries = entries
+        self.idle = idle
+        self.requantized = requantized
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
 
@@ -127,17 +141,19 @@ class Checkpoint:
         file ended early).
         """
         entry = self.entry(name)
+        if entry.decode is not None:
+            rows = entry.decode(self, start, stop)
+            return rows if out is None else out.copy_(rows)
         if entry.dtype not in DTYPES:
             raise WrongTensor(
                 f"tensor {name} in {entry.file} has dtype {entry.dtype}; Penstock reads "
                 f"{', '.join(DTYPES)}: use the original, unquantized checkpoint"
             )
         row_bytes = entry.num_bytes // entry.shape[0] if entry.shape else entry.num_bytes
-        rows = (
-            torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype]) if out is None else out
-        )
-        self._read_into(rows.view(torch.uint8) if rows.dim() else rows, entry, start * row_bytes)
-        return rows
+        if out is None:
+            out = torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
+        self._read_into(_bytes_of(out), entry, start * row_bytes)
+        return out
 
     def read(self, name: str) -> Tensor:
         """A whole tensor in its own dtype."""
@@ -145,14 +161,32 @@ class Checkpoint:
         return self.read_rows(name, 0, entry.shape[0] if entry.shape else 1)
 
     def read_ahead(self, name: str, start: int, stop: int) -> None:
-        """Have the system fetch rows start:stop (as far as there are any) while something else is done.
-        Raises MissingTensor and CorruptFile."""
+        """Have the system fetch rows start:stop (as far as there are any) while something else is done; not
+        where rows have to be made of other bytes. Raises MissingTensor and CorruptFile."""
         entry = self.entry(name)
         stop = min(stop, entry.shape[0])
-        if start < stop:
+        if start < stop and entry.decode is None:
             row_bytes = entry.num_bytes // entry.shape[0]
             offset, length = entry.offset + start * row_bytes, (stop - start) * row_bytes
             os.posix_fadvise(self._descriptor(entry.file), offset, length, os.POSIX_FADV_WILLNEED)
+
+    def read_stored(self, entry: TensorEntry, start: int, stop: int) -> Tensor:
+        """Bytes start:stop of what lies there, uint8. Raises CorruptFile."""
+        stored = torch.empty(stop - start, dtype=torch.uint8)
+        self._read_into(_bytes_of(stored), entry, start)
+        return stored
+
+    def read_columns(self, entry: TensorEntry, start: int, stop: int) -> Tensor:
+        """Bytes start:stop of each row of what lies there, uint8 [entry.shape[0], stop - start]. Raises
+        CorruptFile."""
+        row_bytes = entry.num_bytes // entry.shape[0]
+        # Row by row the system would not read ahead.
+        descriptor = self._descriptor(entry.file)
+        os.posix_fadvise(descriptor, entry.offset, entry.num_bytes, os.POSIX_FADV_WILLNEED)
+        stored = torch.empty((entry.shape[0], stop - start), dtype=torch.uint8)
+        for row, part in enumerate(stored):
+            self._read_into(_bytes_of(part), entry, row * row_bytes + start)
+        return stored
 
     def _descriptor(self, file: Path) -> int:
         with self._lock:  # several threads read
@@ -163,10 +197,8 @@ class Checkpoint:
                     raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
             return self._descriptors[file]
 
-    def _read_into(self, buffer: Tensor, entry: TensorEntry, start: int) -> None:
-        descriptor = self._descriptor(entry.file)
-        view = memoryview(buffer.numpy().data).cast("B")
-        done = 0
+    def _read_into(self, view: memoryview, entry: TensorEntry, start: int) -> None:
+        descriptor, done = self._descriptor(entry.file), 0
         while done < len(view):
             try:
                 count = os.preadv(descriptor, [view[done:]], entry.offset + start + done)
@@ -290,3 +322,8 @@ def _entry(file: Path, name: str, value: dict[str, Any], data_start: int) -> Ten
             f"the header gives it {end - begin}"
         )
     return TensorEntry(name, file, data_start + begin, dtype, shape, end - begin)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous tensor's memory."""
+    return memoryview((tensor.view(torch.uint8) if tensor.dim() else tensor).numpy().data).cast("B")

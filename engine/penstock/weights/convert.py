@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from torch import Tensor
 from penstock.errors import CapacityError
 from penstock.memory.hardware import num_physical_cores
 from penstock.spec import LayerLayout, TensorSpec
+from penstock.text.tokenizer import Tokenizer
 from penstock.weights import layer_file, whole_file
 from penstock.weights import manifest as manifests
 from penstock.weights.checkpoint import read_bytes
@@ -166,8 +168,8 @@ def _is_current(store: WeightStore, target: Path, files: list[_Stack], manifest:
     return manifest["format_version"] != manifests.FORMAT_VERSION or (
         all(stack.file in entries for stack in files)
         and all(
-            entries.get(path.name) == whole_file.describe_bytes(read_bytes(path))
-            for path in _companions(store.checkpoint.folder)
+            entries.get(name) == whole_file.describe_bytes(content)
+            for name, content in _companions(store.checkpoint.folder).items()
         )
     )
 
@@ -181,6 +183,7 @@ def _convert(
     report_progress: Callable[[int, int], None] | None,
     rounding: Rounding,
 ) -> None:
+    companions = _companions(store.checkpoint.folder)  # if they can't be read, nobody waits for the weights
     done = manifests.whole_files(target, manifest)
     for name in manifest["files"].keys() - done.keys():
         if (target / name).exists():
@@ -200,7 +203,7 @@ def _convert(
             finished += stack.num_bytes
             if report_progress is not None:
                 report_progress(finished, total)
-    _finish(store, target, files, manifest)
+    _finish(store, target, files, manifest, companions)
 
 
 @contextmanager
@@ -285,13 +288,18 @@ def _part_rows(store: WeightStore, tensors: tuple[TensorSpec, ...]) -> dict[str,
     return {part: store.entry(part).shape[0] for part in parts}
 
 
-def _finish(store: WeightStore, target: Path, files: list[_Stack], manifest: dict[str, Any]) -> None:
+def _finish(
+    store: WeightStore,
+    target: Path,
+    files: list[_Stack],
+    manifest: dict[str, Any],
+    companions: dict[str, bytes],
+) -> None:
     """Everything that is not weights; config.json, which makes the folder a model, last of all."""
     entries = manifest["files"]
-    for path in _companions(store.checkpoint.folder):
-        content = read_bytes(path)
-        if entries.get(path.name) != whole_file.describe_bytes(content):
-            entries[path.name] = whole_file.write(target / path.name, [content])
+    for name, content in companions.items():
+        if entries.get(name) != whole_file.describe_bytes(content):
+            entries[name] = whole_file.write(target / name, [content])
     names = {name: stack.file for stack in files for name, _ in stored_parts(stack.stored)}
     total = sum(stack.num_bytes for stack in files)
     index = {"metadata": {"total_size": total}, "weight_map": names}
@@ -302,15 +310,20 @@ def _finish(store: WeightStore, target: Path, files: list[_Stack], manifest: dic
     whole_file.write(target / CONFIG, [config])
 
 
-def _companions(folder: Path) -> list[Path]:
+def _companions(folder: Path) -> dict[str, bytes]:
+    """Files beside the weights, by name; of a model that is one file, its tokenizer as files."""
+    if folder.is_file():
+        with tempfile.TemporaryDirectory() as temporary:
+            Tokenizer.load(folder).backend.save_pretrained(temporary)
+            return _companions(Path(temporary))
     found = sorted({path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()})
-    return [
-        path
+    return {
+        path.name: read_bytes(path)
         for path in found
         if path.name not in (CONFIG, MANIFEST)
         and not path.name.endswith(".index.json")
         and path.stat().st_size <= MAX_COMPANION_BYTES
-    ]
+    }
 
 
 def _config(store: WeightStore) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Model name -> folder: a folder as it is, the demo model, or a Hugging Face repository (fetched once)."""
+"""Model name -> folder: a folder or GGUF file as it is, the demo model, or a Hugging Face repository (fetched
+once)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, DownloadError
+from penstock.weights.gguf import is_gguf
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
 #: owner/name, as the hub spells it. Older repositories ("gpt2") have no owner.
@@ -23,7 +25,8 @@ def find_config(model: str | Path, revision: str | None = None, offline: bool = 
 def find_model(
     model: str | Path, revision: str | None = None, offline: bool = False, patterns: list[str] = PATTERNS
 ) -> Path:
-    """The folder of a model: a path, "demo", or a repository at a revision (branch, tag or commit).
+    """The folder (or GGUF file) of a model: a path, "demo", or a repository at a revision (branch, tag or
+    commit).
 
     `patterns` are the files wanted of a repository. With `offline` the network is never touched: only what
     was fetched before is used. Progress is shown by huggingface_hub. Raises CheckpointNotFound and
@@ -33,11 +36,11 @@ def find_model(
     if name == "demo":
         return DEMO_FOLDER
     path = Path(model).expanduser()
-    if name and path.is_dir():
+    if name and (path.is_dir() or is_gguf(path)):
         return path
     if not isinstance(model, str) or path.exists() or not REPOSITORY.fullmatch(name):
         raise CheckpointNotFound(
-            f"{name} is not a folder. Give a Hugging Face model folder, a hub repository as "
+            f"{name} is not a folder. Give a Hugging Face model folder, a .gguf file, a hub repository as "
             '"owner/name", or "demo"'
         )
     return _download(name, revision, offline, patterns)

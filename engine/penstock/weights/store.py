@@ -12,20 +12,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.config import GROUP_SIZES
-from penstock.errors import ConfigError, UnexpectedTensor, UnsupportedModel, WrongTensor
+from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE
 from penstock.spec import LayerLayout, TensorSlot, TensorSpec
 from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.formats import check_quantization
 from penstock.weights.quantize import QuantizationError, quantize
 from penstock.weights.tensor_quantizer import TensorQuantizer
 
+#: Rows from which the error of a whole checkpoint is estimated.
+SAMPLE_ROWS = 256
+#: Bytes of INT8 that are read at a time.
+CHUNK_BYTES = 4 << 20
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
 
@@ -207,7 +211,7 @@ class WeightStore:
         end, first = 0, None
         for name, dtype in stored_parts(tensors):
             entry = self.checkpoint.entries.get(self._bare(name)) or self.checkpoint.entries.get(name)
-            if entry is None or entry.dtype != dtype:
+            if entry is None or entry.dtype != dtype or entry.decode is not None:
                 return None
             if first is None:
                 first, end = entry, entry.offset
@@ -244,10 +248,11 @@ class WeightStore:
         """A matrix of an unquantized checkpoint as [some, in_features], about so many elements at a time."""
         step = max(1, num_elements // tensor.shape[1])
         for part in tensor.parts:
-            if tensor.is_transposed:
+            entry = self._find(part)
+            if _is_transposed(tensor, entry):
                 yield from torch.split(self._rows(tensor, part), step)
             else:
-                num_rows = self._find(part).shape[0]
+                num_rows = entry.shape[0]
                 for start in range(0, num_rows, step):
                     yield self._read(part, start, min(start + step, num_rows))
 
@@ -275,6 +280,19 @@ class WeightStore:
         transposed = (tensor for stack in self.tensors.stacks for tensor in stack if tensor.is_transposed)
         return exact.t().contiguous() if any(part in tensor.parts for tensor in transposed) else exact
 
+    def sample_error(self) -> QuantizationError:
+        """The error of the first layer's first matrix, or some rows of it: what to expect of the others.
+        Raises WrongTensor."""
+        tensor = next(tensor for tensor in self.tensors.layers[0] if tensor.kind == "int8")
+        part = tensor.parts[0]
+        rows = self._read(part, 0, min(SAMPLE_ROWS, self._find(part).shape[0])).float()
+        try:
+            return QuantizationError.of(part, rows, quantize(rows, tensor.group_size))
+        except ValueError as error:
+            raise WrongTensor(
+                f"tensor {part} in {self._find(part).file} can't be quantized: {error}"
+            ) from error
+
     def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
         weights = LayerWeights.views(layout, buffer)
         for slot in layout.slots:
@@ -291,12 +309,14 @@ class WeightStore:
         row = 0
         for part in tensor.parts:
             entry = self._find(part)
-            # INT8 is always [out_features, in_features].
-            is_transposed = tensor.is_transposed and entry.dtype != "I8"
+            is_transposed = _is_transposed(tensor, entry)
             end = row + entry.shape[1 if is_transposed else 0]
             rows = QuantizedTensor(out.qweight[row:end], out.scale[row:end])
             if entry.dtype == "I8":
-                self._read(part, out=rows.qweight)
+                step = max(1, CHUNK_BYTES // tensor.shape[1])
+                for start in range(0, end - row, step):
+                    chunk = rows.qweight[start : start + step]
+                    self._read(part, start, start + len(chunk), chunk)
                 rows.scale.copy_(self._read(part + "_scale").view(rows.scale.shape))
             else:
                 quantizer = TensorQuantizer(self.checkpoint, entry, rows, is_transposed)
@@ -309,7 +329,7 @@ class WeightStore:
     def _rows(self, tensor: TensorSpec, part: str) -> Tensor:
         """A whole part as [out_features, in_features], in its own dtype."""
         rows = self._read(part)
-        return rows.t() if tensor.is_transposed else rows
+        return rows.t() if _is_transposed(tensor, self._find(part)) else rows
 
     def _read(self, name: str, start: int = 0, stop: int | None = None, out: Tensor | None = None) -> Tensor:
         entry = self._find(name)
@@ -344,7 +364,7 @@ class WeightStore:
         extra = [
             name
             for name in self.checkpoint.entries
-            if name not in known and not any(pattern.search(name) for pattern in unused)
+            if name not in known | self.checkpoint.idle and not any(p.search(name) for p in unused)
         ]
         if extra and not ignore_unexpected:
             entry = self.checkpoint.entries[extra[0]]
@@ -356,10 +376,14 @@ class WeightStore:
             )
 
 
+def _is_transposed(tensor: TensorSpec, entry: TensorEntry) -> bool:
+    """Whether it is read as [in_features, out_features], which INT8 and what is decoded never are."""
+    return tensor.is_transposed and entry.dtype != "I8" and entry.decode is None
+
+
 def _check_part(tensor: TensorSpec, entry: TensorEntry) -> int:
     """Rows that a part adds to its tensor. Raises WrongTensor."""
-    # INT8 is always [out_features, in_features].
-    is_transposed = tensor.is_transposed and entry.dtype != "I8"
+    is_transposed = _is_transposed(tensor, entry)
     shape = entry.shape[::-1] if is_transposed else entry.shape
     if len(shape) != len(tensor.shape) or shape[1:] != tensor.shape[1:]:
         raise WrongTensor(
@@ -381,35 +405,3 @@ def _check_scale(tensor: TensorSpec, entry: TensorEntry, scale: TensorEntry) -> 
             f"config.json names calls for {[entry.shape[0], groups]}"
         )
     return scale.name
-
-
-def check_quantization(config: dict[str, Any]) -> int | None:
-    """Accept unquantized checkpoints (None) and compressed-tensors INT8; returns how many inputs share a
-    scale in its linear layers, 0 being all of an output channel's. Raises UnsupportedModel."""
-    quantization = config.get("quantization_config")
-    if quantization is None:
-        return None
-    method = quantization.get("quant_method")
-    groups = quantization.get("config_groups") or {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    if (
-        method == "compressed-tensors"
-        and weights
-        and all(
-            scheme.get("num_bits") == 8
-            and scheme.get("type") == "int"
-            and scheme.get("symmetric", True)
-            and scheme.get("strategy") in ("channel", "group")
-            for scheme in weights
-        )
-        and quantization.get("format") == "int-quantized"
-    ):
-        sizes = {s.get("group_size") or 0 for s in weights if s["strategy"] == "group"} or {0}
-        if len(sizes) == 1 and sizes <= {0, *GROUP_SIZES}:
-            return int(sizes.pop())
-    raise UnsupportedModel(
-        f"the checkpoint is quantized ({method}, {quantization.get('format', 'no format given')}); Penstock "
-        "reads unquantized checkpoints, which it quantizes itself, and compressed-tensors "
-        f"`int-quantized` with 8 bits per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. "
-        "Use the original, unquantized repository"
-    )

@@ -1,0 +1,196 @@
+"""Which checkpoints are read, whatever quantized them, and as what; all others are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.config import GROUP_SIZES
+from penstock.errors import UnsupportedModel
+from penstock.weights import checkpoint, gguf_models
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.gguf import is_gguf
+from penstock.weights.gguf_models import open_gguf
+from penstock.weights.packed import gptq_entries, unpacked_entries
+
+#: The one with 8 bits, as _method() calls it.
+GPTQ = "gptq with 8 bits"
+#: Of compressed-tensors: INT8 as it is (older editions call it naive), and in int32 words.
+FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
+#: Endings of compressed-tensors' scales for what is not weights: they say where activations, keys and values
+#: may be rounded, and nothing is lost where they are not.
+ACTIVATION_SCALES = tuple(
+    f".{of}_{kind}" for of in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point")
+)
+#: Endings of tensors that give a method away where config.json does not name it.
+FOREIGN_TENSORS = {
+    ".SCB": "bitsandbytes LLM.int8",
+    ".weight.absmax": "bitsandbytes with 4 bits",
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".weight_scale_inv": "FP8",
+    "_proj_blocks": "MXFP4",
+}
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A model's folder or GGUF file, whatever wrote it: each tensor under its usual name and in its usual
+    shape.
+
+    Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
+    """
+    if is_gguf(folder):
+        return open_gguf(folder)
+    with Checkpoint.open(folder) as stored:
+        stored.config = read_config(folder)
+        quantization = stored.config.get("quantization_config")
+        if quantization is None:
+            _check_names(stored)
+            return Checkpoint(folder, stored.config, stored.entries)
+        group_size = check_quantization(stored.config)
+        if _method(quantization) == GPTQ:
+            return _open_gptq(stored, group_size is not None)
+        entries = {
+            entry.name: entry
+            for entry in unpacked_entries(stored)
+            if not entry.name.endswith(ACTIVATION_SCALES)
+        }
+        return Checkpoint(folder, stored.config, entries, _zeros(stored, ".weight_zero_point"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, with what AutoGPTQ has in a file of its own, or what stands for it in a GGUF file. Raises
+    CheckpointNotFound, CorruptFile and, for GGUF files, UnsupportedModel."""
+    if is_gguf(folder):
+        return gguf_models.read_config(folder)
+    config, beside = checkpoint.read_config(folder), folder / "quantize_config.json"
+    if "quantization_config" in config or not beside.is_file():
+        return config
+    return config | {"quantization_config": {"quant_method": "gptq"} | checkpoint.read_json(beside)}
+
+
+def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
+    # The first version of the format stores zero points less one.
+    is_second = stored.config["quantization_config"].get("checkpoint_format") == "gptq_v2"
+    entries = {entry.name: entry for entry in gptq_entries(stored, keeps_integers, 128 if is_second else 127)}
+    # AutoGPTQ gives each module a bias, zero where the model has none.
+    idle = frozenset(
+        name for name in _zeros(stored, ".bias") if f"{name.removesuffix('bias')}qweight" in stored.entries
+    )
+    requantized = "" if keeps_integers else "GPTQ's groups, which are out of order (desc_act)"
+    return Checkpoint(stored.folder, stored.config, entries, idle, requantized)
+
+
+def check_quantization(config: dict[str, Any]) -> int | None:
+    """How many inputs share a scale in the linear layers of a checkpoint in INT8, 0 being all of an output
+    channel's; None if it is unquantized, or quantized in a way that we can't keep but quantize again. Raises
+    UnsupportedModel for any other."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return None
+    method = _method(quantization)
+    if method == "compressed-tensors":
+        return _compressed_group_size(quantization)
+    if method == GPTQ:
+        return _gptq_group_size(quantization)
+    raise _unsupported(method)
+
+
+def _compressed_group_size(quantization: dict[str, Any]) -> int:
+    groups = list((quantization.get("config_groups") or {}).values())
+    schemes = [group.get("weights") or {} for group in groups]
+    formats = {group.get("format") or quantization.get("format") for group in groups}
+    sizes = {s.get("group_size") or -1 for s in schemes if s.get("strategy") == "group"} or {0}
+    is_known = schemes and formats <= set(FORMATS) and all(map(_is_int8, schemes)) and len(sizes) == 1
+    sparsity = (quantization.get("sparsity_config") or {}).get("format") or "dense"
+    transforms = (quantization.get("transform_config") or {}).get("config_groups")
+    if is_known and sizes <= {0, *GROUP_SIZES} and sparsity == "dense" and not transforms:
+        return int(sizes.pop())
+    what = sorted({_scheme(scheme) for scheme in schemes}) + sorted(map(str, formats))
+    what += ([sparsity] if sparsity != "dense" else []) + (["transforms"] if transforms else [])
+    raise _unsupported(f"compressed-tensors: {'; '.join(what) or 'no format given'}")
+
+
+def _gptq_group_size(quantization: dict[str, Any]) -> int | None:
+    size = int(quantization.get("group_size") or -1)
+    is_plain = (
+        quantization.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
+        and not quantization.get("is_marlin_format")
+        and quantization.get("pack_dtype", "int32") == "int32"
+    )
+    is_symmetric = quantization.get("sym", True)
+    if is_plain and is_symmetric and size in (-1, *GROUP_SIZES):
+        if size == -1:
+            return 0
+        return None if quantization.get("desc_act") else size
+    form = "" if is_plain else f", {quantization.get('checkpoint_format') or 'marlin'}"
+    form += f" in {quantization['pack_dtype']}" if "pack_dtype" in quantization else ""
+    raise _unsupported(f"{GPTQ}, groups of {size}{'' if is_symmetric else ', asymmetric'}{form}")
+
+
+def activation_note(config: dict[str, Any]) -> str:
+    """What to know about a checkpoint that was made for rounded activations; "" if it was not."""
+    quantization = config.get("quantization_config") or {}
+    groups = (quantization.get("config_groups") or {}).values()
+    schemes = [scheme for group in groups if (scheme := group.get("input_activations"))]
+    if not schemes:
+        return ""
+    scheme = schemes[0]
+    scales = "their scales in the files are not used, as " if not scheme.get("dynamic") else ""
+    return (
+        f"made for activations of {scheme.get('num_bits')} bits; {scales}activations are computed with 16 "
+        "bits, which is closer to the original model; --activations int8 gives 8 bits and a scale per token"
+    )
+
+
+def _is_int8(scheme: dict[str, Any]) -> bool:
+    # "group" (as one option of actorder) puts inputs into groups out of order.
+    return (
+        scheme.get("num_bits") == 8
+        and scheme.get("type") == "int"
+        and scheme.get("symmetric", True)
+        and scheme.get("strategy") in ("channel", "group")
+        and scheme.get("actorder") not in ("group", "dynamic", True)
+    )
+
+
+def _scheme(scheme: dict[str, Any]) -> str:
+    """A compressed-tensors scheme for people."""
+    of = f" of {scheme['group_size']}" if scheme.get("strategy") == "group" else ""
+    text = f"{scheme.get('num_bits')} bits {scheme.get('type')} per {scheme.get('strategy')}{of}"
+    text += "" if scheme.get("symmetric", True) else ", asymmetric"
+    return text + (f", actorder {scheme['actorder']}" if scheme.get("actorder") else "")
+
+
+def _method(quantization: dict[str, Any]) -> str:
+    """What quantized a checkpoint, and with how many bits where that is known."""
+    if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
+        return "bitsandbytes LLM.int8"
+    if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
+        return "bitsandbytes with 4 bits"
+    method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "an unnamed method")
+    bits = quantization.get("bits") or quantization.get("w_bit")
+    return f"{method} with {bits} bits" if bits else method
+
+
+def _zeros(stored: Checkpoint, ending: str) -> frozenset[str]:
+    """Tensors of this ending that are zero all over."""
+    names = (name for name in stored.entries if name.endswith(ending))
+    return frozenset(name for name in names if not bool(stored.read(name).any()))
+
+
+def _check_names(stored: Checkpoint) -> None:
+    """Raises UnsupportedModel for tensors that only a quantized checkpoint has."""
+    for name in stored.entries:
+        for ending, method in FOREIGN_TENSORS.items():
+            if name.endswith(ending):
+                raise _unsupported(f"{method}: it holds {name}, and config.json says nothing about it")
+
+
+def _unsupported(method: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the checkpoint is quantized ({method}); Penstock reads unquantized checkpoints, which it quantizes "
+        "itself, and compressed-tensors (`int-quantized`, `pack-quantized`) or GPTQ with 8 bits, symmetric, "
+        f"per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs. Use the original, "
+        "unquantized repository"
+    )

@@ -1,0 +1,204 @@
+"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): a header with the model's numbers,
+its vocabulary and where each tensor lies, then the tensors. Only headers are read when a file is opened.
+
+Q8_0 is rows of blocks: a float16 scale and 32 signed bytes. Those who write them let each block reach 127 or
+-127 (ggml's quantize_row_q8_0), so that quantizing them again in groups of 32 changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
+from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+
+Metadata = dict[str, Any]
+
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+#: Metadata types of one size, as struct spells them.
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+#: Tensor types, by their names in safetensors where it has them.
+TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
+OTHER_TYPES = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K"}
+OTHER_TYPES |= {13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 39: "MXFP4"}
+BLOCK, BLOCK_BYTES = 32, 34
+#: The second part of three of a large model.
+SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
+    """Metadata and tensors, as llama.cpp calls them, of a file or of all parts of a split one.
+
+    Raises CheckpointNotFound (a part is missing), CorruptFile and UnsupportedModel.
+    """
+    files = [path]
+    if match := SPLIT_NAME.fullmatch(path.name):
+        number = int(match[2])
+        files = [path.with_name(f"{match[1]}-{i:05d}-of-{match[2]}.gguf") for i in range(1, number + 1)]
+    metadata: Metadata = {}
+    entries: dict[str, TensorEntry] = {}
+    for file in files:
+        if not file.is_file():
+            raise CheckpointNotFound(f"{path} is one of {len(files)} files, and {file.name} is not there")
+        found, tensors = _read_file(file)
+        metadata = metadata or found
+        for entry in tensors:
+            if entry.name in entries:
+                raise CorruptFile(f"tensor {entry.name} stands twice in {path}; download it again")
+            entries[entry.name] = entry
+    return metadata, entries
+
+
+def _read_file(path: Path) -> tuple[Metadata, list[TensorEntry]]:
+    size = path.stat().st_size
+    with path.open("rb", buffering=1 << 20) as stream:
+        reader = _Reader(stream, size)
+        try:
+            metadata, tensors = reader.header()
+        except (ValueError, OverflowError) as error:
+            raise CorruptFile(f"{path} has no readable GGUF header ({error}); download it again") from error
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise CorruptFile(f"{path} is aligned to {alignment} bytes; download it again")
+        start = -(-stream.tell() // alignment) * alignment
+    entries = [_entry(path, start, *tensor) for tensor in tensors]
+    end = max((entry.offset + entry.num_bytes for entry in entries), default=start)
+    if end > size:
+        raise CorruptFile(
+            f"{path} is truncated: its header describes {end} bytes, the file has {size}; download it again"
+        )
+    return metadata, entries
+
+
+def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorEntry:
+    if kind not in TYPES:
+        raise UnsupportedModel(
+            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}; of GGUF files Penstock reads "
+            "those with Q8_0, F16, BF16 and F32: use one of these, or the original repository"
+        )
+    dtype, count = TYPES[kind], math.prod(shape)
+    if dtype == "Q8_0" and (not shape or shape[-1] % BLOCK):
+        raise CorruptFile(f"{path}: tensor {name} of shape {list(shape)} has no whole blocks of {BLOCK}")
+    num_bytes = count // BLOCK * BLOCK_BYTES if dtype == "Q8_0" else count * DTYPES[dtype].itemsize
+    return TensorEntry(name, path, start + offset, dtype, shape, num_bytes)
+
+
+class _Reader:
+    """Reads a header front to back. Raises ValueError for what is none."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self._stream = stream
+        self._size = size
+
+    def header(self) -> tuple[Metadata, list[tuple[str, tuple[int, ...], int, int]]]:
+        """Metadata, and of each tensor name, shape (rows first), type and offset."""
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in VERSIONS:
+            raise ValueError(f"version {version:#x}; there are {VERSIONS}, little-endian")
+        num_tensors, num_values = self._number("Q"), self._number("Q")
+        metadata: Metadata = {}
+        for _ in range(num_values):
+            key = self._string()
+            metadata[key] = self._value(self._number("I"))
+        return metadata, [self._tensor() for _ in range(num_tensors)]
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, num_dimensions = self._string(), self._number("I")
+        if num_dimensions > 8:
+            raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
+        shape = tuple(self._number("Q") for _ in range(num_dimensions))[::-1]
+        return name, shape, self._number("I"), self._number("Q")
+
+    def _value(self, kind: int) -> Any:
+        if kind in SCALARS:
+            return self._number(SCALARS[kind])
+        if kind == STRING:
+            return self._string()
+        if kind != ARRAY:
+            raise ValueError(f"a value of type {kind}")
+        kind, count = self._number("I"), self._number("Q")
+        if kind == STRING:
+            return [self._string() for _ in range(count)]
+        if kind not in SCALARS:
+            raise ValueError(f"an array of type {kind}")
+        item = SCALARS[kind]
+        return list(struct.unpack(f"<{count}{item}", self._bytes(count * struct.calcsize(f"<{item}"))))
+
+    def _number(self, kind: str) -> Any:
+        return struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))[0]
+
+    def _string(self) -> str:
+        return self._bytes(self._number("Q")).decode("utf-8", errors="replace")
+
+    def _bytes(self, count: int) -> bytes:
+        found = self._stream.read(count) if count <= self._size else b""
+        if len(found) != count:
+            raise ValueError("it ends within its header")
+        return found
+
+
+@dataclass(frozen=True)
+class GgufRows:
+    """A tensor of a GGUF file as the model's own code has it: decoded, in the order of its rows."""
+
+    stored: TensorEntry
+    #: Rows of each head, where llama.cpp has exchanged them: it rotates neighbours, so that row 2 i + j of a
+    #: head is row i + j * head_dim / 2 of the original. 0: not exchanged.
+    head_dim: int = 0
+    #: What was added to each element.
+    offset: float = 0.0
+
+    @property
+    def dtype(self) -> str:
+        """What read() returns, as safetensors calls it."""
+        return "F32" if self.stored.dtype == "Q8_0" or self.offset else self.stored.dtype
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """Rows start:stop."""
+        if not self.head_dim:
+            return self._rows(checkpoint, start, stop)
+        first = start // self.head_dim * self.head_dim
+        rows = self._rows(checkpoint, first, -(-stop // self.head_dim) * self.head_dim)
+        heads = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
+        return heads.reshape(rows.shape)[start - first : stop - first]
+
+    def _rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        row_bytes = self.stored.num_bytes // self.stored.shape[0]
+        stored = checkpoint.read_stored(self.stored, start * row_bytes, stop * row_bytes)
+        shape = (stop - start, *self.stored.shape[1:])
+        if self.stored.dtype != "Q8_0":
+            rows = stored.view(DTYPES[self.stored.dtype]).view(shape)
+            return rows.float() - self.offset if self.offset else rows
+        blocks = stored.view(-1, BLOCK_BYTES)
+        scale = blocks[:, :2].contiguous().view(torch.float16).float()
+        return (blocks[:, 2:].view(torch.int8).float() * scale).view(shape)
+
+
+def renamed(name: str, rows: GgufRows) -> TensorEntry:
+    """An entry under the name that the model's own code has for it."""
+    stored = rows.stored
+    is_plain = stored.dtype != "Q8_0" and not rows.head_dim and not rows.offset
+    decode = None if is_plain else rows.read
+    return TensorEntry(name, stored.file, stored.offset, rows.dtype, stored.shape, stored.num_bytes, decode)
+
+
+def read_vector(entry: TensorEntry) -> list[float]:
+    """A small tensor of numbers."""
+    with Checkpoint(entry.file, {}, {entry.name: entry}) as checkpoint:
+        return [float(value) for value in checkpoint.read(entry.name)]

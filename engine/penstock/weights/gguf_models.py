@@ -1,0 +1,231 @@
+"""A model in a GGUF file as a Hugging Face folder has it: llama.cpp's numbers as a config.json, its tensors
+under the names and in the order of the model's own code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptFile, UnsupportedModel
+from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.gguf import GgufRows, Metadata, read_header, read_vector, renamed
+
+NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+GEMMA_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+#: Factors of rope's frequencies, which belong into the config.
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+#: Tokens that end an answer, beside the one that the file names: llama.cpp takes them so, too.
+END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
+_LAYER_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.*)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The header of a file."""
+
+    path: Path
+    metadata: Metadata
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """One of the architecture's facts."""
+        return self.metadata.get(f"{self.architecture}.{name}", default)
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """One of its numbers. Raises UnsupportedModel if it is not there, or there for each layer."""
+        value = self.get(name, default)
+        if not isinstance(value, int | float):
+            what = "one for each layer" if isinstance(value, list) else "nothing" if value is None else value
+            raise UnsupportedModel(
+                f"{self.path} has {what} for {self.architecture}.{name}, where Penstock needs a number"
+            )
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """The same for what is counted, from one on."""
+        value = self.real(name, default)
+        if value != default and (value < 1 or value != int(value)):
+            raise UnsupportedModel(f"{self.path} has {value} for {self.architecture}.{name}")
+        return int(value)
+
+    @property
+    def num_heads(self) -> int:
+        return self.integer("attention.head_count")
+
+    @property
+    def head_dim(self) -> int:
+        return self.integer("attention.key_length", self.integer("embedding_length") // self.num_heads)
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    model: str
+    #: What config.json has beside _config().
+    config: Callable[[Numbers], dict[str, Any]] = lambda numbers: {}
+    names: dict[str, str] = field(default_factory=dict)
+    exchanges_rows: bool = False
+    norm_offset: float = 0.0
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """A GGUF file as an unquantized checkpoint. Raises CheckpointNotFound, CorruptFile, UnsupportedModel."""
+    numbers = Numbers(path, *read_header(path))
+    entries = {entry.name: entry for entry in _entries(numbers)}
+    is_quantized = any(entry.dtype == "Q8_0" for entry in numbers.tensors.values())
+    requantized = "Q8_0, blocks of 32 inputs (--group-size 32 keeps them in layers and head)"
+    return Checkpoint(path, _config(numbers), entries, requantized=requantized if is_quantized else "")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What config.json would say. Raises as open_gguf() does."""
+    return _config(Numbers(path, *read_header(path)))
+
+
+def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
+    architecture = _architecture(numbers)
+    names = NAMES | architecture.names
+    for stored in numbers.tensors.values():
+        match = _LAYER_NAME.fullmatch(stored.name)
+        if stored.name in ROPE_TENSORS:
+            continue
+        if match is None or match[2] not in names:
+            yield stored  # which the store does not know either, and says so
+            continue
+        layer = f"model.layers.{match[1]}." if match[1] else ""
+        is_exchanged = architecture.exchanges_rows and match[2] in ("attn_q", "attn_k")
+        offset = architecture.norm_offset if match[2].endswith("norm") else 0.0
+        rows = GgufRows(stored, numbers.head_dim if is_exchanged else 0, offset)
+        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows)
+
+
+def _architecture(numbers: Numbers) -> _Architecture:
+    if numbers.architecture not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{numbers.path} holds a model of architecture {numbers.architecture!r}; of GGUF files Penstock "
+            f"reads {', '.join(ARCHITECTURES)}. Use the original repository if that is supported"
+        )
+    if numbers.get("expert_count"):
+        raise UnsupportedModel(f"{numbers.path} holds a mixture of experts, which is not supported")
+    return ARCHITECTURES[numbers.architecture]
+
+
+def _config(numbers: Numbers) -> dict[str, Any]:
+    architecture, head_dim = _architecture(numbers), numbers.head_dim
+    if numbers.integer("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModel(f"{numbers.path} has keys and values of different lengths")
+    num_layers = numbers.integer("block_count")
+    for name in ("token_embd.weight", f"blk.{num_layers - 1}.attn_norm.weight"):
+        if not numbers.tensors.get(name) or not numbers.tensors[name].shape:
+            raise CorruptFile(f"{numbers.path} has no {name}; download it again")
+    return {
+        "architectures": [f"{architecture.model}ForCausalLM"],
+        "model_type": numbers.architecture,
+        "hidden_size": numbers.integer("embedding_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": numbers.num_heads,
+        "num_key_value_heads": numbers.integer("attention.head_count_kv", numbers.num_heads),
+        "head_dim": head_dim,
+        "intermediate_size": numbers.integer("feed_forward_length"),
+        "vocab_size": numbers.tensors["token_embd.weight"].shape[0],
+        "max_position_embeddings": numbers.integer("context_length"),
+        "rms_norm_eps": numbers.real("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in numbers.tensors,
+        "rope_parameters": _rope(numbers),
+        "bos_token_id": numbers.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _end_tokens(numbers.metadata),
+    } | architecture.config(numbers)
+
+
+def _end_tokens(metadata: Metadata) -> list[int] | None:
+    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    known = enumerate(tokens if isinstance(tokens, list) else ())
+    found = {token_id for token_id in named if isinstance(token_id, int)}
+    return sorted(found | {token_id for token_id, token in known if token in END_TOKENS}) or None
+
+
+def _rope(numbers: Numbers) -> dict[str, Any]:
+    """`rope_parameters`. Raises UnsupportedModel for a scaling that is not known."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": numbers.real("rope.freq_base", 10000.0)}
+    share = numbers.integer("rope.dimension_count", numbers.head_dim) / numbers.head_dim
+    if share != 1:
+        if numbers.architecture != "phi3":
+            raise UnsupportedModel(f"{numbers.path} rotates {share:.0%} of each head; only phi3 may")
+        rope["partial_rotary_factor"] = share
+    factors = [read_vector(numbers.tensors[name]) for name in ROPE_TENSORS if name in numbers.tensors]
+    original = numbers.integer("rope.scaling.original_context_length", 0)
+    if len(factors) == 2:
+        attention = numbers.real("rope.scaling.attn_factor", 0.0)
+        rope |= {"rope_type": "longrope", "long_factor": factors[0], "short_factor": factors[1]}
+        rope |= {"original_max_position_embeddings": original}
+        return rope | ({"attention_factor": attention} if attention else {})
+    if len(factors) == 1:
+        # Llama 3.1's scaling, which the file has worked out: LongRoPE with one list for all lengths.
+        length = numbers.integer("context_length")
+        rope |= {"rope_type": "longrope", "long_factor": factors[0], "short_factor": factors[0]}
+        return rope | {"original_max_position_embeddings": length, "attention_factor": 1.0, "factor": 1.0}
+    older = numbers.real("rope.scale_linear", 1.0)
+    kind = numbers.get("rope.scaling.type", "linear")
+    factor = numbers.real("rope.scaling.factor", older)
+    if kind == "none" or factor == 1:
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModel(f"{numbers.path} has rope scaling {kind!r}; there are: linear, yarn, longrope")
+    rope |= {"rope_type": kind, "factor": factor}
+    return rope | ({"original_max_position_embeddings": original} if kind == "yarn" and original else {})
+
+
+def _llama_config(numbers: Numbers) -> dict[str, Any]:
+    return {
+        "attention_bias": "blk.0.attn_output.bias" in numbers.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in numbers.tensors,
+    }
+
+
+def _phi3_config(numbers: Numbers) -> dict[str, Any]:
+    original = numbers.integer("rope.scaling.original_context_length", 0)
+    return {
+        "sliding_window": numbers.integer("attention.sliding_window", 0),
+        "original_max_position_embeddings": original or numbers.integer("context_length"),
+    }
+
+
+def _gemma2_config(numbers: Numbers) -> dict[str, Any]:
+    # llama.cpp knows the one model whose scale is not its head's by its number of layers.
+    is_27b = numbers.integer("block_count") == 46
+    width = numbers.integer("embedding_length") // numbers.num_heads if is_27b else numbers.head_dim
+    return {
+        "query_pre_attn_scalar": width,
+        "attn_logit_softcapping": numbers.real("attn_logit_softcapping", 0.0),
+        "final_logit_softcapping": numbers.real("final_logit_softcapping", 0.0),
+        "sliding_window": numbers.integer("attention.sliding_window", 0),
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+
+
+ARCHITECTURES = {
+    "llama": _Architecture("Llama", _llama_config, exchanges_rows=True),
+    "qwen2": _Architecture("Qwen2"),
+    "qwen3": _Architecture("Qwen3", _llama_config),
+    "phi3": _Architecture("Phi3", _phi3_config, {"ffn_up": "mlp.gate_up_proj"}),
+    "gemma2": _Architecture("Gemma2", _gemma2_config, GEMMA_NAMES, norm_offset=1.0),
+}

@@ -1,0 +1,152 @@
+"""8-bit integers packed into int32 words: four to a word, the first in its lowest byte, each with 128 added.
+compressed-tensors' `pack-quantized` packs along the rows of [out_features, in_features], so a little-endian
+file has rows of bytes. GPTQ (arXiv 2210.17323) packs along its columns, as AutoGPTQ writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import WrongTensor
+from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+
+#: What is flipped to subtract 128 from an unsigned byte and read the rest as a signed one.
+SIGN_BIT = 0x80
+
+
+def check_words(entry: TensorEntry) -> None:
+    """Raises WrongTensor if these are no int32 words in rows."""
+    if entry.dtype != "I32" or len(entry.shape) != 2:
+        raise WrongTensor(
+            f"tensor {entry.name} in {entry.file} has dtype {entry.dtype} and shape {list(entry.shape)}; "
+            "packed integers are rows of I32"
+        )
+
+
+def unpacked_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    """The checkpoint's tensors, with `weight` (INT8 [out_features, in_features]) in place of `weight_packed`.
+    Raises WrongTensor."""
+    for entry in checkpoint.entries.values():
+        if entry.name.endswith(".weight_packed"):
+            check_words(entry)
+            name, shape = entry.name.removesuffix("_packed"), (entry.shape[0], 4 * entry.shape[1])
+            decode = PackedRows(entry).read
+            yield TensorEntry(name, entry.file, entry.offset, "I8", shape, entry.num_bytes, decode)
+        else:
+            yield entry
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """A matrix that is packed along its rows."""
+
+    stored: TensorEntry
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """int8 [stop - start, in_features]."""
+        width = 4 * self.stored.shape[1]
+        row_bytes = checkpoint.read_stored(self.stored, start * width, stop * width)
+        return row_bytes.bitwise_xor_(SIGN_BIT).view(torch.int8).view(stop - start, width)
+
+
+def gptq_entries(checkpoint: Checkpoint, keeps_integers: bool, zero: int) -> Iterator[TensorEntry]:
+    """The checkpoint's tensors, with `weight` and `weight_scale` in place of `qweight`, `qzeros`, `scales`
+    and `g_idx`; or, if integers can't be kept, with a float32 `weight`. `zero` is the byte that stands for 0
+    in `qzeros`. Raises MissingTensor and WrongTensor."""
+    modules = {name.removesuffix("qweight") for name in checkpoint.entries if name.endswith(".qweight")}
+    for module in modules:
+        matrix = GptqMatrix.of(checkpoint, module, zero)
+        stored, scales, shape = matrix.qweight, matrix.scales, matrix.shape
+        name, size = f"{module}weight", stored.num_bytes
+        if keeps_integers:
+            yield TensorEntry(name, stored.file, stored.offset, "I8", shape, size, matrix.read_integers)
+            name, by_row, size = f"{name}_scale", scales.shape[::-1], scales.num_bytes
+            yield TensorEntry(
+                name, scales.file, scales.offset, scales.dtype, by_row, size, matrix.read_scales
+            )
+        else:
+            yield TensorEntry(name, stored.file, stored.offset, "F32", shape, size, matrix.read_floats)
+    for entry in checkpoint.entries.values():
+        module, _, kind = entry.name.rpartition(".")
+        if f"{module}." not in modules or kind not in ("qweight", "qzeros", "scales", "g_idx"):
+            yield entry
+
+
+@dataclass(frozen=True)
+class GptqMatrix:
+    """weight[o, i] = (q[i, o] - zero[g, o]) * scales[g, o] where g = g_idx[i], and zero is 128 everywhere."""
+
+    qweight: TensorEntry  # I32 [in_features / 4, out_features]
+    scales: TensorEntry  # floating [num_groups, out_features]
+    qzeros: TensorEntry  # I32 [num_groups, out_features / 4]
+    g_idx: TensorEntry | None  # I32 [in_features]; None: in order
+    zero: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, module: str, zero: int) -> GptqMatrix:
+        """Raises MissingTensor and WrongTensor."""
+        qweight, scales, qzeros = (
+            checkpoint.entry(module + kind) for kind in ("qweight", "scales", "qzeros")
+        )
+        check_words(qweight)
+        check_words(qzeros)
+        g_idx = checkpoint.entries.get(f"{module}g_idx")
+        num_inputs, num_outputs, num_groups = 4 * qweight.shape[0], qweight.shape[1], qzeros.shape[0]
+        expected: list[tuple[TensorEntry, tuple[int, ...]]]
+        expected = [(scales, (num_groups, num_outputs)), (qzeros, (num_groups, num_outputs // 4))]
+        expected += [(g_idx, (num_inputs,))] if g_idx is not None else []
+        for entry, shape in expected:
+            if entry.shape != shape or num_inputs % num_groups:
+                raise WrongTensor(
+                    f"tensor {entry.name} in {entry.file} has shape {list(entry.shape)}, but {list(shape)} "
+                    f"belongs to 8 bits and a qweight of {list(qweight.shape)}"
+                )
+        return cls(qweight, scales, qzeros, g_idx, zero)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.qweight.shape[1], 4 * self.qweight.shape[0]
+
+    def read_integers(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """int8 [stop - start, in_features]."""
+        words = checkpoint.read_columns(self.qweight, 4 * start, 4 * stop).view(torch.int32)
+        row_bytes = words.t().contiguous().view(torch.uint8)
+        return row_bytes.bitwise_xor_(SIGN_BIT).view(torch.int8)
+
+    def read_scales(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """[stop - start, num_groups] in their own dtype. Raises WrongTensor if groups are out of order."""
+        num_groups, groups = self.scales.shape[0], self._groups(checkpoint)
+        if not torch.equal(groups, torch.arange(num_groups).repeat_interleave(self.shape[1] // num_groups)):
+            raise WrongTensor(
+                f"{self.qweight.name} in {self.qweight.file} has its inputs in groups out of order, though "
+                "config.json says desc_act = false; set it to true, and they are quantized again"
+            )
+        return self._scale_rows(checkpoint, start, stop)
+
+    def read_floats(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """float32 [stop - start, in_features]."""
+        scales = self._scale_rows(checkpoint, start, stop).float()[:, self._groups(checkpoint)]
+        return scales.mul_(self.read_integers(checkpoint, start, stop))
+
+    def _scale_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        zeros = checkpoint.read_stored(self.qzeros, 0, self.qzeros.num_bytes)
+        if bool((zeros != self.zero).any()):
+            raise WrongTensor(
+                f"{self.qzeros.name} in {self.qzeros.file} holds other zero points than 128, so the weights "
+                "are not symmetric as config.json says; use the original, unquantized repository"
+            )
+        dtype = DTYPES[self.scales.dtype]
+        stored = checkpoint.read_columns(self.scales, start * dtype.itemsize, stop * dtype.itemsize)
+        return stored.view(dtype).t().contiguous()
+
+    def _groups(self, checkpoint: Checkpoint) -> Tensor:
+        """Of each input, int64."""
+        num_groups = self.scales.shape[0]
+        if self.g_idx is None:
+            return torch.arange(num_groups).repeat_interleave(self.shape[1] // num_groups)
+        return checkpoint.read_stored(self.g_idx, 0, self.g_idx.num_bytes).view(torch.int32).long()

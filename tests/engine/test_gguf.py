@@ -1,0 +1,423 @@
+"""GGUF files, written with llama.cpp's Python package by its rules: the same numbers, and clear refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_formats_in import GREEDY, PROMPTS, Ids, assert_computes, read_layer
+from tiny_models import build
+from tiny_tokenizers import TEXTS, save_sentencepiece
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from penstock.config import EngineConfig
+from penstock.engine import Engine
+from penstock.errors import CheckpointError, CheckpointNotFound, ConfigError, CorruptFile, UnsupportedModel
+from penstock.model.registry import open_model
+from penstock.text.tokenizer import Tokenizer
+from penstock.weights.convert import convert
+from penstock.weights.formats import read_config
+from penstock.weights.hub import find_model
+from penstock.weights.quantize import quantize
+
+gguf = pytest.importorskip("gguf")
+
+KINDS = [
+    "Llama",
+    "Llama, tied, biases",
+    "Llama, wide heads",
+    "Llama, rope llama3",
+    "Llama, rope yarn",
+    "Llama, rope linear",
+    "Qwen2",
+    "Qwen3",
+    "Phi-3",
+    "Phi-3, part of a head, window",
+    "Phi-3, rope longrope",
+    "Gemma 2",
+]
+TOKENS = [f"word{index}" for index in range(160)]
+
+
+def finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_gguf(
+    model: Any,
+    path: Path,
+    kind: str = "Q8_0",
+    tokens: list[str] = TOKENS,
+    changes: dict[str, Any] | None = None,
+) -> None:
+    """A model of transformers as llama.cpp's converter writes it; `changes` are of its metadata."""
+    config = model.config
+    name = config.model_type
+    writer = gguf.GGUFWriter(path, name)
+    for key, value in (numbers(model) | {"tokenizer.ggml.eos_token_id": 1} | (changes or {})).items():
+        full = key if key.startswith(("tokenizer.", "split.")) else f"{name}.{key}"
+        kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = kinds.get(type(value), writer.add_array)
+        add(full, value)
+    writer.add_token_list(tokens)
+    names = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH[name.upper()], config.num_hidden_layers)
+    for tensor, stored in rope_tensors(config).items():
+        writer.add_tensor(tensor, stored)
+    is_tied = config.tie_word_embeddings
+    for parameter, weight in model.state_dict().items():
+        if is_tied and parameter == "lm_head.weight":
+            continue
+        stored = exchanged(parameter, weight, config) if name == "llama" else weight
+        stored = stored + 1 if name == "gemma2" and "norm" in parameter else stored
+        dtype = gguf.GGMLQuantizationType[kind if weight.dim() == 2 else "F32"]
+        data = gguf.quants.quantize(stored.contiguous().numpy(), dtype)
+        writer.add_tensor(names.get_name(parameter, (".weight", ".bias")), data, raw_dtype=dtype)
+    finish(writer)
+
+
+def numbers(model: Any) -> dict[str, Any]:
+    """Metadata, by the names of the specification."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    found: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+    }
+    if rope["rope_type"] in ("yarn", "linear"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if original := rope.get("original_max_position_embeddings"):
+        found |= {"rope.scaling.original_context_length": original}
+    if rope["rope_type"] == "longrope":
+        scale = math.log(config.max_position_embeddings / original) / math.log(original)
+        found |= {"rope.scaling.attn_factor": math.sqrt(1 + scale)}
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        found |= {key: float(value)} if (value := getattr(config, key, None)) else {}
+    if window := getattr(config, "sliding_window", None):
+        found |= {"attention.sliding_window": window}
+    return found
+
+
+def rope_tensors(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    if rope["rope_type"] == "longrope":
+        parts = {part: torch.tensor(rope[f"{part}_factor"]).numpy() for part in ("long", "short")}
+        return {f"rope_factors_{part}.weight": factors for part, factors in parts.items()}
+    if rope["rope_type"] != "llama3":
+        return {}
+    original, low, high = (rope[f"{of}"] for of in ("original_max_position_embeddings", "low_freq_factor",
+                                                    "high_freq_factor"))  # fmt: skip
+    factors = []
+    for index in range(8):
+        turns = original / (2 * math.pi * 10000.0 ** (index / 8))
+        smooth = min(max((turns - low) / (high - low), 0), 1)
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return {"rope_freqs.weight": torch.tensor(factors).numpy()}
+
+
+def exchanged(parameter: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
+    """Rows of q and k, halves of a head interleaved, as llama.cpp rotates them."""
+    heads = config.num_attention_heads if "q_proj" in parameter else config.num_key_value_heads
+    if ".q_proj." not in parameter and ".k_proj." not in parameter:
+        return weight
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
+def stored_as(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """What a file of this kind says of a matrix, by the gguf package."""
+    dtype = gguf.GGMLQuantizationType[kind]
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), dtype), dtype).copy())
+
+
+def make(kind: str, folder: Path, of: str = "Q8_0", group_size: int = 32) -> Any:
+    """Writes folder/model.gguf; returns transformers' model with the matrices that the engine should have."""
+    model = build(kind, folder / "source", **({"query_pre_attn_scalar": 16} if kind == "Gemma 2" else {}))
+    write_gguf(model, folder / "model.gguf", of)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.data = stored_as(parameter.data, of)
+            if name != "model.embed_tokens.weight":
+                parameter.data = quantize(parameter.data, group_size).dequantize()
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_architecture(kind: str, tmp_path: Path) -> None:
+    expected = make(kind, tmp_path)
+    assert_computes(tmp_path / "model.gguf", expected, group_size=32)
+
+
+@pytest.mark.parametrize("of", ["Q8_0", "F16", "BF16", "F32"])
+def test_each_kind_of_numbers(of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = make("Llama", tmp_path, of, group_size=0)
+    with caplog.at_level(logging.INFO):
+        assert_computes(tmp_path / "model.gguf", expected)
+    assert ("quantized again, which loses 0.0" in caplog.text) == (of == "Q8_0")
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+def test_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
+    source = make(kind, tmp_path)
+    theirs = load_gguf_checkpoint(tmp_path / "model.gguf", return_tensors=True, model_to_load=source)
+    head_dim = {"head_dim": 16} if kind == "Qwen3" else {}  # which transformers leaves in the file
+    config = transformers.AutoConfig.for_model(**(theirs["config"] | head_dim))
+    expected = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    missing = expected.load_state_dict(theirs["tensors"], strict=False).missing_keys
+    assert set(missing) <= {"lm_head.weight"}
+    layer = read_layer(open_model(tmp_path / "model.gguf", group_size=32).store, 1)
+    their_layer = expected.model.layers[1]
+    qkv = torch.cat([getattr(their_layer.self_attn, f"{name}_proj").weight for name in "qkv"])
+    assert torch.equal(layer.matrix("qkv").dequantize(), qkv)
+    assert torch.equal(layer.matrix("down").dequantize(), their_layer.mlp.down_proj.weight)
+    assert_computes(tmp_path / "model.gguf", expected, group_size=32)
+
+
+def test_blocks_are_kept_as_groups(tmp_path: Path) -> None:
+    """Integers and scales of the file itself."""
+    make("Qwen2", tmp_path)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    store = open_model(tmp_path / "model.gguf", group_size=32).store
+    down = read_layer(store, 2).matrix("down")
+    blocks = torch.from_numpy(tensors["blk.2.ffn_down.weight"].data.copy()).view(-1, 34)
+    assert torch.equal(down.qweight.view(-1, 32), blocks[:, 2:].view(torch.int8))
+    assert torch.equal(down.scale.view(-1), blocks[:, :2].contiguous().view(torch.float16).flatten().float())
+    errors = {error.name: error.relative for error in store.quantization_errors()}
+    assert errors.pop("model.embed_tokens.weight") > 0 and set(errors.values()) == {0.0}
+
+
+def test_reading_in_small_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("Llama", tmp_path)
+    whole = read_layer(open_model(tmp_path / "model.gguf").store).matrix("qkv")
+    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
+    pieces = read_layer(open_model(tmp_path / "model.gguf").store).matrix("qkv")
+    assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
+
+
+# ---- tokenizers, conversion, the way in
+
+
+def write_byte_level(folder: Path, path: Path) -> None:
+    """A model and a Llama 3 style tokenizer, as a folder and as a file; ids 0 to 2 are control tokens."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend(models.BPE())
+    split = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    special = ["<bos>", "<|im_end|>", "<eos>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
+    backend.train_from_iterator(TEXTS * 5, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", chat_template=TEMPLATE
+    )
+    model = build("Llama", folder, vocab_size=330)
+    tokenizer.save_pretrained(folder)
+    merges = json.loads(backend.to_str())["model"]["merges"]
+    write_gguf(model, path, tokens=[backend.id_to_token(index) for index in range(330)], changes={
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * 327, "tokenizer.chat_template": TEMPLATE,
+    })  # fmt: skip
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+
+
+def test_the_tokenizer_in_the_file(tmp_path: Path) -> None:
+    write_byte_level(tmp_path / "source", tmp_path / "model.gguf")
+    # What lies beside the file belongs to another model.
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<other>"}')
+    expected = Tokenizer.load(tmp_path / "source")
+    with Engine.load(tmp_path / "model.gguf") as engine:
+        assert engine.tokenizer.eos_token_ids == {1, 2}
+        for text in [*TEXTS, "<bos>Can't 12345 \n\n go<|im_end|>"]:
+            ids = engine.tokenizer.encode(text)
+            assert ids == expected.encode(text)
+            assert engine.tokenizer.decode(ids, False) == expected.decode(ids, False)
+        assert engine.tokenizer.backend.chat_template == TEMPLATE
+    convert(open_model(tmp_path / "model.gguf").store, tmp_path / "converted")
+    converted = Tokenizer.load(tmp_path / "converted")
+    assert converted.eos_token_ids == {1, 2} and converted.backend.chat_template == TEMPLATE
+    assert converted.encode(TEXTS[0]) == expected.encode(TEXTS[0])
+
+
+def test_a_sentencepiece_tokenizer_in_the_file(tmp_path: Path) -> None:
+    processor = save_sentencepiece(tmp_path / "source")
+    size = processor.vocab_size()
+    kinds = [2, 3, 3] + [6 if processor.is_byte(index) else 1 for index in range(3, size)]
+    write_gguf(
+        build("Llama", tmp_path / "source", vocab_size=size),
+        tmp_path / "model.gguf",
+        tokens=[processor.id_to_piece(index) for index in range(size)],
+        changes={
+            "tokenizer.ggml.model": "llama", "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.scores": [processor.get_score(index) for index in range(size)],
+            "tokenizer.ggml.token_type": kinds,
+        },
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(tmp_path / "model.gguf", frozenset({2}))
+    for text in TEXTS:
+        assert tokenizer.encode(text) == [1, *processor.encode(text)]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_converted_it_computes_the_same_bits(tmp_path: Path) -> None:
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["w o"]}
+    model = build("Llama, rope llama3", tmp_path / "source")
+    write_gguf(model, tmp_path / "model.gguf", tokens=["w", "o", "wo", *TOKENS[3:]], changes=tokens)
+    for group_size in (None, 32):
+        target = tmp_path / f"converted {group_size}"
+        report = convert(open_model(tmp_path / "model.gguf", group_size=group_size).store, target)
+        layers = [error for name, error in report.errors.items() if "layers" in name]
+        assert all(error == 0 for error in layers) == (group_size == 32)
+        answers = []
+        for folder in (tmp_path / "model.gguf", target):
+            config = EngineConfig(group_size=group_size, num_resident_layers=1)
+            tokenizer: Any = Ids()
+            with Engine.load(folder, config, tokenizer=tokenizer) as engine:
+                answers.append([(c.token_ids, c.logprobs) for c in engine.generate(PROMPTS, GREEDY)])
+        assert answers[0] == answers[1]
+
+
+def test_split_files(tmp_path: Path) -> None:
+    """Two parts: the second has the tensors of the first file's last layer."""
+    make("Qwen2", tmp_path)
+    whole = read_layer(open_model(tmp_path / "model.gguf").store, 2).matrix("down")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    for part in (1, 2):
+        writer = gguf.GGUFWriter(tmp_path / f"split-0000{part}-of-00002.gguf", "qwen2")
+        for field in reader.fields.values() if part == 1 else ():
+            if field.name.startswith(("qwen2.", "tokenizer.")):
+                kinds = field.types[0], field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), *kinds)
+        for tensor in reader.tensors:
+            if tensor.name.startswith("blk.2") == (part == 2):
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        finish(writer)
+    mine = read_layer(open_model(tmp_path / "split-00001-of-00002.gguf").store, 2).matrix("down")
+    assert torch.equal(mine.qweight, whole.qweight) and torch.equal(mine.scale, whole.scale)
+    (tmp_path / "split-00002-of-00002.gguf").unlink()
+    with pytest.raises(CheckpointNotFound, match="split-00002-of-00002.gguf is not there"):
+        open_model(tmp_path / "split-00001-of-00002.gguf")
+
+
+def test_a_file_is_a_model(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    assert find_model(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
+    assert read_config(tmp_path / "model.gguf")["eos_token_id"] == [1]
+    with pytest.raises(CheckpointNotFound, match=r"a \.gguf file"):
+        find_model(str(tmp_path / "other.gguf"))
+
+
+def test_a_tokenizer_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("Llama", tmp_path)
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ImportError("Please install gguf")
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", fail)
+    with pytest.raises(ConfigError, match=r"install gguf.*penstock\[gguf\]"):
+        Tokenizer.load(tmp_path / "model.gguf")
+
+
+# ---- what is refused
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "experts": ({"expert_count": 8}, "mixture of experts"),
+    "rope": ({"rope.scaling.type": "su", "rope.scaling.factor": 2.0}, "rope scaling 'su'"),
+    "half of each head": ({"rope.dimension_count": 8}, "rotates 50% of each head"),
+    "long values": ({"attention.value_length": 32}, "different lengths"),
+    "a number for each layer": (
+        {"attention.head_count_kv": [2, 2, 1]},
+        "one for each layer for llama.attention.head_count_kv",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_variants_are_refused(fault: str, tmp_path: Path) -> None:
+    changes, message = FAULTS[fault]
+    write_gguf(build("Llama", tmp_path / "source"), tmp_path / "model.gguf", changes=changes)
+    with pytest.raises(UnsupportedModel, match=message):
+        open_model(tmp_path / "model.gguf")
+
+
+def test_other_numbers_and_models_are_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", torch.zeros(4, 32).numpy())
+    finish(writer)
+    with pytest.raises(UnsupportedModel, match="'mamba'.*llama, qwen2, qwen3"):
+        open_model(tmp_path / "model.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q4_K
+    writer.add_tensor("token_embd.weight", np.zeros((4, 144), np.uint8), raw_dtype=kind)
+    finish(writer)
+    with pytest.raises(UnsupportedModel, match="token_embd.weight as Q4_K.*Q8_0, F16, BF16 and F32"):
+        open_model(tmp_path / "model.gguf")
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    file = tmp_path / "model.gguf"
+    whole = file.read_bytes()
+    for content, message in (
+        (whole[:-100], "truncated"),
+        (whole[:1000], "ends within its header"),
+        (b"<html>" * 99, "does not begin with GGUF"),
+        (b"GGUF" + bytes([0, 0, 0, 3]) + whole[8:], "version 0x3000000.*little-endian"),
+        (b"", "ends within"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CorruptFile, match=f"model.gguf.*{message}"):
+            open_model(file)
+
+
+@settings(max_examples=300, deadline=None)
+@given(position=st.integers(4, 1500), value=st.integers(0, 255), cut=st.integers(0, 4000))
+def test_any_header_is_read_or_refused(
+    position: int, value: int, cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One byte changed, or the end cut off: a checkpoint, or an error of ours."""
+    folder = tmp_path_factory.getbasetemp()
+    if not (folder / "model.gguf").exists():
+        make("Llama", folder)
+    content = bytearray((folder / "model.gguf").read_bytes())
+    content[position] = value
+    (folder / "fuzz.gguf").write_bytes(content[:cut] if cut < 2000 else content)
+    with contextlib.suppress(CheckpointError):
+        open_model(folder / "fuzz.gguf").store.close()
