@@ -12,10 +12,11 @@ from test_convert import Ids
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import ConfigError
+from penstock.errors import CheckpointError, ConfigError
 from penstock.generation.sequence import SamplingParams
 from penstock.model.registry import find_family, open_model
 from penstock.model.shapes import SHAPES, find_shape, footprint, write_random
+from penstock.weights import whole_file
 
 #: Parameters as the models' cards state them, in 1e9.
 STATED = {
@@ -62,8 +63,17 @@ def test_a_random_model_is_a_model(is_tied: bool, tmp_path: Path) -> None:
         "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 96, "vocab_size": 128, "head_dim": 16, "tie_word_embeddings": is_tied,
     }  # fmt: skip
-    progress: list[tuple[int, int]] = []
-    write_random(config, tmp_path, lambda *seen: progress.append(seen))
+    progress: list[tuple[int, ...]] = []
+    leftover = tmp_path / f"model-head.safetensors.0123{whole_file.TEMPORARY}"
+    leftover.touch()  # of a process that was killed
+
+    def report(*seen: int) -> None:
+        progress.append(seen)
+        with pytest.raises(CheckpointError, match="another process"):
+            write_random(config, tmp_path)
+
+    write_random(config, tmp_path, report)
+    assert not any(whole_file.is_leftover(path) for path in tmp_path.iterdir())
     assert progress[-1][0] == progress[-1][1]
     store = open_model(tmp_path).store
     assert all(store.contiguous_layer(index) for index in range(5))

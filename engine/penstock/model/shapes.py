@@ -91,32 +91,32 @@ def write_random(
     """A folder as `penstock convert` writes it, with random weights of this shape and no tokenizer.
 
     Integers lie over the whole range, scales keep activations of the size of trained ones. Raises
-    CapacityError if the disk is too small.
+    CapacityError if the disk is too small, and CheckpointError if somebody else is writing there.
     """
     family = find_family(config)
     tensors = family.model_tensors(family.read_spec(config))
     files = stacks(tensors)
     total = sum(stack.num_bytes for stack in files)
-    folder.mkdir(parents=True, exist_ok=True)
-    check_space(folder, total)
-    generator = torch.Generator().manual_seed(0)
-    layers: list[Tensor] = []
-    done = 0
-    for index, stack in enumerate(files):
-        is_layer = 1 <= index <= len(tensors.layers)
-        if is_layer and len(layers) == NUM_DISTINCT:
-            buffer = layers[index % NUM_DISTINCT]
-        else:
-            buffer = _random_stack(stack.tensors, generator)
-            layers += [buffer] if is_layer else []
-        head = layer_file.header(stack.stored, _even_parts(stack.stored, config))
-        layer_file.write(folder / stack.file, head, buffer)
-        done += stack.num_bytes
-        if report_progress is not None:
-            report_progress(done, total)
-    whole_file.write_json(
-        folder / "config.json", config | {"quantization_config": quantization_config(tensors)}
-    )
+    with whole_file.lock(folder):
+        check_space(folder, total)
+        generator = torch.Generator().manual_seed(0)
+        layers: list[Tensor] = []
+        done = 0
+        for index, stack in enumerate(files):
+            is_layer = 1 <= index <= len(tensors.layers)
+            if is_layer and len(layers) == NUM_DISTINCT:
+                buffer = layers[index % NUM_DISTINCT]
+            else:
+                buffer = _random_stack(stack.tensors, generator)
+                layers += [buffer] if is_layer else []
+            head = layer_file.header(stack.stored, _even_parts(stack.stored, config))
+            layer_file.write(folder / stack.file, head, buffer)
+            done += stack.num_bytes
+            if report_progress is not None:
+                report_progress(done, total)
+        whole_file.write_json(
+            folder / "config.json", config | {"quantization_config": quantization_config(tensors)}
+        )
 
 
 def _random_stack(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:

@@ -133,7 +133,8 @@ def _lock_file(folder: Path) -> int:
         except BlockingIOError as error:
             os.close(descriptor)
             raise CheckpointError(
-                f"another process is converting to {folder}; wait until it is done, or choose another folder"
+                f"another process is converting to {folder}, or writing a model there; wait until it is "
+                "done, or choose another folder"
             ) from error
         except BaseException:
             os.close(descriptor)
