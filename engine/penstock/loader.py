@@ -85,8 +85,8 @@ def load_model(
         device = find_device(config.device)
         torch_device = device.torch_device if device else None
         kernels = choose_kernels(config, num_threads, torch_device, cache_folder)
-        # Native kernels have threads of their own; torch's would only fight them for the cores, which they
-        # keep busy for a while after each operation.
+        # Native kernels have threads of their own, or are a GPU's; torch's would only fight for the cores,
+        # which they keep busy for a while after each operation.
         torch.set_num_threads(1 if kernels.name == "native" else num_threads)
         config = replace(config, kernels=kernels.name, device="cuda" if device else "cpu")
         hardware = hardware or capacities()

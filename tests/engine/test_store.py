@@ -175,7 +175,8 @@ def test_several_threads_compute_the_same(tiny_llama: Path, monkeypatch: pytest.
         store = open_store(tiny_llama)
         layer = store.tensors.layers[1]
         buffer = torch.zeros(store.layouts[1].num_bytes, dtype=torch.uint8)
-        errors = store.read_stack(layer, buffer, num_threads)
+        store.num_threads = num_threads
+        errors = store.read_stack(layer, buffer)
         found.append((buffer, errors, store.bytes_read))
     assert torch.equal(found[0][0], found[1][0]) and found[0][2] == found[1][2]
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-6)

@@ -24,6 +24,8 @@ NUM_STAGING_SLOTS = 2
 SPARE_SHARE, MIN_SPARE_BYTES = 0.1, 512 << 20
 #: What a CUDA context takes of the device before anything is allocated.
 CUDA_CONTEXT_BYTES = 400 << 20
+#: What kernels on a GPU hold beside activations: sums of INT8 products, partial results of attention.
+GPU_SCRATCH_BYTES = (32 + 16) << 20
 #: Tokens that a sequence is given room for when nobody says how many.
 USUAL_TOKENS = 2048
 #: When not all layers fit, keys and values take at most this share of the budget, but hold one sequence.
@@ -165,7 +167,7 @@ class _Planner:
         self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if hardware.device else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
-        self.workspace = workspace_bytes(footprint, config)
+        self.workspace = workspace_bytes(footprint, config) + (GPU_SCRATCH_BYTES if hardware.device else 0)
         self.context = context(footprint, config)
         self.gpu = hardware.device
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)

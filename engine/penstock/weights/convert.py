@@ -125,10 +125,7 @@ class Nearest:
     looks_back = False
 
     def __init__(self, store: WeightStore) -> None:
-        self._store = store
-
-    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
-        return self._store.read_stack(tensors, buffer, min(num_physical_cores(), MAX_THREADS))
+        self.read_stack = store.read_stack
 
     def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
 
@@ -146,6 +143,7 @@ def convert(
     is too small), CheckpointError (the source is at fault, or somebody else is converting there).
     """
     started = time.perf_counter()
+    store.num_threads = min(num_physical_cores(), MAX_THREADS)
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     source, files = manifests.source_of(store.checkpoint, way), stacks(store.tensors)
     report = ConversionReport(num_files=len(files), num_resumed=len(files))

@@ -24,10 +24,11 @@ class StoreReader:
     def __init__(self, store: WeightStore, num_threads: int = 1, direct: DirectReader | None = None) -> None:
         """`num_threads` are for quantizing."""
         self._store = store
+        store.num_threads = num_threads
         self._ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
         self._direct = (direct or DirectReader()) if any(self._ranges) else None
         self._thread = ThreadPoolExecutor(
-            1, "penstock-reader", initializer=torch.set_num_threads, initargs=(num_threads,)
+            1, "penstock-reader", initializer=torch.set_num_threads, initargs=(1,)
         )
 
     def detours(self, layers: Sequence[int]) -> list[str]:

@@ -181,7 +181,8 @@ class WeightStore:
         self.bytes_read = 0
         #: While a stack is read for conversion: squares of what quantizing lost, and of the tensor.
         self._errors: dict[str, tuple[float, float]] | None = None
-        self._num_threads = 1
+        #: That quantize a tensor at the same time.
+        self.num_threads = 1
         self._check_names(ignore_unexpected)
 
     def close(self) -> None:
@@ -228,17 +229,15 @@ class WeightStore:
         layout = LayerLayout.of(tensors)
         return self._fill(layout, torch.empty(layout.num_bytes, dtype=torch.uint8))
 
-    def read_stack(
-        self, tensors: tuple[TensorSpec, ...], buffer: Tensor, num_threads: int = 1
-    ) -> dict[str, float]:
-        """Embedding, layer or head into `buffer`, quantized by `num_threads` at once; returns the relative
-        error of each tensor that was quantized on the way."""
-        self._errors, self._num_threads = {}, num_threads
+    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """Embedding, layer or head into `buffer`; returns the relative error of each tensor that was
+        quantized on the way."""
+        self._errors = {}
         try:
             self._fill(LayerLayout.of(tensors), buffer)
             return {part: (lost / of) ** 0.5 for part, (lost, of) in self._errors.items() if of > 0}
         finally:
-            self._errors, self._num_threads = None, 1
+            self._errors = None
 
     def entry(self, part: str) -> TensorEntry:
         """Where a tensor lies, by its name in checkpoints with a head. Raises MissingTensor."""
@@ -320,7 +319,7 @@ class WeightStore:
                 rows.scale.copy_(self._read(part + "_scale").view(rows.scale.shape))
             else:
                 quantizer = TensorQuantizer(self.checkpoint, entry, rows, is_transposed)
-                sums = quantizer.run(self._num_threads, self._errors is not None)
+                sums = quantizer.run(self.num_threads, self._errors is not None)
                 self.bytes_read += entry.num_bytes
                 if self._errors is not None:
                     self._errors[part] = sums
