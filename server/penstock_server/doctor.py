@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from penstock.kernels.cpu import BUILDS, compiled_builds
+from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
 from penstock.memory.device import gpu_trouble, has_driver
 from penstock.memory.direct_io import PAGE, DirectReader
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
@@ -102,6 +103,8 @@ def gpu() -> list[Finding]:
         return [Finding("GPU", "there is a driver, but the processor computes", trouble)]
     major, minor = torch.cuda.get_device_capability()
     findings = [Finding("GPU", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}")]
+    if find_nvrtc(10 * major + minor) is None:
+        findings.append(Finding("NVRTC", "none that knows this card: torch's slower kernels", INSTALL_NVRTC))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY:
         advice = "ulimit -l unlimited (docker: --ulimit memlock=-1) lets more of it feed the GPU"

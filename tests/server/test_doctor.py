@@ -66,7 +66,12 @@ def test_a_card_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "gpu_trouble", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
+    monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: object())
     assert doctor.gpu()[0] == doctor.Finding("GPU", "RTX 3060, compute capability 8.6")
+    assert all(finding.subject != "NVRTC" for finding in doctor.gpu())
+    monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: None)
+    (missing,) = (finding for finding in doctor.gpu() if finding.subject == "NVRTC")
+    assert "pip install" in missing.advice
 
 
 def test_no_card() -> None:
