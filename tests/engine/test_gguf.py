@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,67 @@ def test_split_files(tmp_path: Path) -> None:
     (tmp_path / "split-00002-of-00002.gguf").unlink()
     with pytest.raises(CheckpointNotFound, match="split-00002-of-00002.gguf is not there"):
         open_model(tmp_path / "split-00001-of-00002.gguf")
+
+
+SWEEP_UNDER_A_LIMIT = """
+import resource, sys
+from pathlib import Path
+import torch
+from penstock.model.registry import open_model
+
+torch.set_num_threads(1)
+store = open_model(Path(sys.argv[1])).store
+buffer = torch.empty(store.layouts[0].num_bytes, dtype=torch.uint8)
+store.read_layer(0, buffer)  # let torch allocate what it keeps
+line = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
+limit = int(line.split()[1]) * 1024 + (32 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+for index in range(store.num_layers):
+    store.read_layer(index, buffer)
+print(buffer.numel(), store.checkpoint.num_bytes)
+"""
+
+
+def test_a_file_much_larger_than_its_memory(tmp_path: Path) -> None:
+    """Layers of 35 MB, read into one buffer with 32 MB to spare."""
+    write_sparse_gguf(tmp_path / "model.gguf", num_layers=12, hidden_size=1024, intermediate_size=10240)
+    command = [sys.executable, "-c", SWEEP_UNDER_A_LIMIT, str(tmp_path / "model.gguf")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    layer, file = map(int, run.stdout.split())
+    assert layer > 30e6 and file > 12 * layer
+
+
+def write_sparse_gguf(path: Path, num_layers: int, hidden_size: int, intermediate_size: int) -> None:
+    """A Llama in Q8_0 whose data is a hole in the file."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {
+        "block_count": num_layers, "embedding_length": hidden_size, "context_length": 128,
+        "feed_forward_length": intermediate_size, "attention.head_count": 16,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    square, up = (hidden_size, hidden_size), (intermediate_size, hidden_size)
+    shapes = {"attn_q": square, "attn_k": square, "attn_v": square, "attn_output": square}
+    shapes |= {"ffn_gate": up, "ffn_up": up, "ffn_down": up[::-1]}
+    tensors = {f"blk.{i}.{name}": shape for i in range(num_layers) for name, shape in shapes.items()}
+    size = 0
+    for name, shape in (tensors | {"token_embd": (256, hidden_size)}).items():
+        num_bytes = shape[0] * shape[1] // 32 * 34
+        stored = (shape[0], shape[1] // 32 * 34)
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor_info(f"{name}.weight", stored, np.dtype(np.uint8), num_bytes, kind)
+        size += num_bytes
+    norms = [f"blk.{i}.{name}" for i in range(num_layers) for name in ("attn_norm", "ffn_norm")]
+    for name in (*norms, "output_norm"):
+        writer.add_tensor_info(f"{name}.weight", (hidden_size,), np.dtype(np.float32), 4 * hidden_size)
+        size += 4 * hidden_size
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size + size + 32)
 
 
 def test_a_file_is_a_model(tmp_path: Path) -> None:

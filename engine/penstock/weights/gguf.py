@@ -187,7 +187,7 @@ class GgufRows:
             return rows.float() - self.offset if self.offset else rows
         blocks = stored.view(-1, BLOCK_BYTES)
         scale = blocks[:, :2].contiguous().view(torch.float16).float()
-        return (blocks[:, 2:].view(torch.int8).float() * scale).view(shape)
+        return blocks[:, 2:].view(torch.int8).float().mul_(scale).view(shape)
 
 
 def renamed(name: str, rows: GgufRows) -> TensorEntry:

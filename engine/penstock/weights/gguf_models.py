@@ -152,6 +152,7 @@ def _config(numbers: Numbers) -> dict[str, Any]:
         "rope_parameters": _rope(numbers),
         "bos_token_id": numbers.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _end_tokens(numbers.metadata),
+        "pad_token_id": None,  # else transformers takes that of the first model of its kind
     } | architecture.config(numbers)
 
 
@@ -204,7 +205,7 @@ def _llama_config(numbers: Numbers) -> dict[str, Any]:
 def _phi3_config(numbers: Numbers) -> dict[str, Any]:
     original = numbers.integer("rope.scaling.original_context_length", 0)
     return {
-        "sliding_window": numbers.integer("attention.sliding_window", 0),
+        "sliding_window": numbers.integer("attention.sliding_window", 0) or None,
         "original_max_position_embeddings": original or numbers.integer("context_length"),
     }
 
@@ -215,9 +216,9 @@ def _gemma2_config(numbers: Numbers) -> dict[str, Any]:
     width = numbers.integer("embedding_length") // numbers.num_heads if is_27b else numbers.head_dim
     return {
         "query_pre_attn_scalar": width,
-        "attn_logit_softcapping": numbers.real("attn_logit_softcapping", 0.0),
-        "final_logit_softcapping": numbers.real("final_logit_softcapping", 0.0),
-        "sliding_window": numbers.integer("attention.sliding_window", 0),
+        "attn_logit_softcapping": numbers.real("attn_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": numbers.real("final_logit_softcapping", 0.0) or None,
+        "sliding_window": numbers.integer("attention.sliding_window", 0) or None,
         "hidden_activation": "gelu_pytorch_tanh",
     }
 
