@@ -90,7 +90,10 @@ def _without_weights(store: WeightStore) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM  # takes a second, so only when it is needed
 
     folder = store.checkpoint.folder
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if folder.is_file():
+        config = AutoConfig.for_model(**store.checkpoint.config)
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     make: Any = AutoModelForCausalLM.from_config

@@ -23,7 +23,7 @@ from penstock.memory.plan import MemoryPlan, plan_memory
 from penstock.model.shapes import find_shape, write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
-from penstock.weights.checkpoint import read_config
+from penstock.weights.formats import read_config
 from penstock.weights.hub import find_model
 from penstock_server.converting import ProgressBar
 from penstock_server.plan_report import footprint_of, hardware_lines, plan_table, profile

@@ -18,6 +18,7 @@ from penstock.engine import Engine
 from penstock.errors import CheckpointError, MissingTensor, UnexpectedTensor, UnsupportedModel, WrongTensor
 from penstock.generation.sequence import SamplingParams
 from penstock.model.registry import open_model
+from penstock.unquantized import UnquantizedModel
 from penstock.weights.convert import convert
 from penstock.weights.quantize import quantize
 from penstock.weights.store import LayerWeights, WeightStore
@@ -254,6 +255,16 @@ def test_gptq_out_of_order_is_quantized_again(
     assert "out of order (desc_act)" in caplog.text and "which loses 0.0" in caplog.text
     report = convert(store, tmp_path / "converted")
     assert report.errors[f"{first.name.split(', ')[0]}"] == pytest.approx(first.relative, rel=0.3)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT-2"])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_the_unquantized_twin_of_gptq(kind: str, act_order: bool, tmp_path: Path) -> None:
+    expected = write_gptq(kind, tmp_path, 32, act_order=act_order)
+    ids = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
+    computed = UnquantizedModel(open_model(tmp_path)).forward(ids)
+    with torch.inference_mode():
+        torch.testing.assert_close(computed.logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_gptq_with_a_config_of_its_own(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from penstock.engine import Engine
 from penstock.errors import CheckpointError, CheckpointNotFound, ConfigError, CorruptFile, UnsupportedModel
 from penstock.model.registry import open_model
 from penstock.text.tokenizer import Tokenizer
+from penstock.unquantized import UnquantizedModel
 from penstock.weights.convert import convert
 from penstock.weights.formats import read_config
 from penstock.weights.hub import find_model
@@ -314,6 +315,18 @@ def test_converted_it_computes_the_same_bits(tmp_path: Path) -> None:
             with Engine.load(folder, config, tokenizer=tokenizer) as engine:
                 answers.append([(c.token_ids, c.logprobs) for c in engine.generate(PROMPTS, GREEDY)])
         assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", ["Llama, rope llama3", "Phi-3, rope longrope", "Gemma 2"])
+def test_the_unquantized_twin_is_what_the_file_says(kind: str, tmp_path: Path) -> None:
+    """transformers computes by our config and from our decoded tensors."""
+    model = build(kind, tmp_path / "source", **({"query_pre_attn_scalar": 16} if kind == "Gemma 2" else {}))
+    write_gguf(model, tmp_path / "model.gguf", "F32")
+    ids = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
+    computed = UnquantizedModel(open_model(tmp_path / "model.gguf")).forward(ids)
+    with torch.inference_mode():
+        expected = model(ids).logits
+    torch.testing.assert_close(computed.logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_split_files(tmp_path: Path) -> None:

@@ -271,11 +271,12 @@ class WeightStore:
 
     def read_exact(self, part: str) -> Tensor:
         """A tensor in float32, in the shape that unquantized checkpoints give it; INT8 is dequantized."""
-        exact = self._read(part).float()
-        if self._find(part).dtype != "I8":
+        exact, entry = self._read(part).float(), self._find(part)
+        if entry.dtype != "I8" and entry.decode is None:
             return exact
-        scale = self._read(part + "_scale").float().view(exact.shape[0], -1)
-        exact *= scale.repeat_interleave(exact.shape[1] // scale.shape[1], 1)
+        if entry.dtype == "I8":
+            scale = self._read(part + "_scale").float().view(exact.shape[0], -1)
+            exact *= scale.repeat_interleave(exact.shape[1] // scale.shape[1], 1)
         transposed = (tensor for stack in self.tensors.stacks for tensor in stack if tensor.is_transposed)
         return exact.t().contiguous() if any(part in tensor.parts for tensor in transposed) else exact
 
