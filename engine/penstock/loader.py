@@ -83,6 +83,13 @@ def load_model(
         ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
         tokenizer = tokenizer or Tokenizer.load(folder, frozenset(ends or ()))
         device = find_device(config.device)
+        if device is not None:
+            undo.callback(device.close)
+            if opened.store.tensors.group_size:
+                raise ConfigError(
+                    "scales per group of inputs are computed on the processor only, so far: pass --device "
+                    "cpu, or take a model with scales per output channel"
+                )
         torch_device = device.torch_device if device else None
         kernels = choose_kernels(config, num_threads, torch_device, cache_folder)
         # Native kernels have threads of their own, or are a GPU's; torch's would only fight for the cores,

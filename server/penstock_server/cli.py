@@ -105,7 +105,8 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         if options.target is None:
             raise ConfigError("convert needs the folder to write: penstock convert MODEL OUT")
         text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
-        return converting.run_convert(settings, options.target, text, num_tokens or CALIBRATION_TOKENS)
+        num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
+        return converting.run_convert(settings, options.target, text, num_tokens)
     from penstock_server import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat

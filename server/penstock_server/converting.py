@@ -46,27 +46,34 @@ def open_source(settings: Settings) -> OpenModel:
 def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens: int) -> int:
     """With a text, what rounding loses is compensated by it, as far as its first tokens tell. Raises
     PenstockError."""
+    content = read_text(text) if text is not None else None
     opened = open_source(settings)
-    rounding = _calibration(opened, text, num_tokens) if text is not None else None
-    bar = ProgressBar(f"converting to {target}", "B")
-    try:
-        report = convert(opened.store, target, bar, rounding)
-    finally:
-        bar.close()
-        opened.store.close()
+    with opened.store.checkpoint:
+        rounding = _calibration(opened, content, num_tokens) if content is not None else None
+        bar = ProgressBar(f"converting to {target}", "B")
+        try:
+            report = convert(opened.store, target, bar, rounding)
+        finally:
+            bar.close()
     print("\n".join(summary(report, target)))
     return 0
 
 
-def _calibration(opened: OpenModel, text: Path, num_tokens: int) -> Calibration:
+def read_text(path: Path) -> str:
+    """Raises ConfigError."""
     try:
-        content = text.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the calibration text {text} can't be read: {error}") from error
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the text {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text in UTF-8 ({error})") from error
+
+
+def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
     kernels = choose_kernels(EngineConfig(), num_physical_cores())
     # The factorizations are torch's, and as much work as the layers.
     torch.set_num_threads(num_physical_cores())
-    token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(content)
+    token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(text)
     return Calibration(opened, kernels, token_ids, num_tokens)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from penstock.engine import Engine
-from penstock.errors import ConfigError
 from penstock.evaluate import Divergence, Fidelity, Window, evaluate, memory_bytes, windows
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.model.registry import OpenModel, open_model
@@ -19,7 +19,7 @@ from penstock.unquantized import UnquantizedModel
 from penstock.weights.hub import find_model
 from penstock.weights.quantize import QuantizationError
 from penstock.weights.store import ModelTensors
-from penstock_server.converting import ProgressBar, open_source
+from penstock_server.converting import ProgressBar, open_source, read_text
 from penstock_server.loading import load_engine
 from penstock_server.settings import Settings
 
@@ -71,10 +71,13 @@ def run_eval(
     longest = settings.max_model_len or opened.spec.max_position_embeddings
     context = context if context is not None else min(CONTEXT, longest)
     pieces = windows(Tokenizer.load(opened.store.checkpoint.folder), content, context, stride)
-    reference, hardware = _reference(settings, against, opened), capacities()
-    if reference is not None:
-        hardware = without(hardware, memory_bytes(reference, pieces))
-    with load_engine(settings, hardware=hardware) as engine:
+    with contextlib.ExitStack() as closing:
+        closing.callback(opened.store.close)
+        reference, hardware = _reference(settings, against, opened), capacities()
+        if reference is not None:
+            closing.callback(reference.store.close)
+            hardware = without(hardware, memory_bytes(reference, pieces))
+        engine = closing.enter_context(load_engine(settings, hardware=hardware))
         found = measure(engine, reference, pieces, context)
         tensors = engine.streamer.store.tensors
     if is_json:
@@ -89,16 +92,6 @@ def _reference(settings: Settings, against: str | None, opened: OpenModel) -> Un
         folder = find_model(against, offline=settings.offline)
         return UnquantizedModel(open_model(folder, settings.ignore_unexpected_tensors))
     return None if opened.store.holds_int8 else UnquantizedModel(opened)
-
-
-def read_text(path: Path) -> str:
-    """Raises ConfigError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the text {path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text in UTF-8 ({error})") from error
 
 
 def without(hardware: HardwareProfile, num_bytes: int) -> HardwareProfile:

@@ -5,6 +5,7 @@ the real ones, the device ends where the driver's calls would begin."""
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,3 +221,35 @@ def test_what_is_not_as_planned_is_said_or_refused(
     assert "refused to pin" in caplog.text
     with pytest.raises(CapacityError, match="strict-plan.*refused to pin"):
         Engine.load(tmp_path, EngineConfig(num_resident_layers=1, strict_plan=True), tokenizer=Ids())
+
+
+def test_a_device_that_fails_is_told_and_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether queueing a copy fails, or waiting for one."""
+    for name in ("copy", "wait_copied"):
+        machine = FakeMachine()
+        streamer = stream(machine, 6, resident=set(), pinned=set())
+        streamer.wait_until_loaded()
+        assert list(sweep(streamer, machine)) == list(range(6))
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(machine, name, fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="illegal"):
+                for _ in range(2):
+                    list(sweep(streamer, machine))
+        streamer.close()
+
+
+def test_a_card_that_is_too_small_leaves_nothing_behind() -> None:
+    machine = FakeMachine()
+
+    def refuse(num_bytes: int) -> None:
+        raise CapacityError("no room")
+
+    machine.allocate = refuse  # type: ignore[method-assign, assignment]
+    with pytest.raises(CapacityError):
+        stream(machine, 6, resident={1}, pinned={2, 3})
+    assert machine.pinned_bytes == 0 and machine.num_disk_reads == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-link"]

@@ -279,8 +279,10 @@ DOWN = "model.layers.1.mlp.down_proj."
 FAULTS: dict[str, tuple[dict[str, torch.Tensor | None], type[CheckpointError], str]] = {
     "asymmetric": ({"qzeros": torch.full((8, 32), 0x7F7F7F80)}, WrongTensor, "other zero points"),
     "out of order": ({"g_idx": torch.arange(256) % 8}, WrongTensor, "out of order.*desc_act"),
-    "4 bits": ({"qweight": torch.zeros(32, 128)}, WrongTensor, "g_idx.*has shape.*256.*8 bits"),
-    "other groups": ({"scales": torch.zeros(4, 128)}, WrongTensor, "scales.*has shape"),
+    "4 bits": ({"qweight": torch.zeros(32, 128)}, WrongTensor, "g_idx.*256.*8 bits"),
+    "groups beyond the last": ({"g_idx": torch.arange(256) % 9}, WrongTensor, "not there"),
+    "no group": ({"g_idx": torch.full((256,), -1)}, WrongTensor, "not there"),
+    "other groups": ({"scales": torch.zeros(4, 128)}, WrongTensor, "scales.*belongs to 8 bits"),
     "no scales": ({"scales": None}, MissingTensor, f"{DOWN}scales"),
     "a bias": ({"bias": torch.ones(128)}, UnexpectedTensor, f"{DOWN}bias"),
 }
@@ -299,6 +301,17 @@ def test_faults_of_gptq_are_named(fault: str, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(kind, match=message):
         read_layer(open_model(tmp_path).store, 1)
+
+
+@pytest.mark.parametrize("quantization", [{"group_size": "many"}, {"group_size": [1]}, ["gptq"], "gptq"])
+def test_a_quantization_that_makes_no_sense(quantization: object, tmp_path: Path) -> None:
+    write_gptq("Llama", tmp_path, 32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    if isinstance(quantization, dict):
+        quantization = config["quantization_config"] | quantization
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    with pytest.raises(CheckpointError):
+        open_model(tmp_path)
 
 
 # ---- what is refused

@@ -17,11 +17,12 @@ from torch import Tensor
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
 from penstock.memory.direct_io import PAGE, round_up
+from penstock.memory.pools import MemoryPool
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, WeightStore
 from penstock.weights.streamer import LayerStreamer
-from penstock.weights.tier import MAX_READS
+from penstock.weights.tier import MAX_READS, LayerTier
 
 
 def same(mine: LayerWeights, expected: LayerWeights) -> bool:
@@ -214,3 +215,45 @@ def test_waits_for_a_slow_read() -> None:
 def test_streamed_layers_need_a_slot() -> None:
     with pytest.raises(ValueError, match="staging slot"):
         stream(3, {0}, 0, FakeReader())
+
+
+def test_interrupted_while_it_waits_a_place_stays_taken_until_it_is_written() -> None:
+    """Ctrl-C in a script that goes on: what is being read into a slot must not meet a layer in use."""
+
+    class Interrupted(Future[int]):
+        """Waiting for it is interrupted once."""
+
+        is_first = True
+
+        def result(self, timeout: float | None = None) -> int:
+            if self.is_first and not self.done():
+                self.is_first = False
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+    class SlowReader:
+        def __init__(self) -> None:
+            self.buffers: dict[int, tuple[Tensor, Future[int]]] = {}
+
+        def submit(self, index: int, buffer: Tensor) -> Future[int]:
+            future: Future[int] = Interrupted() if index == 0 else Future()
+            self.buffers[index] = buffer, future
+            return future
+
+        def arrive(self, index: int) -> None:
+            buffer, future = self.buffers[index]
+            buffer[:] = index
+            future.set_result(buffer.numel())
+
+        def close(self) -> None: ...
+
+    reader = SlowReader()
+    tier = LayerTier([PAGE] * 2, reader, MemoryPool("weights", PAGE), frozenset(), 1)
+    with pytest.raises(KeyboardInterrupt):
+        tier.acquire(0)
+    assert list(reader.buffers) == [0], "the only slot was given away while layer 0 is being written to it"
+    reader.arrive(0)
+    assert (tier.acquire(0).buffer == 0).all()
+    tier.release(0)
+    reader.arrive(1)
+    assert (tier.acquire(1).buffer == 1).all()

@@ -95,7 +95,7 @@ EXPORT int penstock_set_num_threads(int num_threads) {
         pool.num_workers++;
     }
     pthread_mutex_lock(&pool.lock);
-    atomic_store(&pool.num_wanted, MIN(num_threads - 1, pool.num_workers));
+    atomic_store(&pool.num_wanted, MAX(0, MIN(num_threads - 1, pool.num_workers)));
     pthread_cond_broadcast(&pool.resized);
     pthread_mutex_unlock(&pool.lock);
     int have = atomic_load(&pool.num_wanted) + 1;

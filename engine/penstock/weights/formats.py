@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import GROUP_SIZES
-from penstock.errors import UnsupportedModel
+from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights import checkpoint, gguf_models
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.gguf import is_gguf
@@ -33,12 +33,25 @@ FOREIGN_TENSORS = {
 }
 
 
+#: What comes of numbers that are words, of missing ones, and of zeros to divide by.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
 def open_checkpoint(folder: Path) -> Checkpoint:
     """A model's folder or GGUF file, whatever wrote it: each tensor under its usual name and in its usual
     shape.
 
     Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
     """
+    try:
+        return _open(folder)
+    except MALFORMED as error:
+        raise CorruptFile(
+            f"what the files of {folder} say of themselves makes no sense ({error!r}); download them again"
+        ) from error
+
+
+def _open(folder: Path) -> Checkpoint:
     if is_gguf(folder):
         return open_gguf(folder)
     with Checkpoint.open(folder) as stored:

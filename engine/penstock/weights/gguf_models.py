@@ -4,6 +4,7 @@ under the names and in the order of the model's own code.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Numbers:
     def real(self, name: str, default: float | None = None) -> float:
         """One of its numbers. Raises UnsupportedModel if it is not there, or there for each layer."""
         value = self.get(name, default)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             what = "one for each layer" if isinstance(value, list) else "nothing" if value is None else value
             raise UnsupportedModel(
                 f"{self.path} has {what} for {self.architecture}.{name}, where Penstock needs a number"
@@ -133,6 +134,8 @@ def _config(numbers: Numbers) -> dict[str, Any]:
     if numbers.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{numbers.path} has keys and values of different lengths")
     num_layers = numbers.integer("block_count")
+    if num_layers > len(numbers.tensors):
+        raise CorruptFile(f"{numbers.path} claims {num_layers} layers and has {len(numbers.tensors)} tensors")
     for name in ("token_embd.weight", f"blk.{num_layers - 1}.attn_norm.weight"):
         if not numbers.tensors.get(name) or not numbers.tensors[name].shape:
             raise CorruptFile(f"{numbers.path} has no {name}; download it again")

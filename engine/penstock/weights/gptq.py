@@ -22,17 +22,24 @@ DAMPING = 0.01
 def inverse_factor(hessian: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse of sum(x x^T), float32 [in_features, in_features].
 
-    Inputs that never were anything but zero go with no other. Raises ValueError where the calibration text
-    left NaN or infinity.
+    Inputs that never were anything but zero go with no other. Takes three matrices of float64 for a while.
+    Raises ValueError where the calibration text left NaN or infinity, or a matrix without an inverse.
     """
     if not bool(torch.isfinite(hessian).all()):
         raise ValueError("the calibration text makes infinite activations")
-    damped = hessian.double()
-    diagonal = damped.diagonal()
+    work = hessian.double()
+    diagonal = work.diagonal()
     diagonal += torch.where(diagonal == 0, 1.0, DAMPING * diagonal.mean())
-    lower = torch.linalg.cholesky(damped)
-    factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
-    return factor.float()
+    try:
+        work = torch.linalg.cholesky(work)
+        work = torch.cholesky_inverse(work)
+        work = torch.linalg.cholesky(work, upper=True)
+    except RuntimeError as error:  # LinAlgError
+        raise ValueError(
+            f"its inputs' correlations can't be inverted ({error}); try a longer text"
+        ) from error
+    factor: Tensor = work.float()
+    return factor
 
 
 def quantize_compensated(weight: Tensor, factor: Tensor, group_size: int = 0) -> QuantizedTensor:

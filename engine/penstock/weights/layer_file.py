@@ -55,4 +55,7 @@ def read(path: Path, buffer: Tensor) -> None:
         stream.seek(8 + int.from_bytes(stream.read(8), "little"))
         left = memoryview(buffer.numpy().data).cast("B")
         while left:
-            left = left[stream.readinto(left) or len(left) :]
+            count = stream.readinto(left)
+            if not count:
+                raise OSError(f"{path} is too short")
+            left = left[count:]

@@ -99,11 +99,12 @@ class GptqMatrix:
         expected: list[tuple[TensorEntry, tuple[int, ...]]]
         expected = [(scales, (num_groups, num_outputs)), (qzeros, (num_groups, num_outputs // 4))]
         expected += [(g_idx, (num_inputs,))] if g_idx is not None else []
+        is_known = scales.dtype in DTYPES and num_groups > 0 and (g_idx is None or g_idx.dtype == "I32")
         for entry, shape in expected:
-            if entry.shape != shape or num_inputs % num_groups:
+            if not is_known or entry.shape != shape or num_inputs % num_groups:
                 raise WrongTensor(
-                    f"tensor {entry.name} in {entry.file} has shape {list(entry.shape)}, but {list(shape)} "
-                    f"belongs to 8 bits and a qweight of {list(qweight.shape)}"
+                    f"tensor {entry.name} in {entry.file} is {entry.dtype} {list(entry.shape)}, but "
+                    f"{list(shape)} belongs to 8 bits and a qweight of {list(qweight.shape)}"
                 )
         return cls(qweight, scales, qzeros, g_idx, zero)
 
@@ -149,4 +150,7 @@ class GptqMatrix:
         num_groups = self.scales.shape[0]
         if self.g_idx is None:
             return torch.arange(num_groups).repeat_interleave(self.shape[1] // num_groups)
-        return checkpoint.read_stored(self.g_idx, 0, self.g_idx.num_bytes).view(torch.int32).long()
+        groups = checkpoint.read_stored(self.g_idx, 0, self.g_idx.num_bytes).view(torch.int32).long()
+        if bool(((groups < 0) | (groups >= num_groups)).any()):
+            raise WrongTensor(f"{self.g_idx.name} in {self.g_idx.file} names groups that are not there")
+        return groups

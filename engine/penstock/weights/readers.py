@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
-import torch
 from torch import Tensor
 
 from penstock.memory.device import Device
@@ -27,9 +26,9 @@ class StoreReader:
         store.num_threads = num_threads
         self._ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
         self._direct = (direct or DirectReader()) if any(self._ranges) else None
-        self._thread = ThreadPoolExecutor(
-            1, "penstock-reader", initializer=torch.set_num_threads, initargs=(1,)
-        )
+        if direct is not None and self._direct is None:
+            direct.close()
+        self._thread = ThreadPoolExecutor(1, "penstock-reader")
 
     def detours(self, layers: Sequence[int]) -> list[str]:
         """What keeps these layers from coming straight from the disk, for people."""
@@ -83,6 +82,8 @@ class LinkReader:
         self._host = host
         self._device = device
         self._requests: SimpleQueue[tuple[int, Tensor, Future[int]] | None] = SimpleQueue()
+        #: Of the device.
+        self._failure: BaseException | None = None
         #: A layer whose copy out of its staging slot may be under way.
         self._leaving: tuple[int, Tensor] | None = None
         self._thread = threading.Thread(target=self._serve, name="penstock-link", daemon=True)
@@ -102,6 +103,8 @@ class LinkReader:
         while (request := self._next_request()) is not None:
             index, buffer, future = request
             try:
+                if self._failure is not None:
+                    raise self._failure
                 num_bytes = self._copy(index, buffer)
             except BaseException as error:  # whatever it is, whoever waits has to learn of it
                 future.set_exception(error)
@@ -121,7 +124,12 @@ class LinkReader:
             self._let_go()
         arrival = self._host.acquire(index)
         num_bytes = min(arrival.buffer.numel(), buffer.numel())
-        self._device.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
+        try:
+            self._device.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
+        except BaseException as error:
+            self._failure = error
+            self._host.release(index)
+            raise
         # This copy is queued behind the last one: only now is there no gap if that one is waited for.
         self._let_go()
         if arrival.slot is None:
@@ -134,5 +142,10 @@ class LinkReader:
         if self._leaving is not None:
             index, buffer = self._leaving
             self._leaving = None
-            self._device.wait_copied(buffer)
+            try:
+                self._device.wait_copied(buffer)
+            except (
+                Exception
+            ) as error:  # a device that failed once is lost: told to whoever wants a layer next
+                self._failure = error
             self._host.release(index)

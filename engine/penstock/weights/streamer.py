@@ -39,6 +39,9 @@ class LayerStreamer:
         self.store = store
         self._device = device
         self._host: LayerTier | None = None
+        # The device's memory first: where it is too little, nothing has begun yet.
+        make_arena = aligned_buffer if device is None else device.allocate
+        self.pool = MemoryPool("weights", LayerTier.pool_bytes(sizes, resident, num_slots), make_arena)
         if device is not None:
             host_pool = MemoryPool(
                 "pinned weights",
@@ -47,8 +50,6 @@ class LayerStreamer:
             )
             self._host = LayerTier(sizes, reader, host_pool, pinned, num_host_slots, passing=resident)
             reader = LinkReader(self._host, device)
-        make_arena = aligned_buffer if device is None else device.allocate
-        self.pool = MemoryPool("weights", LayerTier.pool_bytes(sizes, resident, num_slots), make_arena)
         self._tier = LayerTier(sizes, reader, self.pool, resident, num_slots)
         self._num_sweeps = 0
 

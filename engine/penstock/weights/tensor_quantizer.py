@@ -41,7 +41,7 @@ class TensorQuantizer:
         """
         self._read_ahead(-AHEAD * self._step, AHEAD)
         num_threads = min(num_threads, -(-len(self._out.scale) // self._step))
-        if num_threads == 1:
+        if num_threads <= 1:
             return self._work(with_loss)
         with ThreadPoolExecutor(num_threads, "penstock-quantizer") as pool:
             sums = list(pool.map(self._work, [with_loss] * num_threads))

@@ -106,20 +106,25 @@ class LayerTier:
             self._passed.discard(index)
             arrival = self._arrivals.get(index)
         if arrival is not None and arrival.read.done() and arrival.read.exception() is not None:
-            self._forget(index)
+            self._forget(index, arrival)
         with self._lock:
             has_place = index in self._arrivals or index in self.resident or bool(self._free_slots)
         if not has_place:
             self._give_up_the_last()
         self._pump()
         with self._lock:
+            if index not in self._arrivals:
+                raise RuntimeError("closed while layers were in use")
             arrival = self._arrivals[index]
             arrival.is_lent = True
         started = time.perf_counter()
         try:
             num_bytes = arrival.read.result()
         except BaseException:
-            self._forget(index)
+            # Interrupted, perhaps: as long as somebody writes there, the place is not free.
+            arrival.is_lent = False
+            if arrival.read.done():
+                self._forget(index, arrival)
             raise
         self.stall_s += time.perf_counter() - started
         if arrival.slot is not None:
@@ -135,7 +140,7 @@ class LayerTier:
                 self._passed.add(index)
             self._position = (index + 1) % self._num_layers
         if arrival.slot is not None:
-            self._forget(index)
+            self._forget(index, arrival)
         self._pump()
 
     def take_back(self) -> None:
@@ -153,11 +158,12 @@ class LayerTier:
                     if self._is_closed:
                         raise RuntimeError("closed while layers were loading")
                     self._has_read.wait()
-                read = self._arrivals[index].read
+                arrival = self._arrivals[index]
             try:
-                read.result()
+                arrival.read.result()
             except BaseException:
-                self._forget(index)
+                if arrival.read.done():
+                    self._forget(index, arrival)
                 raise
             report_progress()
 
@@ -179,11 +185,14 @@ class LayerTier:
             last = max(free, key=lambda index: (index - self._position) % self._num_layers)
             arrival = self._arrivals[last]
         arrival.read.exception()  # its slot is free only when nobody writes into it any more
-        self._forget(last)
+        self._forget(last, arrival)
 
-    def _forget(self, index: int) -> None:
+    def _forget(self, index: int, arrival: Arrival) -> None:
+        """Unless somebody else did, who met the same error."""
         with self._lock:
-            arrival = self._arrivals.pop(index)
+            if self._arrivals.get(index) is not arrival:
+                return
+            del self._arrivals[index]
             if arrival.slot is not None:
                 self._free_slots.append(arrival.slot)
 
