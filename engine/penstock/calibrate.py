@@ -81,7 +81,8 @@ class Calibration:
         self._hidden: list[Tensor] = []
         self._layers = {stack: index for index, stack in enumerate(self._store.tensors.layers)}
 
-    @torch.inference_mode()
+    # Not inference mode: views made in it can't be written to by the store's other threads.
+    @torch.no_grad()
     def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
         """The store's read_stack(), compensated for layers; the head is rounded plainly, and the errors are
         those of plain rounding. Stacks have to come in their order, embedding first."""
@@ -99,7 +100,7 @@ class Calibration:
             self._sweep(index, weights, is_final=True)
         return errors
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
         """What an earlier run has converted, as its files hold it."""
         index = self._layers.get(tensors)

@@ -119,7 +119,11 @@ def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
         Calibration(open_model(tmp_path / "int8"), kernels, TEXT, 1000)
 
 
-def test_a_calibrated_conversion_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_a_calibrated_conversion_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And tensors are large enough for several threads."""
+    monkeypatch.setattr("penstock.weights.tensor_quantizer.CHUNK_BYTES", 1000)
     build("Llama", tmp_path / "source")
     folders = [tmp_path / "whole", tmp_path / "stopped"]
     store, calibration = calibrated(tmp_path / "source")
