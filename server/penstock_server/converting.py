@@ -94,7 +94,7 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
     """Lines for people."""
     lines = [f"{target}: {report.num_files} files in {report.total_s:.1f} s"]
     if report.num_resumed:
-        lines.append(f"{report.num_resumed} of them were there already, from a run that was stopped")
+        lines.append(f"{report.num_resumed} of them were there already, from an earlier run")
     if report.quantize_s and report.write_s:
         reading, writing = report.bytes_read / report.quantize_s, report.bytes_written / report.write_s
         limit = "quantizing" if report.quantize_s > report.write_s else "writing"
@@ -104,5 +104,9 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
         ]
     if report.errors:
         worst = max(report.errors, key=lambda name: report.errors[name])
-        lines.append(f"relative error of INT8: at most {report.errors[worst]:.2%} ({worst})")
+        lines.append(f"relative error of rounding to INT8: at most {report.errors[worst]:.2%} ({worst})")
+    if report.is_compensated:
+        lines.append(
+            "before compensation, which makes single weights worse and outputs better: see penstock eval"
+        )
     return lines

@@ -72,7 +72,8 @@ def disk(folder: Path) -> Finding:
         with DirectReader(depth=1) as reader:
             is_direct = reader.is_direct(path)
     except OSError as error:
-        return Finding("disk", f"{folder} can't be written: {error.strerror}")
+        advice = "Name the folder that models lie in; it has to be there and to be writable, to be tried"
+        return Finding("disk", f"{folder} can't be written: {error.strerror}", advice)
     finally:
         path.unlink(missing_ok=True)
     if is_direct:

@@ -34,8 +34,8 @@ NOTES = {
     ),
     "unquantized": None,
     "dequantized": (
-        "Compared with what INT8 tensors stand for: the error of the weights themselves is not in these "
-        "figures, only that of activations, keys and values."
+        "Compared with what INT8 tensors stand for. Where these are the model's own, the error of the "
+        "weights themselves is not in these figures, only that of activations, keys and values."
     ),
 }
 

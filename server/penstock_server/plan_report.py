@@ -15,7 +15,7 @@ from penstock.loader import measure_hardware
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, plan_memory
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, gib, plan_memory
 from penstock.model.registry import find_family
 from penstock.model.shapes import find_shape, footprint
 from penstock.spec import ModelFootprint
@@ -148,8 +148,7 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     if plan.has_gpu:
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
     lines = [
-        f"{name:16} {home:7} {num_bytes / 2**30:8.2f} GiB  {text}".rstrip()
-        for name, home, num_bytes, text in rows
+        f"{name:16} {home:7} {gib(num_bytes):>12}  {text}".rstrip() for name, home, num_bytes, text in rows
     ]
     lines.append(_budget("host", plan.host_used_bytes, plan.host_budget_bytes))
     if plan.has_gpu:
@@ -169,7 +168,7 @@ def _layer_rows(plan: MemoryPlan, compute: str) -> list[tuple[str, str, int, str
 
 
 def _budget(name: str, used: int, budget: int) -> str:
-    return f"{name}: {used / 2**30:.2f} GiB of a budget of {budget / 2**30:.2f} GiB"
+    return f"{name}: {gib(used)} of a budget of {gib(budget)}"
 
 
 def step_table(steps: dict[str, StepPrediction]) -> list[str]:

@@ -12,6 +12,7 @@ For a memory limit run this, and penstock bench, in a cgroup (see peer_llama_cpp
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 import statistics
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    importlib.import_module(options.peer)  # before 20 GB are written for it
     shape = find_shape(options.shape)
     folder = options.folder / f"{options.shape}-bf16"
     if not folder.exists():

@@ -236,13 +236,13 @@ def test_a_matrix_may_lie_anywhere(launcher: EmulatedLauncher | CudaLauncher) ->
 def test_rows_that_are_not_numbers_stay_among_themselves(
     launcher: EmulatedLauncher | CudaLauncher, num_tokens: int
 ) -> None:
-    """A row with NaN counts as zero, one with an infinity is NaN."""
+    """A row with NaN or an infinity is NaN."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(num_tokens, 64, generator=generator), random_matrix(20, 64, generator)
     expected = ReferenceKernels().int8_linear(x, weight)
     x[0, 3], x[2, 60] = torch.nan, torch.inf
     y = kernels_of(launcher).int8_linear(x, weight)
-    assert torch.equal(y[0], torch.zeros(20)) and bool(y[2].isnan().all())
+    assert bool(y[[0, 2]].isnan().all())
     assert torch.equal(y[1], expected[1]) and torch.equal(y[3:], expected[3:])
 
 

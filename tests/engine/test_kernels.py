@@ -130,7 +130,7 @@ def test_what_is_no_number_is_not_hidden(kind: str, activations: str, value: flo
     expected = native.int8_linear(x, weight)
     x[1, column] = value
     y = native.int8_linear(x, weight)
-    assert not y[1].isfinite().any()
+    assert y[1].isnan().all()
     assert torch.equal(y[[0, 2]], expected[[0, 2]])
 
 

@@ -25,7 +25,7 @@ def test_convert_resume_and_verify(
     out = tmp_path / "out"
     assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
     text = capsys.readouterr().out
-    assert "read and quantized" in text and "relative error of INT8" in text
+    assert "read and quantized" in text and "relative error of rounding" in text
     assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
     assert "were there already" in capsys.readouterr().out
     assert cli.main(["convert", "--verify", str(out)]) == 0
@@ -101,6 +101,7 @@ def test_calibrate_by_a_text(tiny_llama: Path, tmp_path: Path, capsys: pytest.Ca
     folders = [str(tmp_path / name) for name in ("plain", "calibrated")]
     assert cli.main(["convert", str(tiny_llama), folders[0]]) == 0
     assert cli.main(["convert", str(tiny_llama), folders[1], "--calibrate", str(text)]) == 0
+    assert "before compensation" in capsys.readouterr().out
     files = [(Path(folder) / "model-layer-00000.safetensors").read_bytes() for folder in folders]
     assert files[0] != files[1] and len(files[0]) == len(files[1])
     assert cli.main(["convert", str(tiny_llama), folders[1]]) == 2  # plain rounding would be another model

@@ -300,6 +300,7 @@ static void quantize_token(void *context, int64_t token) {
     const float limit = a->rows_per_token == 2 ? 32512.0f : 127.0f;
     float s = max_lanes(largest) / limit;
     if (s < 1.17549435e-38f) s = 0.0f; /* subnormal: too coarse to divide by; the row counts as 0 */
+    if (!(s < INFINITY)) s = NAN;      /* what is no number makes the whole row so */
     a->token_scales[token] = s;
     int8_t *hi = a->rows + token * a->rows_per_token * a->padded, *lo = hi + a->padded;
     const vec divisor = splat(s > 0.0f ? s : INFINITY), magic = splat(12582912.0f);

@@ -28,7 +28,8 @@ __device__ inline void quantize(const float *x, int64 x_stride, int in_features,
     for (int warp = 0; warp < blockDim.x / 32; warp++) largest = max(largest, largest_of[warp]);
 
     float scale = __uint_as_float(largest) / (PARTS == 2 ? 32512.0f : 127.0f);
-    if (scale < 1.17549435e-38f) scale = 0.0f; /* subnormal: the row counts as zero; NaN stays, and with it y */
+    if (scale < 1.17549435e-38f) scale = 0.0f; /* subnormal: the row counts as zero */
+    if (!(scale < infinity())) scale = __uint_as_float(0x7fc00000u); /* what is no number makes the row NaN */
     if (threadIdx.x == 0) token_scales[blockIdx.x] = scale;
     const float divisor = scale > 0.0f ? scale : infinity();
     int8 *hi_row = rows + (int64)blockIdx.x * PARTS * padded;

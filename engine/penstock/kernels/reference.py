@@ -32,7 +32,8 @@ def quantize_activations(x: Tensor, activations: str) -> tuple[Tensor, Tensor]:
     [num_tokens]), x ~ q * scale. Rounds half to even."""
     # The limit lies on x's device: CUDA's division by a number of the host multiplies by its reciprocal.
     scale = x.abs().amax(dim=-1) / x.new_tensor(ACTIVATION_LIMIT[activations])
-    scale = torch.where(scale < SMALLEST_SCALE, 0.0, scale)  # NaN stays, and with it the row
+    scale = torch.where(scale < SMALLEST_SCALE, 0.0, scale)
+    scale = torch.where(scale.isfinite(), scale, torch.nan)  # of NaN and infinity, and with it the row
     divisor = torch.where(scale > 0, scale, torch.inf)
     return torch.round(x / divisor[:, None]).nan_to_num(0.0).to(torch.int32), scale
 

@@ -308,8 +308,8 @@ class _Planner:
         size = self.config.block_size
         if num_blocks < wanted:
             notes.append(
-                f"keys and values have room for {num_blocks * size} tokens instead of {wanted * size}, so "
-                "that more layers stay in memory; --kv-tokens decides otherwise"
+                f"keys and values have room for {num_blocks * size} tokens instead of {wanted * size}: "
+                "the rest of the memory is for layers; --kv-tokens decides otherwise"
             )
         fewer = max(self._kv_blocks_least(), num_blocks // 2)
         more = (self._num_resident(left - fewer * self.block_bytes) or 0) - num_resident
@@ -326,4 +326,5 @@ def _auto(free_bytes: int) -> int:
 
 
 def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
+    """For people: GiB, or MiB where there is less than a tenth of one."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.2f} MiB"

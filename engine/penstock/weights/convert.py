@@ -66,7 +66,9 @@ class ConversionReport:
     quantize_s: float = 0.0
     write_s: float = 0.0
     total_s: float = 0.0
-    #: Relative error of each tensor that was quantized.
+    #: By calibration, which the errors don't show.
+    is_compensated: bool = False
+    #: Relative error of each tensor that was quantized, to the nearest.
     errors: dict[str, float] = field(default_factory=dict)
 
 
@@ -146,7 +148,9 @@ def convert(
     store.num_threads = min(num_physical_cores(), MAX_THREADS)
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     source, files = manifests.source_of(store.checkpoint, way), stacks(store.tensors)
-    report = ConversionReport(num_files=len(files), num_resumed=len(files))
+    report = ConversionReport(
+        num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
+    )
     manifest = manifests.find(target, source)
     if manifest is None or not _is_current(store, target, files, manifest):
         with whole_file.lock(target):
