@@ -1,6 +1,6 @@
 """From nothing to the first token of a converted model that is to be resident, against the same direct
-reads into memory as fresh as ours. Each run is a process of its own, with the page cache dropped (which needs root);
-Python's start is not counted.
+reads into memory as fresh as ours. Each run is a process of its own, with the page cache dropped, which needs
+root; Python's start is not counted.
 
     python tests/bench/cold_start.py FOLDER [--rounds 7]
 """
