@@ -18,6 +18,7 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import find_family
 from penstock.spec import LayerLayout, TensorSpec
+from penstock.text.tokenizer import NoText
 from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, ModelTensors
 from penstock.weights.streamer import LayerStreamer
@@ -34,15 +35,6 @@ TINYLLAMA: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
-
-
-class NoText:
-    """Stands in for a tokenizer where no text is wanted."""
-
-    eos_token_ids: frozenset[int] = frozenset()
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-        return ""
 
 
 class RandomStore:
@@ -100,8 +92,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     scheduler = Scheduler(
         BlockManager(num_blocks, config.block_size), config.max_num_seqs, config.max_num_batched_tokens
     )
-    tokenizer: Any = NoText()
-    return Engine(spec, tokenizer, executor, scheduler, streamer, spec.max_position_embeddings)
+    return Engine(spec, NoText(), executor, scheduler, streamer, spec.max_position_embeddings)
 
 
 def step_weight_bytes(engine: Engine) -> int:
