@@ -39,11 +39,12 @@ class LayerStreamer:
         self.store = store
         self._device = device
         self._host: LayerTier | None = None
+        self._host_pool: MemoryPool | None = None
         # The device's memory first: where it is too little, nothing has begun yet.
         make_arena = aligned_buffer if device is None else device.allocate
         self.pool = MemoryPool("weights", LayerTier.pool_bytes(sizes, resident, num_slots), make_arena)
         if device is not None:
-            host_pool = MemoryPool(
+            host_pool = self._host_pool = MemoryPool(
                 "pinned weights",
                 LayerTier.pool_bytes(sizes, pinned, num_host_slots),
                 prepare=device.pin,
@@ -62,6 +63,11 @@ class LayerStreamer:
     def unpinned_bytes(self) -> int:
         """Of the host's buffers that feed a GPU, what the system refused to pin."""
         return self._device.unpinned_bytes if self._device is not None else 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Of those, what is locked in memory."""
+        return 0 if self._host_pool is None else self._host_pool.used_bytes - self.unpinned_bytes
 
     @property
     def num_resident(self) -> int:
