@@ -138,7 +138,10 @@ def _measure_activations(
     batch = largest_step(config, longest, num_past)
     num_positions = batch.scheduled[0].sequence.num_tokens
     family = opened.family(opened.spec, kernels.without_arithmetic(), num_positions, device)
-    return measure_activations(family, opened.store.tensors, config, batch)
+    num_bytes = measure_activations(family, opened.store.tensors, config, batch)
+    if device is not None:
+        torch.cuda.empty_cache()  # the weights of the warm-up were real
+    return num_bytes
 
 
 def _allocate_kv(
