@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 import torch
 
 from penstock.memory.device import Device
-from penstock.memory.direct_io import aligned_buffer, round_up
+from penstock.memory.direct_io import PopulatedAhead, aligned_buffer, round_up
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic
 from penstock.weights.readers import LinkReader
@@ -43,6 +43,7 @@ class LayerStreamer:
         # The device's memory first: where it is too little, nothing has begun yet.
         make_arena = aligned_buffer if device is None else device.allocate
         self.pool = MemoryPool("weights", LayerTier.pool_bytes(sizes, resident, num_slots), make_arena)
+        self._pages = PopulatedAhead(self.pool.arena) if device is None else None
         if device is not None:
             host_pool = self._host_pool = MemoryPool(
                 "pinned weights",
@@ -139,5 +140,7 @@ class LayerStreamer:
     def close(self) -> None:
         """Ask for nothing more, and wait for what is being read into our buffers."""
         self._tier.close()
+        if self._pages is not None:
+            self._pages.close()
         if self._device is not None:
             self._device.close()
