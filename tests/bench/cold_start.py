@@ -2,7 +2,8 @@
 reads alone, once over and over into a little memory (the disk's best) and once into memory as fresh as ours:
 the system has to find and clear 10 GB of pages on the way. Each run is a process of its own, with the page
 cache dropped, which needs root; Python's start is not counted. A virtual machine may have to get pages from
-its host first, at its host's pace: right before it is measured a process takes as much memory and gives it back.
+its host first, at its host's pace: right before it is measured a process takes as much memory, and gives it
+back.
 
     python tests/bench/cold_start.py FOLDER [--rounds 7]
 """
