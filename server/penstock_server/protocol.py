@@ -6,7 +6,6 @@ as a matter of course and that could not change an answer here. They are accepte
 
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
-    parallel_tool_calls      says nothing while there are no tools
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
 
 `reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
@@ -17,59 +16,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
+from penstock_server.tools.request import (
+    MAX_TOOLS,
+    AllowedToolChoice,
+    Deprecated,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolRef,
+)
+from penstock_server.wire import MAX_INT, Count, PositiveCount, Text, Unsupported, Wire, invalid
 
 #: Most answers to one prompt, as at OpenAI.
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
-#: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
-MAX_INT = 2**31 - 1
-
-
-def invalid(param: str, message: str) -> PydanticCustomError:
-    """An error about the field `param`, for checks that look at several fields."""
-    return PydanticCustomError("invalid_value", "{message}", {"param": param, "message": message})
-
-
-def _refuse(value: object) -> None:
-    if value not in (None, False, "", [], {}):
-        raise PydanticCustomError("unsupported_parameter", "not supported by this server")
-
-
-#: A field of OpenAI's that we do not have: only "nothing" is accepted.
-Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
-
-
-def _check_text(value: str) -> str:
-    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
-    return value
-
-
-Text = Annotated[str, AfterValidator(_check_text)]
-Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _kind_of_text(value: object) -> str:
@@ -198,20 +163,25 @@ class Message(Wire):
     """One turn. The fields of an answer are accepted back, as long as there is nothing in those
     that we could not hand to the model."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
     refusal: Unsupported = None
     annotations: Unsupported = None
     audio: Unsupported = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
+    tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
+    tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
+    function_call: Deprecated = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", "content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("misplaced_id", "a tool's message, and no other, has a tool_call_id")
         return self
 
     @property
@@ -247,11 +217,13 @@ class ChatCompletionRequest(GenerationRequest):
     )
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
 
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto if null and there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+
     # not supported
-    tools: Unsupported = None
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: Unsupported = None
-    function_call: Literal["none", "auto"] | None = None
+    functions: Deprecated = None
+    function_call: Deprecated = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
@@ -265,7 +237,6 @@ class ChatCompletionRequest(GenerationRequest):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatCompletionRequest:
@@ -274,6 +245,44 @@ class ChatCompletionRequest(GenerationRequest):
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "contradicts add_generation_prompt")
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatCompletionRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise invalid(f"tools.{index}.function.name", f"there are two tools named {name!r}")
+        if not names and self.tool_choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "there are no tools to choose from; send them as tools")
+        for name in self.chosen_names - set(names):
+            raise invalid("tool_choice", f"names {name!r}, which is not among the tools")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_messages(self) -> ChatCompletionRequest:
+        """A result must follow the call that it is of, as at OpenAI: templates can't show it otherwise."""
+        called: set[str] = set()
+        for index, message in enumerate(self.messages):
+            if message.tool_call_id is not None and message.tool_call_id not in called:
+                raise invalid(
+                    f"messages.{index}.tool_call_id",
+                    f"no earlier message has a call {message.tool_call_id!r} in its tool_calls",
+                )
+            ids = [call.id for call in message.tool_calls or ()]
+            if len(ids) > len(set(ids)):
+                raise invalid(f"messages.{index}.tool_calls", "two calls have the same id")
+            called.update(ids)
+        return self
+
+    @property
+    def chosen_names(self) -> set[str]:
+        """The functions that tool_choice names."""
+        match self.tool_choice:
+            case ToolRef() as only:
+                return {only.function.name}
+            case AllowedToolChoice(allowed_tools=allowed):
+                return {each.function.name for each in allowed.tools}
+        return set()
 
     @property
     def num_logprobs(self) -> int | None:
