@@ -111,6 +111,13 @@ class Tokenizer:
         return str(piece).replace("\u2581", " ").encode()
 
     @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are no text: decode() skips them."""
+        added: dict[int, Any] = getattr(self.backend, "added_tokens_decoder", {})
+        special = {token_id for token_id, token in added.items() if token.special}
+        return frozenset(special.union(self.backend.all_special_ids))
+
+    @cached_property
     def _added_ids(self) -> frozenset[int]:
         return frozenset(self.backend.get_added_vocab().values())
 
@@ -128,6 +135,9 @@ class NoText(Tokenizer):
 
     def __init__(self) -> None:
         self.eos_token_ids = frozenset()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return []
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return ""
