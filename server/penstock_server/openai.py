@@ -37,6 +37,7 @@ from penstock_server.responses import (
 )
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
+from penstock_server.tools.use import ToolUse
 
 T = TypeVar("T")
 
@@ -139,15 +140,19 @@ class OpenAIRoutes:
         self._check_model(body.model)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
-        prompt = await self._on_text_thread(lambda: read_messages(engine, body))
+        use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
+        await self._on_text_thread(lambda: use.check(engine))
+        prompt = await self._on_text_thread(lambda: read_messages(engine, body, use))
         max_tokens = body.max_completion_tokens or body.max_tokens
         params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs)
+        params = [use.bind(each) for each in params]
         form = ChatFormat(
             request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
             body.wants_usage_chunk,
             bool(body.logprobs),
+            use if use.parser() else None,
         )
         return await self._respond(request, body, form, [prompt], params)
 

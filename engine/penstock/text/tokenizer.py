@@ -89,6 +89,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.backend.chat_template)
 
+    @cached_property
+    def tool_template(self) -> str:
+        """The text of the chat template that would show tools; "" without one."""
+        template = self.backend.chat_template or ""
+        if isinstance(template, dict):
+            template = template.get("tool_use", template.get("default", ""))
+        return str(template)
+
     def token_text(self, token_id: int) -> str:
         """One token alone as text; a part of a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from typing import Literal, Protocol
 
 from penstock_server.tools.reading import (
     ArgumentsPiece,
@@ -26,9 +27,21 @@ from penstock_server.tools.reading import (
     merge,
 )
 
+ParserName = Literal["hermes", "llama3", "mistral"]
+#: What a user may choose.
+ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
+
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class AnswerParser(Protocol):
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]:
+        """What was held back. To be called once, after the last text."""
+        ...
 
 
 class Parser:
@@ -52,7 +65,6 @@ class Parser:
         return self._go_on()
 
     def finish(self) -> list[Event]:
-        """What was held back. To be called once, after the last text."""
         self._is_final = True
         return self._go_on()
 

@@ -91,7 +91,7 @@ def test_what_is_no_call_is_text_to_the_last_character(text: str) -> None:
 
 def test_a_call_after_a_malformed_one() -> None:
     result = found("hermes", f'<tool_call>{{"name": <tool_call>{CALL}</tool_call>')
-    assert (result.text, result.named) == ('<tool_call>{"name":', [("weather", PARIS)])
+    assert (result.text, result.named) == ('<tool_call>{"name": ', [("weather", PARIS)])
 
 
 @pytest.mark.parametrize(
