@@ -15,18 +15,20 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar, invalid
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-#: Compiled grammars that are kept.
-MAX_COMPILED = 64
-#: A lexer state takes 1-2 kB, and an answer has its own. The rest is llguidance's advice: some 20 ms to
-#: compile a regular expression and to find the tokens of a step, at worst.
+#: Grammars that are known to be good.
+MAX_CHECKED = 256
+#: A lexer state takes 1-2 kB, and each answer has its own. The others are llguidance's defaults, with which
+#: a step's mask takes tens of microseconds, and some 20 ms at worst.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 #: Nothing merges with it, and no prompt has it.
 _MARK = "\x02"
+_NO_TOKEN = "no token of the model's vocabulary goes on with it"
 _SAMPLE = "It is 1, 2 or 3."
 
 
@@ -39,31 +41,27 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
-        self._compiled = lru_cache(maxsize=MAX_COMPILED)(self._compile)
-
-    def check(self, grammar: Grammar) -> None:
-        """Raises InvalidParameter for a grammar that is wrong, too large, or not for this model."""
-        self._compiled(grammar)
+        #: Raises InvalidParameter for a grammar that is wrong, too large, or not for this model.
+        self.check = lru_cache(maxsize=MAX_CHECKED)(self._check)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """For a new answer. Raises InvalidParameter, as check() does."""
-        compiled = self._compiled(grammar)
-        assert self._vocabulary is not None
-        return Matcher(compiled.deep_copy(), self._vocabulary.end_bits)
-
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+        """For a new answer. Nothing is shared with others of the same grammar: copies of an LLMatcher share
+        its lexer, and one answer that exceeds a limit would end them all. Raises InvalidParameter."""
         vocabulary = self._built_vocabulary()
         try:
             source = _source(grammar)
         except ValueError as error:
-            raise invalid(f"the {_NAMES[grammar.kind]} can't be used: {error}") from None
-        compiled = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_LIMITS)
-        first = Matcher(compiled.deep_copy(), vocabulary.end_bits)  # some limits show only now
-        if first.error:
-            raise invalid(f"the {_NAMES[grammar.kind]} can't be used: {first.error}")
-        if first.is_complete:
+            raise _unusable(grammar, str(error)) from None
+        parser = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_LIMITS)
+        matcher = Matcher(parser, vocabulary.end_bits)
+        if matcher.error:
+            raise _unusable(grammar, matcher.error)
+        if matcher.is_complete:
             raise invalid(f"the {_NAMES[grammar.kind]} admits no text but the empty one")
-        return compiled
+        return matcher
+
+    def _check(self, grammar: Grammar) -> None:
+        self.matcher(grammar)
 
     def _built_vocabulary(self) -> _Vocabulary:
         with self._lock:
@@ -78,36 +76,40 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, end_bits: int) -> None:
         self._matcher = matcher
         self._end_bits = end_bits
+        #: What follows for certain, the next token last. Found at once, as a token costs as much as all.
+        self._run: list[int] = []
         self._look()
 
     def advance(self, token_id: int) -> None:
-        """The answer's next token, one that `allowed` has."""
+        """The answer's next token, one that is allowed."""
         self._matcher.consume_token(token_id)
+        if self._run:
+            self._run.pop()
         self._look()
 
     def retreat(self) -> None:
         """Take the last token back."""
         self._matcher.rollback(1)
+        self._run = []
         self._look()
 
     def _look(self) -> None:
-        #: Why there is no next token: a limit of llguidance's; "" as long as all is well.
-        self.error = ""
-        try:
-            #: A bit per token id, the lowest of each byte first: which tokens may come next. Of the end
-            #: tokens each, where the answer may end.
-            self.allowed: bytes = self._matcher.compute_bitmask()
-        except ValueError as error:
-            self.allowed, self.error = b"", str(error)
-        bits = int.from_bytes(self.allowed, "little")
-        if not bits:
-            self.error = self.error or "no token of the model's vocabulary goes on with it"
+        self._run = self._run or self._matcher.compute_ff_tokens()[::-1]
+        #: Bit i: token i may come next; of the end tokens each, where the answer may end.
+        self.allowed = 1 << self._run[-1] if self._run else self._mask()
+        #: Why there is no next token, a limit of llguidance's for example; "" as long as all is well.
+        self.error = _without_details(self._matcher.get_error())
+        if not self.allowed and not self.error:
+            self.error = _NO_TOKEN
         #: Nothing may follow but the end.
-        self.is_complete = bits != 0 and bits & ~self._end_bits == 0
+        self.is_complete = not self.error and not self.allowed & ~self._end_bits
         #: The only token that may come next.
         self.forced: int | None = None
-        if bits.bit_count() == 1 and not self.is_complete:
-            self.forced = bits.bit_length() - 1
+        if self.allowed.bit_count() == 1 and not self.error and not self.is_complete:
+            self.forced = self.allowed.bit_length() - 1
+
+    def _mask(self) -> int:
+        return int.from_bytes(self._matcher.compute_bitmask(), "little")
 
 
 class _Vocabulary:
@@ -157,11 +159,23 @@ class _Vocabulary:
 
 def _is_spelled_by_its_tokens(tokenizer: Tokenizer) -> bool:
     ids = tokenizer.encode(_SAMPLE, add_special_tokens=False)
-    spelled = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace").strip()
-    return spelled != "" and spelled == tokenizer.decode(ids).strip()
+    if not ids:
+        return False
+    spelled = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+    return spelled.strip() == tokenizer.decode(ids).strip()
 
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "grammar"}
+
+
+def _unusable(grammar: Grammar, why: str) -> InvalidParameter:
+    return invalid(f"the {_NAMES[grammar.kind]} can't be used: {why}")
+
+
+def _without_details(error: str) -> str:
+    if error.startswith("NoExtension"):
+        return _NO_TOKEN
+    return error.partition("\n<")[0].strip()
 
 
 def _source(grammar: Grammar) -> str:

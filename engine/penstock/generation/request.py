@@ -55,17 +55,38 @@ class Request:
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
+            self._gained = self._begin()
         except Exception as error:  # tokenizers are not ours
             raise RequestFailed(NO_TEXT) from error
+
+    def _begin(self) -> tuple[str, list[int]]:
+        """Text and tokens that the grammar forces before anything is computed: they ride along with the
+        prompt. Nothing that might end the answer, as that takes a step to tell of it."""
+        sequence, params = self.sequence, self.sequence.params
+        text, token_ids = "", list[int]()
+        while (forced := self._forced()) is not None and sequence.matcher is not None:
+            is_last = sequence.num_tokens + 1 >= sequence.max_total_tokens
+            if is_last or params.stop or forced in params.stop_token_ids:
+                break
+            sequence.matcher.advance(forced)
+            if sequence.matcher.is_complete:
+                sequence.matcher.retreat()
+                break
+            sequence.token_ids.append(forced)
+            token_ids.append(forced)
+            text += self._detokenizer.add(forced)
+        return text, token_ids
 
     def advance(self, token: SampledToken | RequestFailed) -> RequestOutput:
         """Append a token and those that the grammar forces after it, one by one until the answer ends, and
         say what was gained."""
         if isinstance(token, RequestFailed):
             return self._failed(token)
-        token_ids = [token.token_id]
+        (text, token_ids), self._gained = self._gained, ("", [])
+        token_ids.append(token.token_id)
         try:
-            text, finish_reason, stop_reason = self._append(token.token_id)
+            more, finish_reason, stop_reason = self._append(token.token_id)
+            text += more
             while finish_reason is None and (forced := self._forced()) is not None:
                 token_ids.append(forced)
                 more, finish_reason, stop_reason = self._append(forced)

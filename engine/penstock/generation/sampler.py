@@ -58,7 +58,7 @@ class Sampler:
         if needs_adjusting(sequence):
             adjusted = self._adjust(logits, sequence)
             token_id = int(adjusted.argmax())
-            if not math.isfinite(adjusted[token_id]):
+            if not math.isfinite(adjusted[token_id]) or (sequence.matcher and sequence.matcher.error):
                 return RequestFailed(_no_choice(sequence))
         if params.temperature > 0:
             token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
@@ -107,9 +107,10 @@ def _no_choice(sequence: Sequence) -> str:
     return "its grammar, penalties and forbidden stop tokens leave no token to choose"
 
 
-def _mask(allowed: bytes, vocab_size: int) -> Tensor:
-    """bool [vocab_size] from a bit per token, the lowest of each byte first; those that are missing are 0."""
-    bits = np.frombuffer(allowed.ljust(-(-vocab_size // 8), b"\0"), dtype=np.uint8)
+def _mask(allowed: int, vocab_size: int) -> Tensor:
+    """bool [vocab_size] from a bit per token."""
+    known = allowed & ((1 << vocab_size) - 1)
+    bits = np.frombuffer(known.to_bytes(-(-vocab_size // 8), "little"), dtype=np.uint8)
     return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
 
 
