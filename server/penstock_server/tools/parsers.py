@@ -8,7 +8,8 @@
 
 A parser is fed the answer as it comes and returns what is certain; what it returns depends on the whole
 text alone and not on how it was cut. What is no call after all is text; only white space beside calls
-and the formats' own marks are dropped. A call that is cut off ends where the answer does.
+and the formats' own marks are dropped. A call that is cut off ends where the answer does, and one of a list
+that had not come to its arguments is dropped.
 """
 
 from __future__ import annotations
@@ -117,13 +118,20 @@ class Parser:
             self._is_after_call = True
             self._state = self._after_call
             return True
-        if self._call.is_malformed or (self._is_final and not self._call.has_begun):
+        if self._call.is_malformed:
             self._give_back(self._call.text)
+            return True
+        if self._is_final and not self._call.has_begun:
+            self._cut_off(self._call.text)
             return True
         return False
 
     def _after_call(self) -> bool:
         raise NotImplementedError
+
+    def _cut_off(self, text: str) -> None:
+        """The answer ends before it is clear that this is a call."""
+        self._give_back(text)
 
     def _give_back(self, text: str = "") -> None:
         """What was taken for a call is text, and so is what follows, up to the next marker."""
@@ -210,6 +218,13 @@ class ListParser(Parser):
     def _without_bracket(self) -> bool:
         self._give_back()
         return True
+
+    def _cut_off(self, text: str) -> None:
+        """What follows a call in a list could have been nothing but another."""
+        if self._is_after_call:
+            self._state = self._in_text
+        else:
+            super()._cut_off(text)
 
     def _after_call(self) -> bool:
         rest = self._pending.lstrip()

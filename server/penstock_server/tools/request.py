@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from penstock_server.wire import Text, Wire
@@ -60,8 +68,19 @@ class Function(Wire):
     strict: bool | None = Field(None, description="Calls that the model chooses to make keep to the schema.")
 
 
+def _check_type(value: object) -> object:
+    if value != "function":
+        kind = f"the type {value!r}" if isinstance(value, str) else "this type"
+        message = f"tools of {kind} are not supported by this server, only functions"
+        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+    return value
+
+
+FunctionType = Annotated[Literal["function"], BeforeValidator(_check_type)]
+
+
 class Tool(Wire):
-    type: Literal["function"]
+    type: FunctionType
     function: Function
 
 
@@ -72,7 +91,7 @@ class FunctionRef(Wire):
 class ToolRef(Wire):
     """A tool by its name; as `tool_choice`: this one must be called."""
 
-    type: Literal["function"]
+    type: FunctionType
     function: FunctionRef
 
 

@@ -9,6 +9,9 @@ from typing import Any
 from penstock.generation.grammar import Grammar
 from penstock_server.tools.request import Function
 
+#: Of a forced list: small models go on and on.
+MAX_CALLS = 16
+
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 #: Keywords whose values are data and no schemas.
 _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
@@ -27,7 +30,7 @@ def arguments_grammar(function: Function) -> Grammar:
 
 
 def calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
-    """{"name": ..., "parameters": ...} of one of the functions, or a list of at least one."""
+    """{"name": ..., "parameters": ...} of one of the functions, or a list of 1 to MAX_CALLS."""
     definitions: dict[str, Any] = {}
     calls = []
     for function in functions:
@@ -37,7 +40,7 @@ def calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
         call = {"type": "object", "properties": properties, "additionalProperties": False}
         calls.append(call | {"required": ["name", "parameters"]})
     one = {"anyOf": calls}
-    schema = {"type": "array", "minItems": 1, "items": one} if is_list else one
+    schema = {"type": "array", "minItems": 1, "maxItems": MAX_CALLS, "items": one} if is_list else one
     return Grammar.json_schema(schema | {"$defs": definitions})
 
 

@@ -154,6 +154,8 @@ def test_forced_calls() -> None:
     assert (both.text, both.named) == ("", [("weather", PARIS), ("add", SUM_ARGUMENTS)])
     assert found("list", CALL).named == [("weather", PARIS)]
     assert found("list", "so what") == Found("so what")
+    assert found("list", f'[{CALL},{{"name":"ad') == found("list", f"[{CALL}]")
+    assert found("list", '[{"name":"ad') == Found('[{"name":"ad')
     assert found("arguments", PARIS) == Found("", [["add", PARIS, None]])
 
 

@@ -1,0 +1,115 @@
+"""Grammars of calls admit what a schema admits, wherever it has come to stand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+from penstock_server.tools.request import Function
+from penstock_server.tools.schemas import (
+    MAX_CALLS,
+    arguments_grammar,
+    calls_grammar,
+    tagged_calls_grammar,
+)
+
+TREE = {
+    "type": "object",
+    "properties": {
+        "kind": {"$ref": "#/$defs/Kind"},
+        "left": {"$ref": "#"},
+        "$ref": {"const": {"$ref": "#/data"}},
+    },
+    "required": ["kind"],
+    "additionalProperties": False,
+    "$defs": {"Kind": {"enum": ["a", "b"]}},
+}
+KIND = {"properties": {"kind": {"$ref": "#/$defs/Kind"}}, "$defs": {"Kind": {"enum": ["c"]}}}
+TOKENIZER = LLTokenizer("byte")
+
+
+def function(name: str, parameters: Any = None, strict: bool = False) -> Function:
+    return Function.model_validate({"name": name, "parameters": parameters, "strict": strict})
+
+
+def admits(grammar: Grammar, text: str) -> bool:
+    if grammar.kind == "lark":
+        source = LLMatcher.grammar_from_lark(grammar.text)
+    else:
+        source = LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_flexible": False})
+    matcher = LLMatcher(TOKENIZER, source)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = TOKENIZER.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "parameters": arguments}, separators=(",", ":"))
+
+
+FUNCTIONS = [function("tree", TREE), function("kind", KIND), function("now")]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_admitted"),
+    [
+        (call("tree", kind="a"), True),
+        (call("tree", kind="a", left={"kind": "b", "left": {"kind": "a"}}), True),
+        (call("tree", kind="a", **{"$ref": {"$ref": "#/data"}}), True),
+        (call("tree", kind="c"), False),
+        (call("tree"), False),
+        (call("kind", kind="c"), True),
+        (call("kind", kind="a"), False),
+        (call("now"), True),
+        (call("now", kind="a"), False),
+        (call("other"), False),
+        ("{}", False),
+        ("", False),
+    ],
+)
+def test_one_call(text: str, is_admitted: bool) -> None:
+    assert admits(calls_grammar(FUNCTIONS, is_list=False), text) == is_admitted
+    assert admits(calls_grammar(FUNCTIONS, is_list=True), f"[{text}]") == is_admitted
+
+
+def test_lists_of_calls() -> None:
+    grammar = calls_grammar(FUNCTIONS, is_list=True)
+    now = call("now")
+    assert admits(grammar, f"[{now},{call('tree', kind='a')}]")
+    assert not admits(grammar, "[]") and not admits(grammar, now)
+    assert admits(grammar, f"[{','.join([now] * MAX_CALLS)}]")
+    assert not admits(grammar, f"[{','.join([now] * (MAX_CALLS + 1))}]")
+
+
+def test_arguments_are_objects() -> None:
+    assert admits(arguments_grammar(function("f", {})), '{"any":[1]}')
+    assert not admits(arguments_grammar(function("f", {})), "[]")
+    assert admits(arguments_grammar(function("f")), "{}")
+    assert not admits(arguments_grammar(function("f")), '{"any":1}')
+
+
+def test_text_with_strict_calls() -> None:
+    functions = [function("tree", TREE, strict=True), function("kind", KIND)]
+    grammar = tagged_calls_grammar(functions, is_list=True)
+
+    def tagged(name: str, arguments: str) -> str:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+    tree, loose = tagged("tree", '{"kind":"a"}'), tagged("kind", '{"kind":"x"}')
+    assert admits(grammar, "") and admits(grammar, "1 < 2, <tool> and\nno call")
+    assert admits(grammar, tree) and admits(grammar, f"Well, \n{tree}\n{loose}\nDone.")
+    assert not admits(grammar, tagged("tree", '{"kind":"x"}'))
+    assert not admits(grammar, tagged("other", "{}"))
+    assert not admits(grammar, "<tool_call>no")
+    only_one = tagged_calls_grammar(functions, is_list=False)
+    assert admits(only_one, tree) and admits(only_one, "text")
+
+
+def test_what_is_no_json() -> None:
+    with pytest.raises(InvalidParameter):
+        arguments_grammar(Function.model_construct(name="f", parameters={"x": float("nan")}))
