@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.generation.grammar import Grammar
@@ -13,15 +13,22 @@ from penstock_server.tools.request import Function
 MAX_CALLS = 16
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-#: Keywords whose values are data and no schemas.
+#: Keywords whose values are data and no schemas, and those whose values hold schemas by name.
 _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
+_MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+#: Where one of these is, an object's own properties are not all that it may have.
+_OPEN_KEYWORDS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+_JOINING_KEYWORDS = frozenset({"$ref", "$dynamicRef", "anyOf", "oneOf", "if", "not", "dependentSchemas"})
 
 
 def arguments_schema(function: Function) -> dict[str, Any]:
-    """Of an object, whatever the function's own schema leaves open."""
+    """Of an object. Objects have the properties that are named and no others, unless something is said of
+    others: JSON Schema would allow any, but a function has no use for them, and small models never stop."""
     if function.parameters is None:
         return _NO_ARGUMENTS
-    return {"type": "object"} | function.parameters
+    schema = {"type": "object"} | function.parameters
+    closed: dict[str, Any] = schema if _is_joined(schema) else _mapped(schema, _closed)
+    return closed
 
 
 def arguments_grammar(function: Function) -> Grammar:
@@ -57,16 +64,47 @@ def tagged_calls_grammar(functions: Sequence[Function], is_list: bool) -> Gramma
     return Grammar.lark("\n".join([f"start: (trigger ({call})){'*' if is_list else '?'} TEXT", *rules]))
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _moved(schema: dict[str, Any], place: str) -> Any:
     """A schema that was a whole, as a part at `place` of another: references within it begin there."""
+
+    def move(part: dict[str, Any]) -> dict[str, Any]:
+        reference = part.get("$ref")
+        is_within = isinstance(reference, str) and reference.startswith("#")
+        return part | {"$ref": place + str(reference)[1:]} if is_within else part
+
+    return _mapped(schema, move)
+
+
+def _is_joined(schema: dict[str, Any]) -> bool:
+    """Whether an object's properties are named in several places, none of which may forbid the others'."""
+    parts: list[dict[str, Any]] = []
+
+    def note(part: dict[str, Any]) -> dict[str, Any]:
+        parts.append(part)
+        return part
+
+    _mapped(schema, note)
+    return any(
+        "allOf" in part or ("properties" in part and not _JOINING_KEYWORDS.isdisjoint(part)) for part in parts
+    )
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    if "properties" not in schema or not _OPEN_KEYWORDS.isdisjoint(schema):
+        return schema
+    return schema | {"additionalProperties": False}
+
+
+def _mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """With each schema within it changed, the innermost first."""
     if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
+        return [_mapped(item, change) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {}
+    mapped = {}
     for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = place + value[1:]
+        if key in _MAP_KEYWORDS and isinstance(value, dict):
+            mapped[key] = {name: _mapped(part, change) for name, part in value.items()}
         else:
-            moved[key] = value if key in _DATA_KEYWORDS else _moved(value, place)
-    return moved
+            mapped[key] = value if key in _DATA_KEYWORDS else _mapped(value, change)
+    return change(mapped)

@@ -93,6 +93,18 @@ def test_arguments_are_objects() -> None:
     assert not admits(arguments_grammar(function("f")), '{"any":1}')
 
 
+def test_objects_are_closed_unless_something_is_said_of_other_properties() -> None:
+    inner = {"type": "object", "properties": {"default": {"type": "integer"}}}
+    plain = {"properties": {"a": inner}, "default": {"properties": {}}}
+    assert admits(arguments_grammar(function("f", plain)), '{"a":{"default":1}}')
+    assert not admits(arguments_grammar(function("f", plain)), '{"b":1}')
+    assert not admits(arguments_grammar(function("f", plain)), '{"a":{"b":1}}')
+    assert admits(arguments_grammar(function("f", plain | {"additionalProperties": True})), '{"b":1}')
+    joined = {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"const": 2}}}]}
+    assert admits(arguments_grammar(function("f", joined)), '{"a":1,"b":2}')
+    assert admits(arguments_grammar(function("f", {})), '{"b":1}')
+
+
 def test_text_with_strict_calls() -> None:
     functions = [function("tree", TREE, strict=True), function("kind", KIND)]
     grammar = tagged_calls_grammar(functions, is_list=True)
