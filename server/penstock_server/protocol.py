@@ -7,6 +7,8 @@ as a matter of course and that could not change an answer here. They are accepte
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
+    messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
+                                            libraries leave in the messages that they send back
 
 `reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
 is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
@@ -170,6 +172,7 @@ class Message(Wire):
     refusal: Unsupported = None
     annotations: Unsupported = None
     audio: Unsupported = None
+    provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
     tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
     tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
     function_call: Deprecated = None

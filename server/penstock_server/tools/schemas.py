@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.generation.grammar import Grammar
+from penstock_server.tools.parsers import TOOL_CALL, TOOL_CALL_END
 from penstock_server.tools.request import Function
 
 #: Of a forced list: small models go on and on.
@@ -53,15 +54,36 @@ def calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
 
 def tagged_calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
     """Any text, in which <tool_call> begins a call of one of the functions as Hermes' models write it. The
-    arguments of those that are not `strict` may be any object."""
-    rules = ["TEXT: /(.|\\n)*/", "trigger[lazy]: TEXT " + json.dumps("<tool_call>")]
+    arguments of those that are not `strict` may be any object. Without `is_list` the first call ends it."""
+    start = "(trigger call)* TEXT" if is_list else "TEXT | trigger call"
+    text = ["TEXT: /(.|\\n)*/", f"trigger[lazy]: TEXT {json.dumps(TOOL_CALL)}"]
+    return Grammar.lark("\n".join([f"start: {start}", *text, *_call_rules(functions)]))
+
+
+def calls_or_json_grammar(functions: Sequence[Function], is_list: bool, schema: str) -> Grammar:
+    """Either calls in Hermes' format, as above, or JSON of a schema, which is text."""
+    tag = json.dumps(TOOL_CALL)
+    calls = f'{tag} call ("\\n" {tag} call)*' if is_list else f"{tag} call"
+    rules = [f"start: {calls} | content", f"content: {_json(json.loads(schema))}"]
+    return Grammar.lark("\n".join([*rules, *_call_rules(functions)]))
+
+
+def _call_rules(functions: Sequence[Function]) -> list[str]:
+    """`call` is what follows <tool_call>."""
+    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         schema = arguments_schema(function) if function.strict else {"type": "object"}
         begin = json.dumps(f'\n{{"name": "{function.name}", "arguments": ')
-        end = json.dumps("}\n</tool_call>")
-        rules.append(f"call_{index}: {begin} %json {json.dumps(schema)} {end}")
-    call = " | ".join(f"call_{index}" for index in range(len(functions)))
-    return Grammar.lark("\n".join([f"start: (trigger ({call})){'*' if is_list else '?'} TEXT", *rules]))
+        end = json.dumps(f"}}\n{TOOL_CALL_END}")
+        rules.append(f"call_{index}: {begin} {_json(schema)} {end}")
+    return rules
+
+
+def _json(schema: Any) -> str:
+    """In Lark; without white space, of which a model could write without end."""
+    if isinstance(schema, dict):
+        schema = {"x-guidance": {"whitespace_flexible": False}} | schema
+    return f"%json {json.dumps(schema)}"
 
 
 def _moved(schema: dict[str, Any], place: str) -> Any:

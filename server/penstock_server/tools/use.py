@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from penstock.engine import Engine
@@ -26,7 +27,7 @@ from penstock_server.tools.parsers import (
     Parser,
     ParserChoice,
 )
-from penstock_server.tools.request import AllowedToolChoice, Tool, ToolRef
+from penstock_server.tools.request import AllowedToolChoice, Function, Tool, ToolRef
 from penstock_server.tools.templates import TemplateMessage, ToolStyle
 
 #: none: no tools are shown. named: one is called, and the answer is its arguments.
@@ -93,51 +94,66 @@ class ToolUse:
     def bind(self, params: SamplingParams) -> SamplingParams:
         """With the grammar of forced or strict calls, and with the tokens that mark a call in the text.
 
-        Raises InvalidParameter if an answer would have to keep to something else as well.
+        Raises InvalidParameter if the answer has to keep to something else as well and can't.
         """
-        grammar = self.grammar
-        if params.grammar is not None and self.mode == "auto":
-            message = (
-                "an answer of a given form leaves no room for calls; set tool_choice to none or required"
-            )
-            raise InvalidParameter("tool_choice", message)
-        if grammar is not None:
-            params = replace(params, grammar=grammar)
+        if self.mode == "auto" and params.grammar is not None:
+            return replace(params, grammar=self._calls_or(params.grammar))
+        if self.grammar is not None:
+            params = replace(params, grammar=self.grammar)
         if self.mode == "auto" and self.is_marker_special:
             params = replace(params, skip_special_tokens=False)
         return params
 
-    @property
+    def _calls_or(self, content: Grammar) -> Grammar:
+        if not self._has_textual_marker or content.kind != "json_schema":
+            message = (
+                "this model can't be left to choose between calls and an answer of a given form; set "
+                "tool_choice to none or required, or leave out the form"
+            )
+            raise InvalidParameter("tool_choice", message)
+        return schemas.calls_or_json_grammar(self._functions, self.is_parallel, content.text)
+
+    @cached_property
     def grammar(self) -> Grammar | None:
-        functions = [tool.function for _, tool in self.tools]
+        """What the tools alone demand of the answer."""
         if self.mode == "named":
-            return schemas.arguments_grammar(functions[0])
+            return schemas.arguments_grammar(self._functions[0])
         if self.mode == "required":
-            return schemas.calls_grammar(functions, self.is_parallel)
-        if self._is_strict:
-            return schemas.tagged_calls_grammar(functions, self.is_parallel)
+            return schemas.calls_grammar(self._functions, self.is_parallel)
+        # A grammar also ends the answer after the only call; elsewhere what follows is computed and left out.
+        is_bound = not self.is_parallel or any(function.strict for function in self._functions)
+        if self.mode == "auto" and is_bound and self._has_textual_marker:
+            return schemas.tagged_calls_grammar(self._functions, self.is_parallel)
         return None
 
     @property
-    def _is_strict(self) -> bool:
-        """Only Hermes' format has one beginning for all calls that is text and not a special token."""
-        is_bindable = self.style.parser == "hermes" and not self.is_marker_special
-        return self.mode == "auto" and is_bindable and any(tool.function.strict for _, tool in self.tools)
+    def _functions(self) -> list[Function]:
+        return [tool.function for _, tool in self.tools]
+
+    @property
+    def _has_textual_marker(self) -> bool:
+        """Only Hermes' format has a beginning for every call that is text and not a special token."""
+        return self.style.parser == "hermes" and not self.is_marker_special
 
     def check(self, engine: Engine) -> None:
         """Raises InvalidParameter, naming the field, for schemas that can't be enforced and have to be."""
-        if (grammar := self.grammar) is None:
+        if self.grammar is None:
             return
-        for index, tool in self.tools:
-            if self.mode != "auto" or tool.function.strict:
-                try:
-                    engine.grammars.check(schemas.arguments_grammar(tool.function))
-                except InvalidParameter as error:
-                    raise InvalidParameter(f"tools.{index}.function.parameters", str(error)) from None
         try:
-            engine.grammars.check(grammar)
+            engine.grammars.check(self.grammar)
         except InvalidParameter as error:
+            self._blame(engine)
             raise InvalidParameter("tools", str(error)) from None
+
+    def _blame(self, engine: Engine) -> None:
+        """Raises InvalidParameter with the name of the first schema that is at fault by itself."""
+        for index, tool in self.tools:
+            if self.mode == "auto" and not tool.function.strict:
+                continue
+            try:
+                engine.grammars.check(schemas.arguments_grammar(tool.function))
+            except InvalidParameter as error:
+                raise InvalidParameter(f"tools.{index}.function.parameters", str(error)) from None
 
     def parser(self) -> AnswerParser | None:
         """A new one, for one answer; None if there is nothing to find in it."""
@@ -145,7 +161,7 @@ class ToolUse:
         return FirstCall(parser) if parser and not self.is_parallel else parser
 
     def _parser(self) -> Parser | None:
-        names = [tool.function.name for _, tool in self.tools]
+        names = [function.name for function in self._functions]
         match self.mode, self.style.parser:
             case "named", _:
                 return ArgumentsParser(names[0])

@@ -224,7 +224,7 @@ def test_allowed_tools(client: openai.OpenAI, server: LiveServer) -> None:
     names = [{"type": "function", "function": {"name": "now"}}]
     for mode in ("auto", "required"):
         allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
-        ask(client, False, tool_choice=allowed, parallel_tool_calls=False)
+        ask(client, False, tool_choice=allowed)
         stream = server.engine.streams[-1]
         assert "weather" not in bytes(stream.prompt).decode()
         assert (stream.params.grammar is not None) == (mode == "required")

@@ -15,6 +15,7 @@ from penstock_server.tools.schemas import (
     MAX_CALLS,
     arguments_grammar,
     calls_grammar,
+    calls_or_json_grammar,
     tagged_calls_grammar,
 )
 
@@ -119,7 +120,20 @@ def test_text_with_strict_calls() -> None:
     assert not admits(grammar, tagged("other", "{}"))
     assert not admits(grammar, "<tool_call>no")
     only_one = tagged_calls_grammar(functions, is_list=False)
-    assert admits(only_one, tree) and admits(only_one, "text")
+    assert admits(only_one, f"Well, {tree}") and admits(only_one, "text")
+    assert not admits(only_one, tree + tree) and not admits(only_one, f"{tree} ")
+
+
+def test_calls_or_json() -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    functions = [function("kind", KIND, strict=True), function("now")]
+    call = '<tool_call>\n{"name": "kind", "arguments": {"kind":"c"}}\n</tool_call>'
+    for is_list in (True, False):
+        grammar = calls_or_json_grammar(functions, is_list, schema)
+        assert admits(grammar, call) and admits(grammar, '{"a":1}')
+        assert admits(grammar, f"{call}\n{call}") == is_list
+        for text in ("", "text", '{"a":2}', '{"a": 1}', f"text{call}", call.replace('"c"', '"d"')):
+            assert not admits(grammar, text), text
 
 
 def test_what_is_no_json() -> None:

@@ -121,10 +121,22 @@ def test_what_answers_are_bound_to() -> None:
     assert use_of(LLAMA3, tools=strict).bind(params).grammar is None
 
 
-def test_an_answer_can_not_be_of_a_form_and_hold_calls() -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        use_of().bind(SamplingParams(grammar=Grammar.json_object()))
-    assert caught.value.param == "tool_choice"
+def test_calls_or_an_answer_of_a_given_form() -> None:
+    params = SamplingParams(grammar=Grammar.json_schema({"enum": ["here"]}))
+    grammar = use_of().bind(params).grammar
+    assert grammar is not None and '"here"' in grammar.text and "<tool_call>" in grammar.text
+    regex = SamplingParams(grammar=Grammar.regex("a+"))
+    for template, impossible in ((HERMES, regex), (LLAMA3, params), (MISTRAL, params)):
+        with pytest.raises(InvalidParameter) as caught:
+            use_of(template).bind(impossible)
+        assert caught.value.param == "tool_choice"
+    assert use_of(tool_choice="none").bind(params).grammar == params.grammar
+
+
+def test_a_single_call_ends_the_answer_where_a_grammar_can_say_so() -> None:
+    for template, is_bound in ((HERMES, True), (PLAIN, True), (LLAMA3, False), (MISTRAL, False)):
+        use = use_of(template, parallel_tool_calls=False)
+        assert (use.bind(SamplingParams()).grammar is not None) == is_bound
 
 
 def test_schemas_are_checked_where_they_bind() -> None:
