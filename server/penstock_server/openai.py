@@ -37,6 +37,7 @@ from penstock_server.responses import (
 )
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
+from penstock_server.structured_outputs import read_grammar
 
 T = TypeVar("T")
 
@@ -122,9 +123,10 @@ class OpenAIRoutes:
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
         prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
+        grammar = await self._on_text_thread(lambda: read_grammar(engine, body))
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs)
+        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs, grammar)
         form = CompletionFormat(
             request.state.request_id,
             self._settings.model_names[0],
@@ -140,8 +142,9 @@ class OpenAIRoutes:
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
         prompt = await self._on_text_thread(lambda: read_messages(engine, body))
+        grammar = await self._on_text_thread(lambda: read_grammar(engine, body))
         max_tokens = body.max_completion_tokens or body.max_tokens
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs)
+        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs, grammar)
         form = ChatFormat(
             request.state.request_id,
             self._settings.model_names[0],

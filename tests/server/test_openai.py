@@ -193,7 +193,7 @@ def test_models_defaults_hold_where_the_request_is_silent(make_client: MakeClien
         ({"temperature": -1}, "temperature"),
         ({"n": 0}, "n"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"made_up": 1}, "made_up"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
