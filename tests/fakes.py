@@ -37,6 +37,7 @@ class FakeTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS})
+    special_token_ids = frozenset({EOS})
     bos_token_id = None
 
     special_token_ids = frozenset({EOS})
@@ -157,6 +158,7 @@ class FakeStream:
             num_output_tokens=self._num_output_tokens,
             finish_reason=finish_reason,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
+            has_end_token=is_stop,
         )
 
     def abort(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.engine import Engine
+from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.errors import ApiError
@@ -128,6 +129,7 @@ def sampling_params(
     defaults: Mapping[str, object],
     max_tokens: int | None,
     logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> list[SamplingParams]:
     """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
     `defaults`, else as in SamplingParams.
@@ -145,6 +147,7 @@ def sampling_params(
         logit_bias=read_logit_bias(body.logit_bias or {}),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        grammar=grammar,
     )
     if params.seed is None:
         return [params] * body.num_choices

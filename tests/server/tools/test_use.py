@@ -142,11 +142,14 @@ def test_a_single_call_ends_the_answer_where_a_grammar_can_say_so() -> None:
 def test_schemas_are_checked_where_they_bind() -> None:
     model: Any = FakeModel()
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"a": {"not": {}}}}}}
-    use_of(tools=[*TOOLS, bad], model=model).check(model)
+    params = SamplingParams()
+    fine = use_of(tools=[*TOOLS, bad], model=model)
+    fine.check(model, fine.bind(params).grammar)
     strict = bad | {"function": bad["function"] | {"strict": True}}  # type: ignore[operator]
     for fields in ({"tools": [*TOOLS, bad], "tool_choice": "required"}, {"tools": [*TOOLS, strict]}):
+        use = use_of(model=model, **fields)
         with pytest.raises(InvalidParameter) as caught:
-            use_of(model=model, **fields).check(model)
+            use.check(model, use.bind(params).grammar)
         assert caught.value.param == "tools.2.function.parameters"
 
 
