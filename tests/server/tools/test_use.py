@@ -19,6 +19,7 @@ from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
+from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.app import create_app
 from penstock_server.inputs import read_messages
@@ -29,6 +30,7 @@ from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events
 from .chat_templates import HERMES, LLAMA3, MISTRAL, PLAIN
+from .folding import parse
 
 PARAMETERS = {
     "type": "object",
@@ -95,6 +97,12 @@ def test_marks_that_are_special_tokens_must_be_in_the_text(tmp_path: Path) -> No
     tokenizer = Tokenizer.load(tmp_path)
     tokenizer.backend.add_special_tokens({"extra_special_tokens": ["[TOOL_CALLS]"]})
     special = Tokenizer(tokenizer.backend, frozenset({1}))
+    calls = '[TOOL_CALLS][{"name": "now", "arguments": {}}]'
+    for skips in (True, False):
+        detokenizer = Detokenizer(special, [5], skip_special_tokens=skips)
+        pieces = [detokenizer.add(token_id) for token_id in special.encode(calls)]
+        found = parse(MistralParser(), [*pieces, detokenizer.finish()])
+        assert found.named == ([] if skips else [("now", "{}")])
     params = SamplingParams(skip_special_tokens=True)
     for template, choice, is_skipped in (
         (MISTRAL, "auto", False),
