@@ -208,7 +208,7 @@ def test_forced_calls_of_random_weights_are_valid(
 
 def test_strict_calls_leave_room_for_text(client: TestClient) -> None:
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
-    body = {"messages": [USER], "tools": strict, "max_tokens": 40, "temperature": 0}
+    body = {"messages": [USER], "tools": strict, "min_tokens": 40, "max_tokens": 40, "temperature": 0}
     (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]
     assert choice["finish_reason"] == "length" and len(choice["message"]["content"]) > 10
 
