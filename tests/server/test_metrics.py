@@ -63,6 +63,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     totals = engine.model.metrics
     totals.num_steps, totals.step_seconds, totals.streamed_bytes = 3, 1.5, 2**30
     totals.prompt_tokens, totals.generated_tokens, totals.num_preemptions = 40, 50, 6
+    totals.fast_forwarded_tokens = 7
     totals.num_running, totals.num_waiting = 2, 1
     totals.kv_blocks_used, totals.kv_blocks_total = 5, 20
     found = samples(metrics)
@@ -71,6 +72,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["penstock:streamed_bytes_total"] == 2**30
     assert found["vllm:prompt_tokens_total"] == 40
     assert found["vllm:generation_tokens_total"] == 50
+    assert found["penstock:fast_forwarded_tokens_total"] == 7
     assert found["vllm:num_preemptions_total"] == 6
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 1)
     assert found["vllm:kv_cache_usage_perc"] == 0.25
@@ -81,9 +83,11 @@ def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAs
     totals = engine.model.metrics
     totals.step_seconds, totals.floor_seconds, totals.predicted_seconds = 2.0, 1.5, 1.75
     totals.links = {"disk": Traffic(4 * 10**9, 1.0), "host to device": Traffic(10**9, 0.5)}
-    totals.unpinned_bytes = 7
+    totals.unpinned_bytes, totals.pinned_bytes = 7, 8
     found = samples(metrics)
     assert found["penstock:floor_share"] == 0.75 and found["penstock:unpinned_bytes"] == 7
+    assert found["penstock:pinned_bytes"] == 8
+    assert found["penstock:peak_rss_bytes"] > 2**20
     assert found["penstock:predicted_seconds_total"] == 1.75
     assert found["penstock:link_bytes_total/disk"] == 4e9
     assert found["penstock:link_busy_seconds_total/host to device"] == 0.5

@@ -66,7 +66,8 @@ class Grammar:
 
     @classmethod
     def regex(cls, text: str) -> Grammar:
-        """What a regular expression in Rust's syntax matches from beginning to end; no look-around."""
+        """What a regular expression in Rust's syntax, without look-around, matches from beginning to end. The
+        characters of \\d, \\w and \\s are ASCII's, as nobody wants the digits of all scripts."""
         return cls("regex", text)
 
     @classmethod
