@@ -6,8 +6,13 @@ import enum
 import math
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+
+if TYPE_CHECKING:
+    from penstock.generation.grammar_matcher import Matcher
 
 MAX_LOGPROBS = 20
 
@@ -58,8 +63,12 @@ class SamplingParams:
     min_tokens: int = 0
     #: Go on after the model's end token.
     ignore_eos: bool = False
+    #: What the answer must be. It ends where the grammar ends, whatever min_tokens says, unless its length is
+    #: up before. Tokens that the grammar forces are appended without a step of their own, except where
+    #: logprobs are asked for; the tokens are the same.
+    grammar: Grammar | None = None
     #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
-    #: They are of the model's own distribution, before temperature, penalties and filters.
+    #: They are of the model's own distribution, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
     skip_special_tokens: bool = True
 
@@ -84,6 +93,9 @@ class SamplingParams:
             self._check("max_tokens", self.max_tokens >= 1, "at least 1")
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
+        if self.grammar is not None:
+            rule = "false together with a grammar, which says itself where the answer may end"
+            self._check("ignore_eos", not self.ignore_eos, rule)
         if self.logprobs is not None:
             self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
 
@@ -111,13 +123,17 @@ class Sequence:
         prompt_token_ids: list[int],
         params: SamplingParams,
         max_total_tokens: int,
+        matcher: Matcher | None = None,
     ) -> None:
-        """max_total_tokens: prompt and answer end there at the latest."""
+        """max_total_tokens: prompt and answer end there at the latest. matcher: of params.grammar, at its
+        beginning."""
         self.sequence_id = sequence_id
         self.params = params
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_total_tokens = max_total_tokens
+        #: Knows the tokens of the answer so far; a preemption changes nothing.
+        self.matcher = matcher
         #: Of the draws; fixed for the sequence's life.
         self.seed = params.seed if params.seed is not None else random.getrandbits(63)
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
