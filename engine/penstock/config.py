@@ -50,6 +50,8 @@ class EngineConfig:
     max_queued_seqs: int = 1024
     #: Most tokens in a step: long prompts advance by chunks of what is left of it.
     max_num_batched_tokens: int = 512
+    #: Keep keys and values of what was computed, while there is room, for prompts that begin alike.
+    enable_prefix_caching: bool = True
     #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.

@@ -171,16 +171,33 @@ class Engine:
                 self.max_model_len,
             )
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request. Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't
-        take the prompt."""
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+    ) -> None:
+        """Queue a request. Sequence says what the keywords are. Raises InvalidParameter and ContextOverflow,
+        RequestFailed if the tokenizer can't take the prompt."""
         self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = len(prompt_token_ids) + params.max_tokens
-        sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
+        sequence = Sequence(
+            self._num_added,
+            prompt_token_ids,
+            params,
+            limit,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
         self._num_added += 1
         request = Request(request_id, sequence, self.tokenizer)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
@@ -235,8 +252,10 @@ class Engine:
                 is_cancelled=lambda: all(request_id in aborted for request_id in ids),
             )
         except Cancelled:
+            self.scheduler.rollback(batch)
             return None
         except CheckpointError as error:
+            self.scheduler.rollback(batch)
             for request_id in ids:
                 self._end(self._requests[request_id], FinishReason.ERROR)
             raise StepFailed(ids, str(error)) from error
@@ -263,6 +282,13 @@ class Engine:
 
     def _deliver(self, sequence: Sequence, token: SampledToken | RequestFailed) -> RequestOutput:
         request = self._by_sequence[sequence.sequence_id]
+        if (
+            not sequence.num_output_tokens
+            and self.config.enable_prefix_caching
+            and sequence.reads_prefix_cache
+        ):
+            self.metrics.prefix_cache_queries += sequence.num_prompt_tokens
+            self.metrics.prefix_cache_hits += sequence.num_cached_tokens
         output = request.advance(token)
         if output.finish_reason is not None:
             self._end(request, output.finish_reason)

@@ -111,7 +111,7 @@ def load_model(
         undo.callback(streamer.close)
         _compare(plan, reader, streamer, config)
         undo.pop_all()
-    blocks = BlockManager(kv_cache.num_blocks, config.block_size)
+    blocks = BlockManager(kv_cache.num_blocks, config.block_size, config.enable_prefix_caching)
     return LoadedModel(
         opened.spec,
         tokenizer,

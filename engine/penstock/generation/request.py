@@ -35,6 +35,8 @@ class RequestOutput:
     stop_reason: str | int | None = None
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
+    #: Of the prompt, tokens whose K and V came from the prefix cache.
+    num_cached_tokens: int = 0
 
 
 class Request:
@@ -76,6 +78,7 @@ class Request:
             self.sequence.num_output_tokens,
             finish_reason,
             stop_reason,
+            num_cached_tokens=self.sequence.num_cached_tokens,
         )
 
     def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
