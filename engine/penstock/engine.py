@@ -282,13 +282,6 @@ class Engine:
 
     def _deliver(self, sequence: Sequence, token: SampledToken | RequestFailed) -> RequestOutput:
         request = self._by_sequence[sequence.sequence_id]
-        if (
-            not sequence.num_output_tokens
-            and self.config.enable_prefix_caching
-            and sequence.reads_prefix_cache
-        ):
-            self.metrics.prefix_cache_queries += sequence.num_prompt_tokens
-            self.metrics.prefix_cache_hits += sequence.num_cached_tokens
         output = request.advance(token)
         if output.finish_reason is not None:
             self._end(request, output.finish_reason)
@@ -309,4 +302,6 @@ class Engine:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
+        metrics.prefix_cache_queries = manager.num_queried_tokens
+        metrics.prefix_cache_hits = manager.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

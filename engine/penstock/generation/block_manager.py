@@ -27,6 +27,8 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        #: Prompt tokens that were looked up, and found.
+        self.num_queried_tokens = self.num_hit_tokens = 0
         self._is_caching = enable_prefix_caching
         self._num_owners = [0] * num_blocks
         #: The next one to take comes first.
@@ -58,6 +60,8 @@ class BlockManager:
         done, if there are too few."""
         if self.num_missing(sequence) > len(self._free):
             return False
+        if self._is_caching and sequence.reads_prefix_cache and not sequence.was_preempted:
+            self.num_queried_tokens += sequence.num_prompt_tokens
         self.adopt(sequence)
         return self.grow(sequence)
 
@@ -77,7 +81,9 @@ class BlockManager:
             else:
                 table.append(block)
         end = (first + len(found)) * self.block_size
+        num_before = sequence.num_cached_tokens
         sequence.skip_to(min(end, sequence.num_tokens - 1))
+        self.num_hit_tokens += sequence.num_cached_tokens - num_before
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a sequence, and one of its own where the next token goes: if it shares
