@@ -41,11 +41,9 @@ class KVCache:
         return self._layers[index]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in all layers; no destination is a source. Queued, on a
-        GPU."""
-        if not copies:
-            return
-        sources, destinations = torch.tensor(copies, device=self._layers[0][0].device).unbind(1)
+        """Copy whole blocks (source, destination) in all layers, one after the other, so that it takes no
+        memory. Queued, on a GPU."""
         for k, v in self._layers:
-            k[destinations] = k[sources]
-            v[destinations] = v[sources]
+            for source, destination in copies:
+                k[destination].copy_(k[source])
+                v[destination].copy_(v[source])
