@@ -24,7 +24,7 @@ from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
 from penstock.loader import load_model
-from penstock.memory.cost import UNKNOWN, StepPrediction
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
@@ -87,6 +87,8 @@ class Engine:
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.config = EngineConfig()
+        self._measured = MeasuredSteps()
+        scheduler.predict_s = self._predict_s
         self._requests: dict[str, Request] = {}
         self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
@@ -294,7 +296,13 @@ class Engine:
         del self._by_sequence[request.sequence.sequence_id]
         self._update_gauges()
 
+    def _predict_s(self, num_tokens: int) -> float:
+        """Seconds of a step, by what was measured of the hardware or, without that, of steps."""
+        expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
+        return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
+
     def _record(self, stats: StepStats) -> None:
+        self._measured.record(stats.num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 

@@ -115,7 +115,9 @@ def load_model(
         opened.spec,
         tokenizer,
         executor,
-        Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens),
+        Scheduler(
+            blocks, config.max_num_seqs, config.max_num_batched_tokens, config.step_time_target_s or 0.0
+        ),
         streamer,
         plan,
         functools.partial(predict_step, plan, size, hardware, config),

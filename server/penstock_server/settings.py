@@ -186,6 +186,15 @@ class Settings:
         EngineConfig.max_num_batched_tokens,
         parse=parse_int,
     )
+    step_time_target: float | None = _setting(
+        "engine",
+        "seconds that a step should take at most: long prompts advance by smaller chunks, and answers flow "
+        "beside them; default: none, for throughput",
+        EngineConfig.step_time_target_s,
+        commands=_GENERATING,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
     enable_prefix_caching: bool = _setting(
         "engine",
         "keep keys and values of what was computed, while there is room, for prompts that begin alike",
@@ -346,6 +355,7 @@ class Settings:
             max_num_seqs=self.max_num_seqs,
             max_queued_seqs=self.max_queued_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            step_time_target_s=self.step_time_target,
             enable_prefix_caching=self.enable_prefix_caching,
             num_resident_layers=self.resident_layers,
             num_threads=self.threads,

@@ -419,3 +419,152 @@ def test_random_work_ends_whole(
             assert seq.num_tokens == seq.max_total_tokens
         assert seq.num_cached_tokens < max(1, seq.num_prompt_tokens)
         assert is_caching or not seq.num_cached_tokens
+
+
+# ---------------------------------------------------------------- step time
+
+
+def with_target(
+    target_s: float, floor_s: float, token_s: float, max_num_batched_tokens: int = 512
+) -> Scheduler:
+    """A machine on which a step takes max(floor_s, tokens * token_s)."""
+    manager = BlockManager(4000, BLOCK_SIZE)
+    decider = Scheduler(manager, 64, max_num_batched_tokens, target_s)
+    decider.predict_s = lambda num_tokens: max(floor_s, num_tokens * token_s)
+    return decider
+
+
+@pytest.mark.parametrize(
+    ("target_s", "floor_s", "num_tokens"),
+    [
+        (0.0, 0.5, 512),  # none: throughput
+        (1.0, 0.5, 100),  # 100 tokens of 10 ms
+        (1.0, 0.0, 100),
+        (1.0, 2.0, 200),  # the link takes longer: what fits below its time is free
+        (0.1, 0.0, 37),  # five riders and a chunk, whatever it takes
+        (60.0, 0.5, 512),
+    ],
+)
+def test_a_step_has_as_many_tokens_as_its_time_allows(
+    target_s: float, floor_s: float, num_tokens: int
+) -> None:
+    decider = with_target(target_s, floor_s, 0.01)
+    for index in range(5):
+        decider.add(sequence(index, 2, num_output=50))
+    run_step(decider)
+    decider.add(sequence(9, 30_000))
+    batch = run_step(decider)
+    assert batch.num_tokens == num_tokens and len(batch.scheduled) == 6
+
+
+def test_single_tokens_are_computed_whatever_they_take() -> None:
+    decider = with_target(0.001, 0.0, 0.01, max_num_batched_tokens=100)
+    for index in range(60):
+        decider.add(sequence(index, 1, num_output=50))
+    while len(decider.running) < 60:
+        run_step(decider)
+    assert len(run_step(decider).sampled) == 60
+
+
+# ---------------------------------------------------------------- who comes first
+
+
+def test_a_higher_priority_comes_in_first_and_takes_the_place_of_a_lower_one() -> None:
+    decider = scheduler(num_blocks=100, max_num_seqs=2, max_num_batched_tokens=100)
+    cache = PlainCache(decider)
+    for index, priority in enumerate((1, 1, 1, 0)):
+        decider.add(sequence(index, 20, num_output=5, priority=priority))
+    assert list(sizes(run_step(decider, cache))) == [3, 0]
+    decider.add(sequence(4, 20, priority=-1))
+    assert sizes(run_step(decider, cache)) == {3: 1, 4: 20}
+    order: list[int] = []
+    while decider.has_work:
+        run_step(decider, cache)
+        order += [seq.sequence_id for seq in decider.running if seq.sequence_id not in order]
+    assert order == [4, 3, 0, 1, 2] and decider.num_preemptions == 1
+
+
+def test_blocks_are_taken_from_the_lowest_priority_then_the_youngest() -> None:
+    decider = scheduler(num_blocks=6, max_num_batched_tokens=100)
+    for index, priority in enumerate((0, 2, 1)):
+        decider.add(sequence(index, 30, num_output=60 if index == 0 else 40, priority=priority))
+    gone = []
+    while len(gone) < 2:
+        run_step(decider)
+        gone += [seq.sequence_id for seq in decider.waiting if seq.sequence_id not in gone]
+    assert gone == [1, 2]
+
+
+def test_a_place_that_can_not_be_given_costs_nobody_his() -> None:
+    """Even without the lower ones there would be too few blocks."""
+    decider = scheduler(num_blocks=10, max_num_batched_tokens=100)
+    decider.add(sequence(0, 100, num_output=8, priority=0))
+    decider.add(sequence(1, 10, num_output=5, priority=5))
+    run_step(decider)
+    decider.add(sequence(2, 70, priority=1))
+    run_step(decider)
+    assert decider.num_preemptions == 0 and [seq.sequence_id for seq in decider.running] == [0, 1]
+
+
+def test_one_request_does_not_wait_for_a_hundred_of_another() -> None:
+    decider = scheduler(num_blocks=400, max_num_seqs=4, max_num_batched_tokens=64)
+    for index in range(100):
+        decider.add(sequence(index, 30, num_output=20, client="busy"))
+    for _ in range(10):
+        run_step(decider)
+    decider.add(other := sequence(1000, 30, num_output=20, client="other"))
+    finished = 0
+    while not other.is_finished:
+        before = len(decider.running) + len(decider.waiting)
+        run_step(decider)
+        finished += before - len(decider.running) - len(decider.waiting)
+    assert finished <= 9, "it came in when the first place was free"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=2, max_size=4),
+    num_seqs=st.integers(1, 6),
+    pause=st.integers(0, 60),
+)
+def test_clients_that_always_have_work_get_as_much(
+    lengths: list[tuple[int, int]], num_seqs: int, pause: int
+) -> None:
+    """What each was given, over any time in which all of them wait, differs by no more than what can be given
+    before it is known: the longest prompt once, and the answers of all places (the paper's theorem 4.1). One
+    comes later than the others, and does not get what it did not ask for."""
+    decider = scheduler(num_blocks=200, max_num_seqs=num_seqs, max_num_batched_tokens=64, is_caching=False)
+    served: Counter[str] = Counter()
+    ids = iter(range(10**6))
+    longest = max(prompt for prompt, _ in lengths)
+    bound = 2 * (longest + 2 * num_seqs * max(output for _, output in lengths))
+    clients = [f"client {index}" for index in range(len(lengths))]
+    started: dict[str, int] = {}
+    for step in range(400):
+        present = clients if step >= pause else clients[1:]
+        for client, (prompt, output) in zip(clients, lengths, strict=True):
+            while client in present and sum(seq.client == client for seq in decider.waiting) < 2:
+                decider.add(sequence(next(ids), prompt, output, client=client))
+        before = {seq: seq.has_started for seq in decider}
+        batch = run_step(decider)
+        for seq, had_started in before.items():
+            served[seq.client] += seq.num_prompt_tokens * (seq.has_started and not had_started)
+        for seq in batch.sampled:
+            served[seq.client] += 2
+        if step == pause:
+            started = dict(served)
+        if step > pause:
+            gained = [served[client] - started.get(client, 0) for client in clients]
+            assert max(gained) - min(gained) <= bound
+
+
+def test_the_same_work_is_decided_alike() -> None:
+    def decisions() -> list[dict[int, int]]:
+        decider = scheduler(num_blocks=12, max_num_seqs=5, max_num_batched_tokens=48)
+        dice = random.Random(1)
+        for index in range(30):
+            client, priority = dice.choice("abc"), dice.choice((0, 1))
+            decider.add(sequence(index, dice.randrange(1, 90), 20, priority, client))
+        return [sizes(batch) for batch in run(decider)]
+
+    assert decisions() == decisions()
