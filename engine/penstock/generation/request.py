@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
-from penstock.errors import RequestFailed
+from penstock.errors import DeadlineExceeded, QueueTimeout, RequestFailed
 from penstock.generation.sampler import SampledToken
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
@@ -38,15 +39,26 @@ class RequestOutput:
     has_end_token: bool = False
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
+    #: Of the prompt, tokens whose K and V came from the prefix cache.
+    num_cached_tokens: int = 0
 
 
 class Request:
     """A sequence, and what makes text of its tokens."""
 
-    def __init__(self, request_id: str, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        """Raises RequestFailed if the tokenizer can't take the prompt."""
+    def __init__(
+        self,
+        request_id: str,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
+    ) -> None:
+        """Raises RequestFailed if the tokenizer can't take the prompt. Its first step is to begin before
+        `start_by`, its last to end before `finish_by`: seconds of the clock that expire() is told."""
         self.request_id = request_id
         self.sequence = sequence
+        self._start_by, self._finish_by = start_by, finish_by
         self._eos_token_ids = tokenizer.eos_token_ids
         params = sequence.params
         try:
@@ -106,6 +118,7 @@ class Request:
             finish_reason,
             stop_reason,
             finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
+            num_cached_tokens=self.sequence.num_cached_tokens,
         )
 
     def _was_ended_by_token(self, stop_reason: str | int | None) -> bool:
@@ -125,6 +138,15 @@ class Request:
         forced = sequence.matcher.forced
         is_forbidden = sequence.num_output_tokens < params.min_tokens and forced in params.stop_token_ids
         return None if is_forbidden else forced
+
+    def expire(self, now: float) -> RequestOutput | None:
+        """What it is told if its time is up."""
+        if now >= self._finish_by:
+            num_output = self.sequence.num_output_tokens
+            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
+        if now >= self._start_by and not self.sequence.has_started:
+            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
+        return None
 
     def _append(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """New text, and why and by what the answer ends, if it does."""
