@@ -167,15 +167,23 @@ class FakeAsyncEngine:
         self.max_requests = 10_000
         self.is_started = False
         self.is_stopped = False
+        self.ended = asyncio.Event()
 
     def start(self) -> None:
         self.is_started = True
+
+    async def wait_until_ended(self) -> None:
+        """Until stop(), or until a test sets a status and `ended`."""
+        await self.ended.wait()
+        if self.status.state == "dead":
+            raise EngineDead(self.status.error or "")
 
     async def wait_until_ready(self) -> None:
         return
 
     async def stop(self) -> None:
         self.is_stopped = True
+        self.ended.set()
 
     @property
     def engine(self) -> FakeModel:

@@ -27,10 +27,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.async_engine import AsyncEngine
 from penstock.errors import PenstockError
 from penstock_server import __version__
+from penstock_server.draining import Drain, DrainMiddleware
 from penstock_server.errors import ApiError, api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
-from penstock_server.operations import OPEN_PATHS, OperationRoutes
+from penstock_server.operations import OperationRoutes, is_open, is_operational
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
 
@@ -40,8 +41,10 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
-    """The application over an engine that is not started: the application starts and stops it."""
+def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
+    """The application over an engine that is not started: the application starts and stops it. Through
+    `drain` its server ends it gently."""
+    drain = drain or Drain()
     metrics = RequestMetrics(settings.model_names[0], engine)
     openai = OpenAIRoutes(engine, settings, metrics)
 
@@ -55,7 +58,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
             openai.close()
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
-    app.include_router(OperationRoutes(engine, metrics).router())
+    app.include_router(OperationRoutes(engine, metrics, lambda: drain.is_draining).router())
     routes = openai.router()
     app.include_router(routes, prefix="/v1")
     app.include_router(routes, include_in_schema=False)
@@ -64,6 +67,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_size)
     app.add_middleware(ApiKeys, keys=settings.api_key)
+    app.add_middleware(DrainMiddleware, drain=drain)
     app.add_middleware(RequestContext)
     _describe_chunks(app)
     return app
@@ -129,7 +133,7 @@ def _request_id(given: str) -> str:
 
 def _log(scope: Scope, status: int, duration_s: float, request_id: str) -> None:
     """A line per request; those of probes and scrapers only for debugging."""
-    level = logging.DEBUG if scope["path"].startswith((*OPEN_PATHS, "/metrics")) else logging.INFO
+    level = logging.DEBUG if is_operational(scope["path"]) else logging.INFO
     line = "%s %s %d %.3f s %s"
     logger.log(level, line, scope["method"], repr(scope["path"])[1:-1], status, duration_s, request_id)
 
@@ -155,16 +159,12 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or _is_open(scope["path"]):
+        if scope["method"] == "OPTIONS" or is_open(scope["path"]):
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         sent = _digest(key.strip())
         matches = [secrets.compare_digest(sent, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
-
-
-def _is_open(path: str) -> bool:
-    return any(path == each or path.startswith(each + "/") for each in OPEN_PATHS)
 
 
 def _digest(key: str) -> bytes:

@@ -288,6 +288,13 @@ class Settings:
         parse=parse_seconds,
         metavar="SECONDS",
     )
+    shutdown_timeout: float = _setting(
+        "server",
+        "seconds that running requests have to finish after SIGTERM or Ctrl-C, while new ones get a 503",
+        30.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
     log_level: str = _setting(
         "server",
         "least severe messages to log",

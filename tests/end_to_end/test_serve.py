@@ -178,7 +178,7 @@ def test_streamed_layers_give_the_same_answer(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal.Signals) -> None:
     body = {"prompt": PROMPT, "max_tokens": 100_000, "stream": True, "ignore_eos": True}
-    with ServerProcess(MODEL) as server:
+    with ServerProcess(MODEL, "--shutdown-timeout", "0") as server:
         server.wait_until_ready()
         limit = httpx2.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"]
         body["max_tokens"] = limit - 100
@@ -192,6 +192,22 @@ def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal
         assert "error" in json.loads(error.removeprefix("data: ")) and done == "data: [DONE]"
         assert server.end() == 0
         assert not any("Traceback" in line for line in server.log)
+
+
+def test_a_signal_lets_a_running_answer_finish() -> None:
+    with ServerProcess(MODEL) as server:
+        server.wait_until_ready()
+        body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            ending = threading.Thread(target=server.end)
+            ending.start()
+            *chunks, done = [line for line in (first, *lines) if line.startswith("data: ")]
+            ending.join()
+        assert "error" not in "".join(chunks) and done == "data: [DONE]"
+        assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert server.end() == 0
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock_server import __version__
+from penstock_server.app import create_app
+from penstock_server.draining import Drain
+from penstock_server.errors import unavailable
+from penstock_server.settings import Settings
 
 from .conftest import MakeClient
 
@@ -38,6 +44,19 @@ def test_loading(make_client: MakeClient, path: str) -> None:
 def test_dead(make_client: MakeClient, path: str) -> None:
     answer = client_in(make_client, EngineStatus("dead", 12, 12, "secret")).get(path)
     assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
+
+
+def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
+    fake: Any = engine
+    drain = Drain()
+    with TestClient(create_app(fake, Settings(model="tiny"), drain)) as client:
+        drain.begin(unavailable("The server is shutting down.", "shutting_down"))
+        for path in READY:
+            answer = client.get(path)
+            assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+        assert client.get("/health/live").status_code == 200
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
 
 
 @pytest.mark.parametrize(
