@@ -15,15 +15,16 @@ from pathlib import Path
 from penstock.errors import ConfigError, PenstockError
 from penstock_server import __version__
 from penstock_server.listener import bind
-from penstock_server.settings import Settings, add_flags, make_settings
+from penstock_server.setting_sources import add_flags, make_settings
+from penstock_server.settings import Settings
 
 #: More of a calibration text tells little more.
 CALIBRATION_TOKENS = 8192
 
 _DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
 
-Every setting is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS. A flag wins
-over the variable."""
+Every setting is also an environment variable and a key of the file that --config names: --max-num-seqs is
+PENSTOCK_MAX_NUM_SEQS and max-num-seqs. A flag wins over the variable, the variable over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
