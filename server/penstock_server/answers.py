@@ -11,6 +11,7 @@ from penstock.errors import EngineDead, EngineStopped, PenstockError
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.metrics import AnswerTimer, RequestMetrics
+from penstock_server.request_info import current_request
 from penstock_server.responses import Usage
 
 
@@ -70,6 +71,8 @@ class Answers:
         AsyncEngine.generate raises."""
         self._answers: list[Answer] = []
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        if (request := current_request.get()) is not None:
+            request.num_prompt_tokens += self._num_prompt_tokens
         metrics.params_n.observe(len(params))
         try:
             for prompt in prompts:

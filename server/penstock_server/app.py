@@ -1,49 +1,43 @@
 """create_app: the routes, what stands before them, and the engine's life around them.
 
-The three layers before the routes are plain ASGI: Starlette's BaseHTTPMiddleware would hide from a
+The layers before the routes are plain ASGI: Starlette's BaseHTTPMiddleware would hide from a
 route that its client has left.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import re
-import secrets
-import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.async_engine import AsyncEngine
 from penstock.errors import PenstockError
 from penstock_server import __version__
+from penstock_server.access import ApiKeys, read_keys
 from penstock_server.draining import Drain, DrainMiddleware
 from penstock_server.errors import ApiError, api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
-from penstock_server.operations import OperationRoutes, is_open, is_operational
+from penstock_server.operations import OperationRoutes
+from penstock_server.request_context import RequestContext
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
 
-logger = logging.getLogger(__name__)
-
-#: nginx's status for a client that left before its answer; only logs see it.
-CLIENT_CLOSED_REQUEST = 499
+#: Headers of answers that a script of another origin may read.
+_EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 
 def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
     """The application over an engine that is not started: the application starts and stops it. Through
-    `drain` its server ends it gently."""
+    `drain` its server ends it gently. Raises ConfigError for API keys that can't be read."""
     drain = drain or Drain()
     metrics = RequestMetrics(settings.model_names[0], engine)
     openai = OpenAIRoutes(engine, settings, metrics)
@@ -66,8 +60,16 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_size)
-    app.add_middleware(ApiKeys, keys=settings.api_key)
+    app.add_middleware(ApiKeys, keys=read_keys(settings), has_open_metrics=settings.open_metrics)
     app.add_middleware(DrainMiddleware, drain=drain)
+    if settings.allowed_origin:  # outside of keys and limits, so that scripts can read what these refuse
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origin,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED_HEADERS,
+        )
     app.add_middleware(RequestContext)
     _describe_chunks(app)
     return app
@@ -91,84 +93,6 @@ def _describe_chunks(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-class RequestContext:
-    """Outermost: gives each request an id, logs its end, and answers what no one else caught."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
-        scope.setdefault("state", {})["request_id"] = request_id
-        start, status = time.monotonic(), 0
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:
-            status = CLIENT_CLOSED_REQUEST
-        except Exception as error:
-            if status:  # too late to say so
-                raise
-            await api_error(error).response()(scope, receive, send_with_id)
-        finally:
-            _log(scope, status, time.monotonic() - start, request_id)
-
-
-def _request_id(given: str) -> str:
-    """The client's own id, if it can stand in a header and a log line."""
-    return given if re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
-
-
-def _log(scope: Scope, status: int, duration_s: float, request_id: str) -> None:
-    """A line per request; those of probes and scrapers only for debugging."""
-    level = logging.DEBUG if is_operational(scope["path"]) else logging.INFO
-    line = "%s %s %d %.3f s %s"
-    logger.log(level, line, scope["method"], repr(scope["path"])[1:-1], status, duration_s, request_id)
-
-
-class ApiKeys:
-    """Refuses requests without one of the keys, except for OPEN_PATHS and CORS preflights."""
-
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self._app = app
-        # Digests have one length, so that a comparison takes the same time whatever is sent.
-        self._digests = [_digest(key) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and not self._is_allowed(scope):
-            error = ApiError(
-                401,
-                "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await error.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or is_open(scope["path"]):
-            return True
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        sent = _digest(key.strip())
-        matches = [secrets.compare_digest(sent, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 class BodyLimit:

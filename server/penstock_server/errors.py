@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 #: Seconds after which a client may try again, if nothing better is known.
 RETRY_AFTER_S = 5
 
+#: nginx's status for a client that left before its answer; only logs and metrics see it.
+CLIENT_CLOSED_REQUEST = 499
+
 #: How many wrong fields one message names.
 MAX_REPORTED_FIELDS = 3
 

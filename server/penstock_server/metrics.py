@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from penstock.async_engine import AsyncEngine
 from penstock.generation.request import RequestOutput
 from penstock.metrics import Traffic
+from penstock_server.request_info import AnswerTimes, current_request
 
 # fmt: off
 _LATENCY_S = (
@@ -78,40 +79,41 @@ class RequestMetrics:
 
 
 class AnswerTimer:
-    """Measures one answer, from the moment of its creation."""
+    """Measures one answer, from the moment of its creation, and notes its times with the request."""
 
     def __init__(self, metrics: RequestMetrics) -> None:
         self._metrics = metrics
-        self._arrival = time.monotonic()
-        self._first: float | None = None
-        self._last = self._arrival
+        self._times = AnswerTimes()
         self._is_finished = False
+        if (request := current_request.get()) is not None:
+            request.answers.append(self._times)
 
     def record(self, output: RequestOutput) -> None:
         """Call it with each output as it comes."""
-        now = time.monotonic()
+        now, times = time.monotonic(), self._times
+        times.started = output.started
+        times.num_output_tokens = output.num_output_tokens
         if output.token_ids:
-            if self._first is None:
-                self._first = now
-                self._metrics.first_token.observe(now - self._arrival)
+            if times.first is None or times.last is None:
+                times.first = now
+                self._metrics.first_token.observe(now - times.arrival)
             else:
-                self._metrics.inter_token.observe(now - self._last)
-            self._last = now
+                self._metrics.inter_token.observe(now - times.last)
+            times.last = now
         if output.finish_reason is not None:
             self._finish(output, output.finish_reason.value)
 
     def _finish(self, output: RequestOutput, reason: str) -> None:
         self._is_finished = True
-        metrics = self._metrics
+        metrics, times = self._metrics, self._times
         metrics.count_finished(reason)
-        metrics.latency.observe(time.monotonic() - self._arrival)
+        metrics.latency.observe(time.monotonic() - times.arrival)
         metrics.prompt_tokens.observe(output.num_prompt_tokens)
         metrics.generation_tokens.observe(output.num_output_tokens)
-        if self._first is not None:
-            metrics.decode.observe(self._last - self._first)
+        if times.first is not None and times.last is not None:
+            metrics.decode.observe(times.last - times.first)
             if output.num_output_tokens > 1:
-                per_token_s = (self._last - self._first) / (output.num_output_tokens - 1)
-                metrics.per_token.observe(per_token_s)
+                metrics.per_token.observe((times.last - times.first) / (output.num_output_tokens - 1))
 
     def close(self, reason: str) -> None:
         """The answer ends here for `reason` ("abort", "error"), unless it has ended by itself."""

@@ -23,8 +23,8 @@ import uvicorn
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
-from penstock.errors import EngineDead, EngineStopped
-from penstock_server import systemd
+from penstock.errors import ConfigError, EngineDead, EngineStopped
+from penstock_server import logs, systemd
 from penstock_server.app import create_app
 from penstock_server.draining import Drain
 from penstock_server.errors import ApiError, api_error
@@ -34,16 +34,13 @@ from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 #: Seconds for clients to take what is left of their answers after the engine has stopped.
 _CLOSE_TIMEOUT_S = 5
 
 
 def serve(settings: Settings, listener: socket.socket) -> int:
     """Runs until a signal comes, and closes the listener. Raises what kept the model from being loaded."""
-    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper())
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logs.configure(settings.log_level, settings.log_format)
     # Before uvicorn listens to signals, and after.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
@@ -140,8 +137,14 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
-    url = address(settings.host, listener.getsockname()[1])
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"cannot serve https with {settings.ssl_certfile}: {error}") from None
+    url = address(settings.host, listener.getsockname()[1], is_https=config.is_ssl)
     logger.info("listening at %s; %s is loading", url, settings.model_names[0])
     server = _Server(config, engine, settings, drain, url)
     await server.serve(sockets=[listener])
@@ -149,10 +152,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         raise server.failure
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int, is_https: bool = False) -> str:
     """As a client on this machine would write it."""
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def greeting(settings: Settings, engine: Engine, url: str) -> str:
@@ -163,7 +167,7 @@ def greeting(settings: Settings, engine: Engine, url: str) -> str:
     else:
         path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 64}
     command = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
-    if settings.api_key:
+    if settings.api_key or settings.api_key_file:
         command += ["-H", "Authorization: Bearer YOUR_KEY"]
     command += ["-d", json.dumps(body)]
     return f"{settings.model_names[0]} is ready at {url}/v1\nTry it:\n  {shlex.join(command)}"

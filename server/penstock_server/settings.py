@@ -226,12 +226,33 @@ class Settings:
     )
     api_key: tuple[str, ...] = _setting(
         "security",
-        "key that requests must bring as 'Authorization: Bearer KEY'; may be given several times "
-        "(in the variable: between commas); prefer the variable, others see flags in `ps`",
+        "key that requests must bring as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; may be given "
+        "several times (in the variable: between commas); prefer the variable, others see flags in `ps`",
         (),
         parse=parse_list,
         metavar="KEY",
         secret=True,
+    )
+    api_key_file: Path | None = _setting(
+        "security",
+        "file with such keys, one per line; lines that begin with # are skipped",
+        parse=Path,
+        metavar="FILE",
+    )
+    open_metrics: bool = _setting("security", "/metrics needs no key", False, parse=parse_bool)
+    allowed_origin: tuple[str, ...] = _setting(
+        "security",
+        "web page's origin, such as https://example.org, whose scripts may use the server (CORS); * is all; "
+        "may be given several times",
+        (),
+        parse=parse_list,
+        metavar="ORIGIN",
+    )
+    ssl_certfile: Path | None = _setting(
+        "security", "certificate (PEM, with its chain): serve https", parse=Path, metavar="FILE"
+    )
+    ssl_keyfile: Path | None = _setting(
+        "security", "its private key, unless the certificate's file holds it", parse=Path, metavar="FILE"
     )
     max_queued_seqs: int = _setting(
         "limits",
@@ -262,10 +283,18 @@ class Settings:
         "info",
         choices=("debug", "info", "warning", "error"),
     )
+    log_format: str = _setting(
+        "logging",
+        "lines for people, or an object per line for programs",
+        "text",
+        choices=("text", "json"),
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile is the key of a certificate: name that with --ssl-certfile")
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.async_engine import EngineStatus
-from penstock.errors import EngineDead, EngineStopped
+from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server import serve
 from penstock_server.listener import bind
 from penstock_server.settings import Settings
@@ -208,6 +210,48 @@ serve.serve(Settings(model="tiny"), bind("127.0.0.1", 0))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=600)
     assert done.returncode == (0 if state == "loading" else 128 + signal.SIGINT), done.stderr
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """One file with a key and what it signed for 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    path = tmp_path / "certificate.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*words.split(), "-keyout", "key", "-out", "cert"], cwd=tmp_path, check=True)
+    path.write_text((tmp_path / "key").read_text() + (tmp_path / "cert").read_text())
+    return path
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+async def test_https(
+    started: Any, certificate: Path, capsys: pytest.CaptureFixture[str], is_split: bool
+) -> None:
+    folder = certificate.parent
+    both = {"ssl_certfile": folder / "cert", "ssl_keyfile": folder / "key"}
+    engine, task, port = await started(**(both if is_split else {"ssl_certfile": certificate}))
+    engine.loaded.set_result(None)
+    trust = ssl.create_default_context(cafile=str(folder / "cert"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    writer.close()
+    signal.raise_signal(signal.SIGTERM)
+    await task
+    assert "at https://127.0.0.1" in capsys.readouterr().out
+
+
+async def test_a_certificate_that_is_none_is_told_before_anything_is_loaded(
+    started: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "certificate.pem"
+    for text in (None, "nonsense"):
+        if text:
+            path.write_text(text)
+        _, task, _ = await started(ssl_certfile=path)
+        with pytest.raises(ConfigError, match="certificate.pem"):
+            await task
 
 
 async def test_a_model_that_can_not_be_loaded_ends_it(started: Any) -> None:

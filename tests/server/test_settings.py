@@ -24,6 +24,11 @@ def test_port_out_of_range() -> None:
         settings_of("m", "--port", "65536")
 
 
+def test_a_key_without_its_certificate() -> None:
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        settings_of("m", "--ssl-keyfile", "key.pem")
+
+
 def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(settings_of("m", "--api-key", "secret"))
 

@@ -35,6 +35,8 @@ class RequestOutput:
     stop_reason: str | int | None = None
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
+    #: When its first step began, on the monotonic clock.
+    started: float | None = None
 
 
 class Request:
@@ -44,6 +46,8 @@ class Request:
         """Raises RequestFailed if the tokenizer can't take the prompt."""
         self.request_id = request_id
         self.sequence = sequence
+        #: When its first step began, on the monotonic clock.
+        self.started: float | None = None
         self._eos_token_ids = tokenizer.eos_token_ids
         params = sequence.params
         try:
