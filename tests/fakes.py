@@ -7,10 +7,12 @@ is waited for, an exception is raised. Nothing here depends on time.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
+from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.request import RequestOutput
@@ -81,6 +83,7 @@ class FakeModel:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
+        self.config = EngineConfig()
         self.plan: MemoryPlan | None = None
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
@@ -106,7 +109,7 @@ class FakeStream:
         self._script = list(script)
         self._num_output_tokens = 0
         self._is_finished = False
-        self._changed = asyncio.Event()
+        self._started = time.monotonic()
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -149,6 +152,7 @@ class FakeStream:
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=self._num_output_tokens,
             finish_reason=finish_reason,
+            started=self._started,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.async_engine import AsyncEngine, RequestStream
-from penstock.errors import EngineDead, EngineStopped, PenstockError
+from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.metrics import AnswerTimer, RequestMetrics
@@ -73,13 +74,18 @@ class Answers:
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         if (request := current_request.get()) is not None:
             request.num_prompt_tokens += self._num_prompt_tokens
-        metrics.params_n.observe(len(params))
+        self._metrics = metrics
+        self._is_closed = False
+        metrics.observe_params(params)
+        arrival = time.monotonic()
         try:
             for prompt in prompts:
                 for each in params:
                     stream = engine.generate(prompt, each)
-                    self._answers.append(Answer(stream, each, AnswerTimer(metrics)))
-        except BaseException:
+                    self._answers.append(Answer(stream, each, AnswerTimer(metrics, arrival)))
+        except BaseException as error:
+            if isinstance(error, QueueFull):
+                metrics.count_rejected("overloaded")
             self.close()
             raise
 
@@ -129,6 +135,10 @@ class Answers:
 
     def close(self) -> None:
         """Frees what still runs. Idempotent; never blocks."""
+        if not self._is_closed and self._answers:
+            longest = max(answer.num_output_tokens for answer in self._answers)
+            self._metrics.max_generation_tokens.observe(longest)
+        self._is_closed = True
         for answer in self._answers:
             answer.stream.abort()
             answer.timer.close("abort")

@@ -61,7 +61,7 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_size)
     app.add_middleware(ApiKeys, keys=read_keys(settings), has_open_metrics=settings.open_metrics)
-    app.add_middleware(DrainMiddleware, drain=drain)
+    app.add_middleware(DrainMiddleware, drain=drain, count_rejected=metrics.count_rejected)
     if settings.allowed_origin:  # outside of keys and limits, so that scripts can read what these refuse
         app.add_middleware(
             CORSMiddleware,
@@ -70,7 +70,7 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
             allow_headers=("*",),
             expose_headers=_EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, metrics=metrics.http)
     _describe_chunks(app)
     return app
 

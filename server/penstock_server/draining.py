@@ -6,6 +6,7 @@ Knows neither signals nor the engine. Probes and scrapers are not counted and co
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,9 +54,11 @@ class Drain:
 class DrainMiddleware:
     """Counts requests, and refuses them once the server drains. Connections end with their answers then."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain, count_rejected: Callable[[str], None]) -> None:
+        """count_rejected: told the code of each refusal."""
         self._app = app
         self._drain = drain
+        self._count_rejected = count_rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,6 +73,7 @@ class DrainMiddleware:
         if is_operational(scope["path"]):
             await self._app(scope, receive, send_and_close)
         elif self._drain.refusal is not None:
+            self._count_rejected(str(self._drain.refusal.code))
             await self._drain.refusal.response()(scope, receive, send_and_close)
         else:
             self._drain.enter()

@@ -1,5 +1,5 @@
-"""RequestContext: the outermost layer. Each request gets an id, a log line at its end, and an answer whatever
-happens to it."""
+"""RequestContext: the outermost layer. Each request gets an id, an answer whatever happens to it, and a log
+line and a count at its end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_server.errors import CLIENT_CLOSED_REQUEST, api_error
+from penstock_server.http_metrics import HttpMetrics
 from penstock_server.operations import is_operational
 from penstock_server.request_info import RequestInfo, current_request
 
@@ -20,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class RequestContext:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,7 +50,9 @@ class RequestContext:
                 raise
             await api_error(error).response()(scope, receive, send_with_id)
         finally:
-            _log(scope, status, time.monotonic() - start, info)
+            duration_s = time.monotonic() - start
+            self._metrics.observe(scope, status, duration_s)
+            _log(scope, status, duration_s, info)
             current_request.reset(token)
 
 

@@ -6,7 +6,6 @@ the engine; each request has a task, and so a context, of its own.
 
 from __future__ import annotations
 
-import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 class AnswerTimes:
     """When one answer (a choice for a prompt) got how far; seconds of the monotonic clock."""
 
-    arrival: float = field(default_factory=time.monotonic)
+    arrival: float
     #: When its first step began, its first token came, and its last one.
     started: float | None = None
     first: float | None = None

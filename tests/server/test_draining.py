@@ -38,14 +38,15 @@ async def test_running_requests_finish_and_new_ones_are_refused() -> None:
         await go_on.wait()
         await PlainTextResponse("done")(scope, receive, send)
 
-    app = DrainMiddleware(slow, drain)
+    refused: list[str] = []
+    app = DrainMiddleware(slow, drain, refused.append)
     running = asyncio.create_task(ask(app))
     while drain.num_open == 0:
         await asyncio.sleep(0)
     drain.begin(REFUSAL)
     status, headers, body = await ask(app)
     assert (status, headers["connection"]) == (503, "close") and headers["retry-after"]
-    assert b"shutting_down" in body
+    assert b"shutting_down" in body and refused == ["shutting_down"]
     emptying = asyncio.create_task(drain.wait_until_empty(3600))
     await asyncio.sleep(0)
     assert not emptying.done()
@@ -70,7 +71,7 @@ async def test_a_request_that_fails_has_left() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await ask(DrainMiddleware(fail, drain))
+        await ask(DrainMiddleware(fail, drain, print))
     assert drain.num_open == 0
 
 
@@ -82,7 +83,7 @@ async def test_probes_come_through_and_hold_nothing_up(path: str) -> None:
         await PlainTextResponse(str(drain.num_open))(scope, receive, send)
 
     drain.begin(REFUSAL)
-    status, _, body = await ask(DrainMiddleware(count, drain), path)
+    status, _, body = await ask(DrainMiddleware(count, drain, print), path)
     assert (status, body) == (200, b"0")
 
 

@@ -84,4 +84,4 @@ def test_version(client: TestClient) -> None:
 def test_metrics(client: TestClient) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
-    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in answer.text
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in answer.text

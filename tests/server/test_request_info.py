@@ -18,4 +18,7 @@ def test_several_answers_are_added_up_and_the_longest_wait_counts() -> None:
 
 
 def test_what_was_refused_in_the_queue_has_no_times() -> None:
-    assert RequestInfo("r", answers=[AnswerTimes()]).timings() == {"prompt_tokens": 0, "output_tokens": 0}
+    assert RequestInfo("r", answers=[AnswerTimes(arrival=10.0)]).timings() == {
+        "prompt_tokens": 0,
+        "output_tokens": 0,
+    }
