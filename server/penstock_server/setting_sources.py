@@ -40,13 +40,13 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
         section = parser.add_argument_group(group.heading)  # an empty one is not shown
         for field in dataclasses.fields(Settings):
             if field.metadata["group"] == name and command in field.metadata["commands"]:
-                _add_flag(section, field)
+                _add_flag(section, field, command)
 
 
-def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
+def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], command: str) -> None:
     info = field.metadata
     options: dict[str, Any] = {"help": flag_help(field).replace("%", "%%"), "default": argparse.SUPPRESS}
-    if field.name == "model":
+    if field.name == "model" and command != "batch":  # that has files instead
         section.add_argument("model", nargs="?", metavar=info["metavar"], **options)
         return
     flags = ["--" + field.name.replace("_", "-"), *info["aliases"]]

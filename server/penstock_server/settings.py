@@ -28,7 +28,7 @@ class Group:
     commands: tuple[str, ...]
 
 
-_GENERATING = ("serve", "generate", "chat")
+_GENERATING = ("serve", "batch", "generate", "chat")
 _COMPUTING = (*_GENERATING, "bench")
 _EVALUATING = (*_COMPUTING, "eval")
 _READING = (*_EVALUATING, "convert", "report")
@@ -40,7 +40,7 @@ GROUPS = {
     "server": Group("server", ("serve",)),
     "security": Group("security", ("serve",)),
     "limits": Group("limits", ("serve",)),
-    "logging": Group("logging", ("serve",)),
+    "logging": Group("logging", ("serve", "batch")),
 }
 
 
@@ -112,7 +112,7 @@ class Settings:
         "model",
         "where measured rates of this machine are kept; default: ~/.cache/penstock",
         CACHE_DIR,
-        commands=("serve", "generate", "chat", "plan", "hardware", "bench"),
+        commands=("serve", "batch", "generate", "chat", "plan", "hardware", "bench"),
         parse=Path,
         metavar="FOLDER",
     )
@@ -220,6 +220,7 @@ class Settings:
         "server",
         "what clients call the model; given several times, answers carry the first; default: MODEL",
         (),
+        commands=("serve", "batch"),
         parse=parse_list,
         metavar="NAME",
         aliases=("--model-name",),
