@@ -12,18 +12,17 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.async_engine import AsyncEngine
 from penstock.errors import PenstockError
 from penstock_server import __version__
 from penstock_server.access import ApiKeys, read_keys
+from penstock_server.body_limit import BodyLimit
 from penstock_server.draining import Drain, DrainMiddleware
-from penstock_server.errors import ApiError, api_error
+from penstock_server.errors import api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
@@ -59,7 +58,9 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the first to see a request.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_request_size)
+    app.add_middleware(
+        BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout
+    )
     app.add_middleware(ApiKeys, keys=read_keys(settings), has_open_metrics=settings.open_metrics)
     app.add_middleware(DrainMiddleware, drain=drain, count_rejected=metrics.count_rejected)
     if settings.allowed_origin:  # outside of keys and limits, so that scripts can read what these refuse
@@ -93,35 +94,3 @@ def _describe_chunks(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-class BodyLimit:
-    """Answers 413 to a request whose body is larger than `max_bytes`, before it is read whole."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await self._too_large().response()(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def receive_limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise self._too_large()
-            return message
-
-        await self._app(scope, receive_limited, send)
-
-    def _too_large(self) -> ApiError:
-        message = f"The request is larger than {self._max_bytes} bytes."
-        return ApiError(413, message, code="request_too_large")

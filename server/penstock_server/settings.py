@@ -264,6 +264,13 @@ class Settings:
     max_request_size: int = _setting(
         "limits", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
     )
+    request_body_timeout: float = _setting(
+        "limits",
+        "seconds in which a request's body must have come; 0 is no limit",
+        60.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
     sse_keep_alive: float = _setting(
         "server",
         "seconds of silence in a stream before a comment keeps the connection alive; 0 is never",
