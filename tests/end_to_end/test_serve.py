@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +156,25 @@ def test_clients_that_leave_free_their_sequences(server: ServerProcess, client: 
     wait_until_idle(server)
     assert metric(server, "vllm:kv_cache_usage_perc") == 0
     assert complete(client, max_tokens=4)
+
+
+def test_connections_that_break_leave_nothing_behind(server: ServerProcess, client: openai.OpenAI) -> None:
+    """Cut with a reset in the head, in the body, and in the middle of an answer; and garbage."""
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 400, "n": 2} | GO_ON).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    port = int(server.url.rpartition(":")[2])
+    pieces = (b"", head, head + length, head + length + body[:20], head + length + body, b"\x16\x03\x01" * 99)
+    for _ in range(4):
+        for piece in pieces:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(piece)
+                linger = struct.pack("ii", 1, 0)  # close() sends a reset
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    wait_until_idle(server)
+    assert metric(server, "vllm:kv_cache_usage_perc") == 0
+    assert complete(client, max_tokens=4)
+    assert not any("Traceback" in line for line in server.log)
 
 
 def test_metrics_count_tokens(server: ServerProcess, client: openai.OpenAI) -> None:
