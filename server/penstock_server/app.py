@@ -26,12 +26,21 @@ from penstock_server.errors import api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
+from penstock_server.rate_limit import RateLimit
 from penstock_server.request_context import RequestContext
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
 
 #: Headers of answers that a script of another origin may read.
-_EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+_EXPOSED_HEADERS = (
+    "X-Request-Id",
+    "Retry-After",
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+)
 
 
 def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
@@ -61,6 +70,13 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout
     )
+    if settings.rate_limit_requests or settings.rate_limit_tokens:
+        app.add_middleware(
+            RateLimit,
+            requests=settings.rate_limit_requests,
+            tokens=settings.rate_limit_tokens,
+            count_rejected=metrics.count_rejected,
+        )
     app.add_middleware(ApiKeys, keys=read_keys(settings), has_open_metrics=settings.open_metrics)
     app.add_middleware(DrainMiddleware, drain=drain, count_rejected=metrics.count_rejected)
     if settings.allowed_origin:  # outside of keys and limits, so that scripts can read what these refuse

@@ -42,7 +42,12 @@ CLIENT_CLOSED_REQUEST = 499
 #: How many wrong fields one message names.
 MAX_REPORTED_FIELDS = 3
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 #: Codes for what the router itself refuses.
 _ROUTER_CODES = {

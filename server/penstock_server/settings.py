@@ -264,6 +264,18 @@ class Settings:
     max_request_size: int = _setting(
         "limits", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
     )
+    rate_limit_requests: int = _setting(
+        "limits",
+        "requests per minute that a client (an API key, or an address without keys) may post; 0 is no limit",
+        0,
+        parse=parse_int,
+    )
+    rate_limit_tokens: int = _setting(
+        "limits",
+        "tokens of prompts and answers per minute that it may have; 0 is no limit",
+        0,
+        parse=parse_int,
+    )
     request_body_timeout: float = _setting(
         "limits",
         "seconds in which a request's body must have come; 0 is no limit",
@@ -301,6 +313,9 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535")
+        for name in ("rate_limit_requests", "rate_limit_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile is the key of a certificate: name that with --ssl-certfile")
 

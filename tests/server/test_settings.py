@@ -24,6 +24,12 @@ def test_port_out_of_range() -> None:
         settings_of("m", "--port", "65536")
 
 
+@pytest.mark.parametrize("flag", ["--rate-limit-requests", "--rate-limit-tokens"])
+def test_a_limit_below_nothing(flag: str) -> None:
+    with pytest.raises(ConfigError, match="at least 0"):
+        settings_of("m", flag, "-1")
+
+
 def test_a_key_without_its_certificate() -> None:
     with pytest.raises(ConfigError, match="--ssl-certfile"):
         settings_of("m", "--ssl-keyfile", "key.pem")
