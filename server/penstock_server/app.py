@@ -6,6 +6,7 @@ route that its client has left.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,6 +31,7 @@ from penstock_server.rate_limit import RateLimit
 from penstock_server.request_context import RequestContext
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
+from penstock_server.tracing import RequestTracer
 
 #: Headers of answers that a script of another origin may read.
 _EXPOSED_HEADERS = (
@@ -45,10 +47,12 @@ _EXPOSED_HEADERS = (
 
 def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
     """The application over an engine that is not started: the application starts and stops it. Through
-    `drain` its server ends it gently. Raises ConfigError for API keys that can't be read."""
+    `drain` its server ends it gently. Raises ConfigError for settings that can't be followed."""
     drain = drain or Drain()
     metrics = RequestMetrics(settings.model_names[0], engine)
     openai = OpenAIRoutes(engine, settings, metrics)
+    endpoint = settings.otlp_traces_endpoint
+    tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -58,6 +62,8 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
         finally:
             await engine.stop()
             openai.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
     app.include_router(OperationRoutes(engine, metrics, lambda: drain.is_draining).router())
@@ -87,7 +93,7 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
             allow_headers=("*",),
             expose_headers=_EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestContext, metrics=metrics.http)
+    app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer)
     _describe_chunks(app)
     return app
 

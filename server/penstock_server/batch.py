@@ -63,7 +63,14 @@ def run_batch(settings: Settings, source: Path, target: Path) -> int:
 
 def _open_settings(settings: Settings) -> Settings:
     """Without what guards a server against its clients."""
-    return replace(settings, api_key=(), api_key_file=None, rate_limit_requests=0, rate_limit_tokens=0)
+    return replace(
+        settings,
+        api_key=(),
+        api_key_file=None,
+        rate_limit_requests=0,
+        rate_limit_tokens=0,
+        otlp_traces_endpoint=None,
+    )
 
 
 class _Batch:

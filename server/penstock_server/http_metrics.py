@@ -31,16 +31,16 @@ class HttpMetrics:
     def observe(self, scope: Scope, status: int, duration_s: float) -> None:
         """Call it when the request is over; status 0: nothing was answered."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        handler = _handler(scope)
+        handler = route_of(scope) or "none"
         self._requests.labels(method, f"{status // 100}xx" if status else "none", handler).inc()
         self._seconds.labels(method, handler).observe(duration_s)
 
 
-def _handler(scope: Scope) -> str:
-    """The route's path, with placeholders. A route that is there with and without /v1 does not know its
-    prefix."""
+def route_of(scope: Scope) -> str | None:
+    """The route's path, with placeholders; None for paths without one. A route that is there with and
+    without /v1 does not know its prefix."""
     path: str | None = getattr(scope.get("route"), "path", None)
     if path is None:
-        return "none"
+        return None
     has_prefix = scope["path"].startswith("/v1/") and not path.startswith("/v1/")
     return "/v1" + path if has_prefix else path

@@ -16,14 +16,16 @@ from penstock_server.errors import CLIENT_CLOSED_REQUEST, api_error
 from penstock_server.http_metrics import HttpMetrics
 from penstock_server.operations import is_operational
 from penstock_server.request_info import RequestInfo, current_request
+from penstock_server.tracing import RequestTracer
 
 logger = logging.getLogger(__name__)
 
 
 class RequestContext:
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, tracer: RequestTracer | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,6 +55,8 @@ class RequestContext:
             duration_s = time.monotonic() - start
             self._metrics.observe(scope, status, duration_s)
             _log(scope, status, duration_s, info)
+            if self._tracer is not None and not is_operational(scope["path"]):
+                self._tracer.record(scope, status, duration_s, info)
             current_request.reset(token)
 
 

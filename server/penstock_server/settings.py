@@ -40,7 +40,7 @@ GROUPS = {
     "server": Group("server", ("serve",)),
     "security": Group("security", ("serve",)),
     "limits": Group("limits", ("serve",)),
-    "logging": Group("logging", ("serve", "batch")),
+    "logging": Group("logs and traces", ("serve", "batch")),
 }
 
 
@@ -308,6 +308,13 @@ class Settings:
         "lines for people, or an object per line for programs",
         "text",
         choices=("text", "json"),
+    )
+    otlp_traces_endpoint: str | None = _setting(
+        "logging",
+        "OpenTelemetry collector that gets a span per request (OTLP over HTTP), such as "
+        "http://localhost:4318/v1/traces; needs the extra penstock[otel]",
+        commands=("serve",),
+        metavar="URL",
     )
 
     def __post_init__(self) -> None:

@@ -172,7 +172,14 @@ def test_help_has_headings() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser, "serve")
     text = parser.format_help()
-    headings = ["model:", "engine: memory and arithmetic:", "server:", "security:", "limits:", "logging:"]
+    headings = [
+        "model:",
+        "engine: memory and arithmetic:",
+        "server:",
+        "security:",
+        "limits:",
+        "logs and traces:",
+    ]
     found = [text.index(f"\n{heading}") for heading in headings]
     assert found == sorted(found)
 
