@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -39,6 +40,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     #: The same in tokens.
     num_kv_tokens: int | None = None
+    #: The same as a share of the budget of what computes, between 0 and 1.
+    kv_cache_share: float | None = None
     #: Tokens per KV block.
     block_size: int = 16
     #: Longest sequence, prompt and answer together. None: what the model was made for, capped by
@@ -50,6 +53,11 @@ class EngineConfig:
     max_queued_seqs: int = 1024
     #: Most tokens in a step: long prompts advance by chunks of what is left of it.
     max_num_batched_tokens: int = 512
+    #: Seconds that a step should take at most: long prompts then advance by smaller chunks, and answers flow
+    #: beside them. A chunk that fits into the time in which layers are read is taken anyway. None or 0: none.
+    step_time_target_s: float | None = None
+    #: Keep keys and values of what was computed, while there is room, for prompts that begin alike.
+    enable_prefix_caching: bool = True
     #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
@@ -74,8 +82,13 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(choices))}"
                 )
-        if self.kv_cache_bytes is not None and self.num_kv_tokens is not None:
-            raise ConfigError("kv_cache_bytes and num_kv_tokens say the same thing twice; give one of them")
+        sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
+        if sum(size is not None for size in sizes) > 1:
+            raise ConfigError(
+                "kv_cache_bytes, num_kv_tokens and kv_cache_share say the same thing; give one of them"
+            )
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share < 1:
+            raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
         if self.group_size not in (None, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
         # The native attention kernel works on 16 keys at a time.
@@ -96,3 +109,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}")
+        if self.step_time_target_s is not None and not 0 <= self.step_time_target_s < math.inf:
+            raise ConfigError(
+                f"step_time_target_s is {self.step_time_target_s}; it must be a number of seconds, or 0"
+            )

@@ -24,7 +24,7 @@ from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
 from penstock.loader import load_model
-from penstock.memory.cost import UNKNOWN, StepPrediction
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
@@ -78,6 +78,7 @@ class Engine:
             kv_blocks_total=scheduler.block_manager.num_blocks,
             num_resident_layers=streamer.num_resident,
             num_streamed_layers=streamer.store.num_layers - streamer.num_resident,
+            pinned_bytes=streamer.pinned_bytes,
             unpinned_bytes=streamer.unpinned_bytes,
             links=streamer.traffic,
         )
@@ -86,6 +87,8 @@ class Engine:
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.config = EngineConfig()
+        self._measured = MeasuredSteps()
+        scheduler.predict_s = self._predict_s
         self._requests: dict[str, Request] = {}
         self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
@@ -171,16 +174,33 @@ class Engine:
                 self.max_model_len,
             )
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request. Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't
-        take the prompt."""
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+    ) -> None:
+        """Queue a request. Sequence says what the keywords are. Raises InvalidParameter and ContextOverflow,
+        RequestFailed if the tokenizer can't take the prompt."""
         self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = len(prompt_token_ids) + params.max_tokens
-        sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
+        sequence = Sequence(
+            self._num_added,
+            prompt_token_ids,
+            params,
+            limit,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
         self._num_added += 1
         request = Request(request_id, sequence, self.tokenizer)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
@@ -238,8 +258,10 @@ class Engine:
                 is_cancelled=lambda: all(request_id in aborted for request_id in ids),
             )
         except Cancelled:
+            self.scheduler.rollback(batch)
             return None
         except CheckpointError as error:
+            self.scheduler.rollback(batch)
             for request_id in ids:
                 self._end(self._requests[request_id], FinishReason.ERROR)
             raise StepFailed(ids, str(error)) from error
@@ -277,7 +299,13 @@ class Engine:
         del self._by_sequence[request.sequence.sequence_id]
         self._update_gauges()
 
+    def _predict_s(self, num_tokens: int) -> float:
+        """Seconds of a step, by what was measured of the hardware or, without that, of steps."""
+        expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
+        return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
+
     def _record(self, stats: StepStats) -> None:
+        self._measured.record(stats.num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 
@@ -286,4 +314,6 @@ class Engine:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
+        metrics.prefix_cache_queries = manager.num_queried_tokens
+        metrics.prefix_cache_hits = manager.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

@@ -48,6 +48,9 @@ class EngineMetrics:
     streamed_bytes: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    #: Prompt tokens that were looked up among those computed before, and found.
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_running: int = 0
     num_waiting: int = 0
@@ -55,7 +58,8 @@ class EngineMetrics:
     kv_blocks_total: int = 0
     num_resident_layers: int = 0
     num_streamed_layers: int = 0
-    #: Of what feeds a GPU, memory that could not be pinned.
+    #: Of what feeds a GPU, memory that is pinned, and that could not be.
+    pinned_bytes: int = 0
     unpinned_bytes: int = 0
     #: By name: what went over each link.
     links: dict[str, Traffic] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -40,7 +41,10 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", used)
         yield self._gauge("penstock:resident_layers", "Layers kept in memory", now.num_resident_layers)
         yield self._gauge("penstock:streamed_layers", "Layers read in each step", now.num_streamed_layers)
+        yield self._gauge("penstock:pinned_bytes", "Memory pinned to feed a GPU", now.pinned_bytes)
         yield self._gauge("penstock:unpinned_bytes", "Memory that could not be pinned", now.unpinned_bytes)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield self._gauge("penstock:peak_rss_bytes", "Most memory this process ever had resident", peak)
         if now.step_seconds and now.floor_seconds:
             share = now.floor_seconds / now.step_seconds
             yield self._gauge(
@@ -55,6 +59,9 @@ class EngineCollector(Collector):
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens computed", now.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache", now.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found there", now.prefix_cache_hits),
+            ("vllm:prompt_tokens_cached", "Prompt tokens not computed again", now.prefix_cache_hits),
             ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
             ("penstock:steps", "Sweeps of the weights", now.num_steps),
             ("penstock:step_seconds", "Seconds in steps", now.step_seconds),

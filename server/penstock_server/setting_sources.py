@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock_server.setting_values import parse_bool, parse_bytes, parse_int, parse_list, parse_seconds
+from penstock_server.setting_values import (
+    parse_bool,
+    parse_bytes,
+    parse_bytes_or_share,
+    parse_int,
+    parse_list,
+    parse_seconds,
+)
 from penstock_server.settings import GROUPS, Settings
 
 PREFIX = "PENSTOCK_"
@@ -29,6 +36,7 @@ _TOML_TYPES: dict[Callable[[str], Any], dict[type, str]] = {
     parse_bool: {bool: "true or false"},
     parse_int: {int: "a whole number"},
     parse_bytes: {int: "a number of bytes", str: 'a size such as "2GiB"'},
+    parse_bytes_or_share: {int: "a number of bytes", str: 'a size such as "2GiB" or "20%"'},
     parse_seconds: {int: "a number of seconds", float: ""},
     parse_list: {list: "a list of strings", str: "a string"},
 }

@@ -15,6 +15,20 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * base ** (" kmgt".index(letter) if letter else 0))
 
 
+def parse_bytes_or_share(text: str) -> int | float:
+    """Bytes as above, or a float between 0 and 1 from "20%"."""
+    number = text.strip().removesuffix("%")
+    if number == text.strip():
+        return parse_bytes(text)
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ValueError(f"{text!r} is no share; write for example 20%")
+    return share
+
+
 def parse_bool(text: str) -> bool:
     word = text.strip().lower()
     if word in ("1", "true", "yes", "on"):

@@ -15,7 +15,14 @@ from typing import Any, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
-from penstock_server.setting_values import parse_bool, parse_bytes, parse_int, parse_list, parse_seconds
+from penstock_server.setting_values import (
+    parse_bool,
+    parse_bytes,
+    parse_bytes_or_share,
+    parse_int,
+    parse_list,
+    parse_seconds,
+)
 
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
@@ -133,6 +140,22 @@ class Settings:
         EngineConfig.max_num_batched_tokens,
         parse=parse_int,
     )
+    step_time_target: float | None = _setting(
+        "engine",
+        "seconds that a step should take at most: long prompts advance by smaller chunks, and answers flow "
+        "beside them; default: none, for throughput",
+        EngineConfig.step_time_target_s,
+        commands=_GENERATING,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
+    enable_prefix_caching: bool = _setting(
+        "engine",
+        "keep keys and values of what was computed, while there is room, for prompts that begin alike",
+        EngineConfig.enable_prefix_caching,
+        commands=_GENERATING,
+        parse=parse_bool,
+    )
     device: DeviceChoice = _setting(
         "engine",
         "what computes: the first GPU, the processor, or a GPU if there is one that can",
@@ -166,11 +189,11 @@ class Settings:
         EngineConfig.num_kv_tokens,
         parse=parse_int,
     )
-    kv_cache_memory: int | None = _setting(
+    kv_cache_memory: int | float | None = _setting(
         "engine",
-        "the same as memory, such as 2GiB",
+        "the same as memory, such as 2GiB, or as a share of what the engine may take, such as 20%",
         EngineConfig.kv_cache_bytes,
-        parse=parse_bytes,
+        parse=parse_bytes_or_share,
         metavar="SIZE",
     )
     kv_dtype: KVDtype = _setting(
@@ -344,13 +367,16 @@ class Settings:
             strict_plan=self.strict_plan,
             host_memory_bytes=self.host_memory,
             device_memory_bytes=self.device_memory,
-            kv_cache_bytes=self.kv_cache_memory,
+            kv_cache_bytes=self.kv_cache_memory if isinstance(self.kv_cache_memory, int) else None,
+            kv_cache_share=self.kv_cache_memory if isinstance(self.kv_cache_memory, float) else None,
             num_kv_tokens=self.kv_tokens,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_queued_seqs=self.max_queued_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            step_time_target_s=self.step_time_target,
+            enable_prefix_caching=self.enable_prefix_caching,
             num_resident_layers=self.resident_layers,
             num_threads=self.threads,
             kernels=self.kernels,

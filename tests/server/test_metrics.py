@@ -45,6 +45,9 @@ DASHBOARD = [
 #: What else dashboards of others ask vLLM for.
 OTHERS = [
     "vllm:num_preemptions_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prompt_tokens_cached_total",
     "vllm:request_inference_time_seconds_sum",
     "vllm:request_params_n_sum",
     "vllm:request_params_max_tokens_sum",
@@ -97,7 +100,7 @@ def test_every_name_of_the_dashboard_moves_with_a_request(
             if family.name.startswith("vllm:"):
                 assert sample.labels["engine"] == "0", sample
     assert set(DASHBOARD + OTHERS) <= found.keys()
-    gauges = ("kv_cache_usage", "num_requests", "num_preemptions", "prompt_tokens_total")
+    gauges = ("kv_cache_usage", "num_requests", "num_preemptions", "prefix_cache", "vllm:prompt_tokens_")
     for name in DASHBOARD + OTHERS:
         assert found[name] > 0 or any(part in name for part in gauges), name
 

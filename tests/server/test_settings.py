@@ -61,6 +61,8 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         max_num_seqs=3,
         max_queued_seqs=8,
         max_num_batched_tokens=4,
+        step_time_target=0.5,
+        enable_prefix_caching=False,
         resident_layers=5,
         threads=6,
         kernels="torch",
@@ -70,8 +72,9 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         ignore_unexpected_tensors=True,
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
+    assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
     for field in dataclasses.fields(EngineConfig):
-        if field.name == "num_kv_tokens":  # another way to say kv_cache_bytes
+        if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 

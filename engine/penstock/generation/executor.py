@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +14,21 @@ from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
 from penstock.weights.store import LayerWeights
-from penstock.weights.streamer import LayerStreamer
 
 
 class Cancelled(Exception):
     """The sweep was stopped between two layers because nobody wants its result any more."""
+
+
+class LayerSource(Protocol):
+    """What brings the layers, one after the other, to where they are computed: a LayerStreamer."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def layers(self) -> Generator[LayerWeights, None, None]: ...
+
+    def synchronize(self) -> None: ...
 
 
 class Executor:
@@ -28,7 +39,7 @@ class Executor:
         family: Family,
         embedding: LayerWeights,
         head: LayerWeights,
-        streamer: LayerStreamer,
+        streamer: LayerSource,
         kv_cache: KVCache,
         tied: LayerWeights | None = None,
     ) -> None:
@@ -62,6 +73,7 @@ class Executor:
         the same tensor after each layer.
         """
         device = self._streamer.torch_device
+        self._kv_cache.copy_blocks(inputs.block_copies)
         hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
         layout = inputs.layout.to(device)
         with contextlib.closing(self._streamer.layers()) as sweep:

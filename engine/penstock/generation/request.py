@@ -37,6 +37,8 @@ class RequestOutput:
     error: RequestFailed | None = None
     #: When its first step began, on the monotonic clock.
     started: float | None = None
+    #: Of the prompt, tokens whose K and V came from the prefix cache.
+    num_cached_tokens: int = 0
 
 
 class Request:
@@ -80,6 +82,7 @@ class Request:
             self.sequence.num_output_tokens,
             finish_reason,
             stop_reason,
+            num_cached_tokens=self.sequence.num_cached_tokens,
         )
 
     def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:

@@ -111,8 +111,13 @@ class Sequence:
         prompt_token_ids: list[int],
         params: SamplingParams,
         max_total_tokens: int,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
     ) -> None:
-        """max_total_tokens: prompt and answer end there at the latest."""
+        """max_total_tokens: prompt and answer end there at the latest. priority: lower runs earlier. client:
+        whose share of the engine it takes. cache_salt: only sequences with the same one share K and V."""
         self.sequence_id = sequence_id
         self.params = params
         self.token_ids = list(prompt_token_ids)
@@ -120,9 +125,22 @@ class Sequence:
         self.max_total_tokens = max_total_tokens
         #: Of the draws; fixed for the sequence's life.
         self.seed = params.seed if params.seed is not None else random.getrandbits(63)
+        self.priority = priority
+        self.client = client
+        self.cache_salt = cache_salt
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
+        #: Of its full blocks; kept by the block manager.
+        self.block_keys: list[bytes] = []
+        #: False: every token is computed, because the hidden state or the logits of each are wanted.
+        self.reads_prefix_cache = True
+        #: Tokens of the prompt whose K and V others had computed.
+        self.num_cached_tokens = 0
+        #: It has been in a step, or was about to be.
+        self.has_started = False
+        #: It was preempted at some time, or its step was not computed.
+        self.was_preempted = False
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -133,6 +151,14 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens that are not computed yet: a prompt, a resumed sequence's all, or the last one."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def skip_to(self, num_computed_tokens: int) -> None:
+        """So many tokens are in the cache, though others computed them. What a sequence finds again that was
+        preempted counts as its own."""
+        if not self.was_preempted:
+            end = min(num_computed_tokens, self.num_prompt_tokens)
+            self.num_cached_tokens += max(0, end - self.num_computed_tokens)
+        self.num_computed_tokens = num_computed_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
