@@ -82,6 +82,7 @@ class FakeModel:
     def __init__(self, max_model_len: int = 1000, has_chat_template: bool = True) -> None:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
+        self.is_context_cut = False
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
         self.plan: MemoryPlan | None = None
@@ -196,7 +197,11 @@ class FakeAsyncEngine:
         return self.model
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        **options: Any,
     ) -> FakeStream:
         self.engine.validate(prompt_token_ids, params)
         script = self.scripts(prompt_token_ids, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.streamer import LayerStreamer
 
+KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]
 
 
@@ -67,7 +69,11 @@ class Engine:
         """Puts loaded parts together; Engine.load() makes them from a model."""
         self.spec = spec
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
+        manager = scheduler.block_manager
+        num_kv_tokens = manager.num_blocks * manager.block_size
+        self.max_model_len = min(max_model_len, num_kv_tokens)
+        #: It is the KV cache that holds no more.
+        self.is_context_cut = self.max_model_len == num_kv_tokens
         self.scheduler = scheduler
         self.executor = executor
         self.streamer = streamer
@@ -168,8 +174,8 @@ class Engine:
         if num_prompt + wanted > self.max_model_len:
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens. Shorten "
-                "the prompt or ask for fewer",
+                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens"
+                f"{KV_LIMIT if self.is_context_cut else ''}. Shorten the prompt or ask for fewer",
                 num_prompt,
                 self.max_model_len,
             )
@@ -183,9 +189,11 @@ class Engine:
         priority: int = 0,
         client: str = "",
         cache_salt: str = "",
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
     ) -> None:
-        """Queue a request. Sequence says what the keywords are. Raises InvalidParameter and ContextOverflow,
-        RequestFailed if the tokenizer can't take the prompt."""
+        """Queue a request. Sequence and Request say what the keywords are. Raises InvalidParameter and
+        ContextOverflow, RequestFailed if the tokenizer can't take the prompt."""
         self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
@@ -202,7 +210,7 @@ class Engine:
             cache_salt=cache_salt,
         )
         self._num_added += 1
-        request = Request(request_id, sequence, self.tokenizer)
+        request = Request(request_id, sequence, self.tokenizer, start_by, finish_by)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
         self.scheduler.add(sequence)
         self.metrics.prompt_tokens += len(prompt_token_ids)
@@ -212,6 +220,14 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, FinishReason.ABORT)
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose time is up; each gets an output with its error, QueueTimeout or
+        DeadlineExceeded. `now` is of the same clock as their start_by and finish_by."""
+        outputs = [output for request in self._requests.values() if (output := request.expire(now))]
+        for output in outputs:
+            self._end(self._requests[output.request_id], FinishReason.ERROR)
+        return outputs
 
     def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
         """Compute one sweep; [] if nothing is pending.

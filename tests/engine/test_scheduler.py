@@ -270,6 +270,18 @@ def test_a_shared_last_block_is_copied_by_all_but_one() -> None:
     run(decider, cache)
 
 
+def test_a_block_that_fills_up_while_another_takes_it_over() -> None:
+    """The one goes on in it with tokens that a grammar forced, the other needs its beginning alone."""
+    decider = scheduler(num_blocks=20, max_num_batched_tokens=100)
+    cache = PlainCache(decider)
+    (one,) = prompt_of(decider, list(range(20)), num_output=30)
+    run_step(decider, cache, lambda: 19)
+    (other,) = prompt_of(decider, list(range(20)), num_output=30)
+    run_step(decider, cache)
+    assert other.num_cached_tokens == 19 and one.num_computed_tokens == 40
+    run(decider, cache)
+
+
 def test_what_was_used_least_recently_is_forgotten_first_and_a_prompt_from_its_end() -> None:
     decider = scheduler(num_blocks=8, max_num_batched_tokens=200)
     one, two, three = ([start + i for i in range(63)] for start in (0, 100, 200))
@@ -543,7 +555,7 @@ def test_clients_that_always_have_work_get_as_much(
     for step in range(400):
         present = clients if step >= pause else clients[1:]
         for client, (prompt, output) in zip(clients, lengths, strict=True):
-            while client in present and sum(seq.client == client for seq in decider.waiting) < 2:
+            while client in present and sum(seq.client == client for seq in decider.waiting) <= num_seqs:
                 decider.add(sequence(next(ids), prompt, output, client=client))
         before = {seq: seq.has_started for seq in decider}
         batch = run_step(decider)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
-from penstock.errors import RequestFailed
+from penstock.errors import DeadlineExceeded, QueueTimeout, RequestFailed
 from penstock.generation.sampler import SampledToken
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
@@ -44,12 +45,21 @@ class RequestOutput:
 class Request:
     """A sequence, and what makes text of its tokens."""
 
-    def __init__(self, request_id: str, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        """Raises RequestFailed if the tokenizer can't take the prompt."""
+    def __init__(
+        self,
+        request_id: str,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
+    ) -> None:
+        """Raises RequestFailed if the tokenizer can't take the prompt. Its first step is to begin before
+        `start_by`, its last to end before `finish_by`: seconds of the clock that expire() is told."""
         self.request_id = request_id
         self.sequence = sequence
         #: When its first step began, on the monotonic clock.
         self.started: float | None = None
+        self._start_by, self._finish_by = start_by, finish_by
         self._eos_token_ids = tokenizer.eos_token_ids
         params = sequence.params
         try:
@@ -84,6 +94,15 @@ class Request:
             stop_reason,
             num_cached_tokens=self.sequence.num_cached_tokens,
         )
+
+    def expire(self, now: float) -> RequestOutput | None:
+        """What it is told if its time is up."""
+        if now >= self._finish_by:
+            num_output = self.sequence.num_output_tokens
+            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
+        if now >= self._start_by and not self.sequence.has_started:
+            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
+        return None
 
     def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """New text, and why and by what the answer ends, if it does."""

@@ -48,12 +48,13 @@ UNKNOWN = StepPrediction(0, 0, {"nothing": 0.0}, 0.0)
 
 
 class MeasuredSteps:
-    """The same from experience, where rates are unknown: max(floor_s, num_tokens * token_s), of which steps
-    show one or the other. What is not known is tried: each step that took no longer than the floor allows the
-    next one to be half as large again."""
+    """The same from experience, where rates are unknown: a step takes max(floor_s, num_tokens * token_s), of
+    which each step shows the one or the other. What is not known is tried: a step that took no longer than
+    the floor allows the next one to be a quarter as large again."""
 
-    #: A step that takes so many times the floor is no longer bound by it.
-    IS_BEYOND = 1.25
+    #: A step that takes so many times the floor is bound by its tokens.
+    IS_BEYOND = 1.1
+    GROWTH = 1.25
 
     def __init__(self) -> None:
         self.floor_s = math.inf
@@ -61,13 +62,16 @@ class MeasuredSteps:
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """A step of `num_tokens` took `seconds`."""
-        # A floor that rises is believed slowly: one step may have waited for something else.
-        self.floor_s = min(seconds, 1.02 * self.floor_s)
         measured = seconds / num_tokens
         if seconds <= self.IS_BEYOND * self.floor_s:
-            self.token_s = min(self.token_s, measured / 1.5)
+            self.floor_s = min(self.floor_s, seconds)
+            self.token_s = min(self.token_s, measured / self.GROWTH)
+        elif num_tokens * self.token_s < 0.9 * self.floor_s:
+            # So few tokens should not have shown: the floor has risen, or this step waited for something
+            # else.
+            self.floor_s *= self.IS_BEYOND
         else:
-            self.token_s = measured if self.token_s == math.inf else (self.token_s + measured) / 2
+            self.token_s = (self.token_s + measured) / 2
 
     def predict_s(self, num_tokens: int) -> float:
         """0 before anything was measured."""
