@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.async_engine import AsyncEngine, RequestStream
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
@@ -35,8 +36,8 @@ class Answer:
             output = await anext(self.stream)
         except StopAsyncIteration:
             raise EngineDead("the engine ended an answer without a reason") from None
-        except PenstockError:
-            self.timer.close("error")
+        except PenstockError as error:
+            self.timer.fail(error)
             raise
         if output.finish_reason is FinishReason.ABORT:
             raise EngineStopped("the engine ended an answer")
@@ -72,16 +73,18 @@ class Answers:
         AsyncEngine.generate raises."""
         self._answers: list[Answer] = []
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        arrival = time.monotonic()
+        options: dict[str, Any] = {}
         if (request := current_request.get()) is not None:
             request.num_prompt_tokens += self._num_prompt_tokens
+            options = request.engine_options(arrival)
         self._metrics = metrics
         self._is_closed = False
         metrics.observe_params(params)
-        arrival = time.monotonic()
         try:
             for prompt in prompts:
                 for each in params:
-                    stream = engine.generate(prompt, each)
+                    stream = engine.generate(prompt, each, **options)
                     self._answers.append(Answer(stream, each, AnswerTimer(metrics, arrival)))
         except BaseException as error:
             if isinstance(error, QueueFull):

@@ -29,6 +29,7 @@ from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
 from penstock_server.rate_limit import RateLimit
 from penstock_server.request_context import RequestContext
+from penstock_server.request_info import TimeLimits
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
 from penstock_server.tracing import RequestTracer
@@ -93,7 +94,8 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
             allow_headers=("*",),
             expose_headers=_EXPOSED_HEADERS,
         )
-    app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer)
+    limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
+    app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
     _describe_chunks(app)
     return app
 

@@ -69,6 +69,8 @@ def _open_settings(settings: Settings) -> Settings:
         api_key_file=None,
         rate_limit_requests=0,
         rate_limit_tokens=0,
+        queue_timeout=0,
+        request_timeout=0,
         otlp_traces_endpoint=None,
     )
 

@@ -22,10 +22,12 @@ from starlette.responses import Response
 
 from penstock.errors import (
     ContextOverflow,
+    DeadlineExceeded,
     EngineDead,
     EngineStopped,
     InvalidParameter,
     QueueFull,
+    QueueTimeout,
     RequestError,
     RequestFailed,
     StepFailed,
@@ -155,6 +157,14 @@ def api_error(error: Exception) -> ApiError:
             return unavailable("The server is shutting down.", "shutting_down")
         case StepFailed():
             return ApiError(500, f"This request could not be computed: {error}.", code="step_failed")
+        case QueueTimeout():
+            message = f"The server is busy: {error}. Try again later."
+            return unavailable(message, "queue_timeout", error.retry_after_s or RETRY_AFTER_S)
+        case DeadlineExceeded():
+            message = (
+                f"This request was ended: {error}. Ask for fewer tokens, or for more time of the server."
+            )
+            return ApiError(504, message, code="deadline_exceeded", headers={"X-Should-Retry": "false"})
         case RequestFailed():
             message = f"This request could not be computed: {error}."
             return ApiError(500, message, code="request_failed", headers={"X-Should-Retry": "false"})

@@ -16,6 +16,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from penstock.async_engine import AsyncEngine
+from penstock.errors import PenstockError, QueueTimeout
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock_server.engine_metrics import EngineCollector, vllm_labels
@@ -151,6 +152,12 @@ class AnswerTimer:
             metrics.decode.observe(times.last - times.first)
             if output.num_output_tokens > 1:
                 metrics.per_token.observe((times.last - times.first) / (output.num_output_tokens - 1))
+
+    def fail(self, error: PenstockError) -> None:
+        """The answer ends with an error."""
+        if isinstance(error, QueueTimeout):
+            self._metrics.count_rejected("queue_timeout")
+        self.close("error")
 
     def close(self, reason: str) -> None:
         """The answer ends here for `reason` ("abort", "error"), unless it has ended by itself."""

@@ -15,26 +15,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock_server.errors import CLIENT_CLOSED_REQUEST, api_error
 from penstock_server.http_metrics import HttpMetrics
 from penstock_server.operations import is_operational
-from penstock_server.request_info import RequestInfo, current_request
+from penstock_server.request_info import RequestInfo, TimeLimits, current_request
 from penstock_server.tracing import RequestTracer
 
 logger = logging.getLogger(__name__)
 
 
 class RequestContext:
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, tracer: RequestTracer | None) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: HttpMetrics, tracer: RequestTracer | None, limits: TimeLimits
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._tracer = tracer
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        info = RequestInfo(_request_id(Headers(scope=scope).get("x-request-id", "")), _address(scope))
+        request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
+        info = RequestInfo(request_id, _address(scope), self._limits)
         scope.setdefault("state", {})["request_id"] = info.request_id
         token = current_request.set(info)
-        start, status = time.monotonic(), 0
+        status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -52,7 +56,7 @@ class RequestContext:
                 raise
             await api_error(error).response()(scope, receive, send_with_id)
         finally:
-            duration_s = time.monotonic() - start
+            duration_s = time.monotonic() - info.arrival
             self._metrics.observe(scope, status, duration_s)
             _log(scope, status, duration_s, info)
             if self._tracer is not None and not is_operational(scope["path"]):

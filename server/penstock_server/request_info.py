@@ -6,8 +6,10 @@ the engine; each request has a task, and so a context, of its own.
 
 from __future__ import annotations
 
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -30,14 +32,33 @@ class AnswerTimes:
         return None if self.first is None else self.first - self.arrival
 
 
+@dataclass(frozen=True)
+class TimeLimits:
+    """Seconds from a request's arrival until which it must have begun to be computed, and must have ended."""
+
+    queue_s: float | None = None
+    total_s: float | None = None
+
+
 @dataclass
 class RequestInfo:
     request_id: str
     #: Whose limits and share it counts against: a digest of the API key, or the address.
     client: str = ""
+    limits: TimeLimits = TimeLimits()
+    #: On the monotonic clock.
+    arrival: float = field(default_factory=time.monotonic)
     #: Tokens of its prompts, each prompt counted once.
     num_prompt_tokens: int = 0
     answers: list[AnswerTimes] = field(default_factory=list)
+
+    def engine_options(self, now: float) -> dict[str, Any]:
+        """Keywords for AsyncEngine.generate; it counts seconds from `now`."""
+        options: dict[str, Any] = {"client": self.client}
+        for name, limit_s in (("queue_timeout_s", self.limits.queue_s), ("deadline_s", self.limits.total_s)):
+            if limit_s is not None:
+                options[name] = max(0.0, self.arrival + limit_s - now)
+        return options
 
     @property
     def num_output_tokens(self) -> int:

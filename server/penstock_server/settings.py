@@ -299,6 +299,21 @@ class Settings:
         0,
         parse=parse_int,
     )
+    queue_timeout: float = _setting(
+        "limits",
+        "seconds from its arrival after which a request that no step has begun gets a 503; 0 is no limit",
+        0.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
+    request_timeout: float = _setting(
+        "limits",
+        "seconds from its arrival after which a request that is not answered gets a 504, or an error in "
+        "its stream; 0 is no limit",
+        0.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
     request_body_timeout: float = _setting(
         "limits",
         "seconds in which a request's body must have come; 0 is no limit",

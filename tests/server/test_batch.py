@@ -56,7 +56,7 @@ def test_answers_and_errors_of_the_application(run: Any) -> None:
     found = run(
         request("good"), chat, request("wrong", temperature=-1), request("other", model="x"),
         request("nowhere") | {"url": "/v1/nowhere"}, request("streamed", stream=True), {"method": "POST"},
-        api_key=("secret",), rate_limit_requests=1,
+        api_key=("secret",), rate_limit_requests=1, request_timeout=1e-9,
     )  # fmt: skip
     assert found["good"]["response"]["body"]["choices"][0]["text"] == "Hello!"
     assert found["chat"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,3 +228,45 @@ async def test_a_slow_step_holds_up_no_other_client() -> None:
     gate.set()
     await waiting
     assert slow.outcome == "whole"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("seconds", "outcomes"),
+    [(2000, ("done", "queue_timeout")), (4000, ("deadline_exceeded", "deadline_exceeded"))],
+)
+async def test_time_limits(tiny_llama: Path, stream: bool, seconds: float, outcomes: tuple[str, str]) -> None:
+    """While a step of one request takes as long as it likes, another waits for its first step."""
+    is_computing, go_on = threading.Event(), threading.Event()
+
+    def fails(step: int) -> None:
+        if step == 1:
+            is_computing.set()
+            go_on.wait()
+
+    engine = AsyncEngine(load(tiny_llama, fails))
+    settings = Settings(model="tiny", queue_timeout=1800, request_timeout=3600)
+    app = create_app(engine, settings)
+    body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": stream}
+    running, waiting = Client(body | {"n": CONFIG.max_num_seqs}), Client(body)
+    clock = engine._clock
+
+    async def let_time_pass() -> None:
+        await asyncio.to_thread(is_computing.wait)
+        while len(engine._streams) <= CONFIG.max_num_seqs:
+            await asyncio.sleep(0.001)
+        engine._clock = lambda: clock() + seconds
+        go_on.set()
+
+    passing = asyncio.create_task(let_time_pass())
+    text = await all_ask(app, engine, [running, waiting])
+    await passing
+    done = "streamed" if stream else "whole"
+    assert (running.outcome, waiting.outcome) == tuple(done if each == "done" else each for each in outcomes)
+    if not stream:
+        assert waiting.sent[0]["status"] == (503 if outcomes[1] == "queue_timeout" else 504)
+        assert (b"retry-after" in dict(waiting.sent[0]["headers"])) == (outcomes[1] == "queue_timeout")
+    refused = metrics_of(text, "vllm:admission_rejections_total", "reason")
+    assert refused.get("queue_timeout", 0) == outcomes.count("queue_timeout")
+    ends = metrics_of(text, "vllm:request_success_total", "finished_reason")
+    assert sum(ends.values()) == CONFIG.max_num_seqs + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_server.request_info import AnswerTimes, RequestInfo
+from penstock_server.request_info import AnswerTimes, RequestInfo, TimeLimits
 
 
 def test_what_generated_nothing_has_no_figures() -> None:
@@ -22,3 +22,11 @@ def test_what_was_refused_in_the_queue_has_no_times() -> None:
         "prompt_tokens": 0,
         "output_tokens": 0,
     }
+
+
+def test_time_limits_count_from_the_arrival() -> None:
+    """Not from when the engine is asked: a long text is tokenized in between."""
+    info = RequestInfo("r", "me", TimeLimits(10.0, 60.0), arrival=100.0)
+    assert info.engine_options(now=103.0) == {"client": "me", "queue_timeout_s": 7.0, "deadline_s": 57.0}
+    assert info.engine_options(now=115.0) == {"client": "me", "queue_timeout_s": 0.0, "deadline_s": 45.0}
+    assert RequestInfo("r", "me").engine_options(now=0.0) == {"client": "me"}
