@@ -318,3 +318,26 @@ def test_chat_in_the_terminal(client: openai.OpenAI) -> None:
     assert done.returncode == 0, done.stderr
     assert str(whole.choices[0].message.content) in done.stdout
     assert "tokens/s" in done.stderr
+
+
+def test_a_batch_is_answered_as_requests_are(client: openai.OpenAI, tmp_path: Path) -> None:
+    fields = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": fields} for i in range(3)
+    ]
+    lines.append({"custom_id": "wrong", "method": "POST", "url": "/v1/completions", "body": {"made_up": 1}})
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("batch", "--model", MODEL, str(source), str(target))
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 lines answered, 1 of them with an error" in done.stderr
+    found = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    expected = complete(client, max_tokens=12, temperature=0)
+    for name in "012":
+        assert found[name]["response"]["body"]["choices"][0]["text"] == expected
+    assert found["wrong"]["response"]["status_code"] == 400
+    again = run("batch", "--model", MODEL, str(source), str(target))
+    assert again.returncode == 0 and "4 lines are in" in again.stderr
+    source.write_text(source.read_text() + json.dumps(lines[0]) + "\n")
+    twice = run("batch", "--model", MODEL, str(source), str(target))
+    assert twice.returncode == 2 and "'0' in lines 1 and 5" in twice.stderr

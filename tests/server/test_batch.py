@@ -18,6 +18,8 @@ from penstock.errors import CapacityError, ConfigError, EngineDead, QueueFull
 from penstock_server import batch, batch_files
 from penstock_server.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 
 def request(custom_id: str, **body: Any) -> dict[str, Any]:
     body = {"prompt": f"say {custom_id}"} | body

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
@@ -15,14 +14,7 @@ from penstock_server.request_info import RequestInfo, current_request
 logger = logging.getLogger("penstock_server.somewhere")
 
 
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
+pytestmark = pytest.mark.usefixtures("own_logging")
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from penstock_server import serve
 from penstock_server.listener import bind
 from penstock_server.settings import Settings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_logging")]
 
 
 @pytest.fixture(autouse=True)
