@@ -73,7 +73,15 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     app.include_router(routes, include_in_schema=False)
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, _answer_error)
-    # The last one added is the first to see a request.
+    _add_layers(app, settings, metrics, drain, tracer)
+    _describe_chunks(app)
+    return app
+
+
+def _add_layers(
+    app: FastAPI, settings: Settings, metrics: RequestMetrics, drain: Drain, tracer: RequestTracer | None
+) -> None:
+    """What a request passes on its way to a route, from the inside out: the last one added sees it first."""
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout
     )
@@ -96,8 +104,6 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
         )
     limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
     app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
-    _describe_chunks(app)
-    return app
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
