@@ -7,10 +7,12 @@ is waited for, an exception is raised. Nothing here depends on time.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
+from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.grammar_matcher import GrammarCompiler
@@ -88,6 +90,7 @@ class FakeModel:
         self.max_model_len = max_model_len
         self.is_context_cut = False
         self.metrics = EngineMetrics()
+        self.config = EngineConfig()
         self.plan: MemoryPlan | None = None
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
@@ -115,7 +118,7 @@ class FakeStream:
         self._script = list(script)
         self._num_output_tokens = 0
         self._is_finished = False
-        self._changed = asyncio.Event()
+        self._started = time.monotonic()
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -158,6 +161,7 @@ class FakeStream:
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=self._num_output_tokens,
             finish_reason=finish_reason,
+            started=self._started,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
             has_end_token=is_stop,
         )
@@ -177,15 +181,23 @@ class FakeAsyncEngine:
         self.max_requests = 10_000
         self.is_started = False
         self.is_stopped = False
+        self.ended = asyncio.Event()
 
     def start(self) -> None:
         self.is_started = True
+
+    async def wait_until_ended(self) -> None:
+        """Until stop(), or until a test sets a status and `ended`."""
+        await self.ended.wait()
+        if self.status.state == "dead":
+            raise EngineDead(self.status.error or "")
 
     async def wait_until_ready(self) -> None:
         return
 
     async def stop(self) -> None:
         self.is_stopped = True
+        self.ended.set()
 
     @property
     def engine(self) -> FakeModel:

@@ -146,13 +146,14 @@ class AsyncEngine:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settled: asyncio.Event | None = None
+        self._ended: asyncio.Event | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
         """Begin to load. Call it on the event loop that will use the engine."""
         self._loop = asyncio.get_running_loop()
-        self._settled = asyncio.Event()
+        self._settled, self._ended = asyncio.Event(), asyncio.Event()
         self._thread.start()
 
     @property
@@ -173,6 +174,13 @@ class AsyncEngine:
         assert self._settled is not None, "start() comes first"
         await self._settled.wait()
         _ = self.engine
+
+    async def wait_until_ended(self) -> None:
+        """Until the engine was stopped. Raises EngineDead with the reason if it ended by itself."""
+        assert self._ended is not None, "start() comes first"
+        await self._ended.wait()
+        if self._status.state == "dead":
+            raise EngineDead(self._status.error or "")
 
     @property
     def max_requests(self) -> int:
@@ -258,10 +266,11 @@ class AsyncEngine:
     def _settle(self, status: EngineStatus) -> None:
         """The thread is ready, or at its end: everybody who waits learns of it."""
         self._status = status
-        assert self._settled is not None
+        assert self._settled is not None and self._ended is not None
         self._settled.set()
         if status.state == "ready":
             return
+        self._ended.set()
         is_dead = status.state == "dead"
         reason = EngineDead(status.error or "") if is_dead else EngineStopped("the engine was stopped")
         for key in list(self._streams):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -271,7 +271,10 @@ class Engine:
 
     def _compute(self, batch: Batch, aborted: Container[str]) -> Tensor | None:
         """Logits [num_sampled, vocab_size]; None once nobody wants them any more. Raises StepFailed."""
-        ids = [self._by_sequence[item.sequence.sequence_id].request_id for item in batch.scheduled]
+        requests = [self._by_sequence[item.sequence.sequence_id] for item in batch.scheduled]
+        for request in requests:
+            request.started = request.started or time.monotonic()
+        ids = [request.request_id for request in requests]
         try:
             return self.executor.forward(
                 ModelInputs.of(batch, self.scheduler.block_manager.block_size),
@@ -308,7 +311,7 @@ class Engine:
 
     def _deliver(self, sequence: Sequence, token: SampledToken | RequestFailed) -> RequestOutput:
         request = self._by_sequence[sequence.sequence_id]
-        output = request.advance(token)
+        output = replace(request.advance(token), started=request.started)
         if output.finish_reason is not None:
             self._end(request, output.finish_reason)
         return output

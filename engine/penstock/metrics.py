@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
+
+#: Bounds of the histogram of tokens per step; vLLM's buckets.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass
@@ -62,6 +66,10 @@ class EngineMetrics:
     unpinned_bytes: int = 0
     #: By name: what went over each link.
     links: dict[str, Traffic] = field(default_factory=dict)
+    #: Tokens in all steps; and how many steps had up to each number of STEP_TOKENS (and more than the one
+    #: before), the last one counting those beyond.
+    step_tokens: int = 0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
     def record(self, step: StepStats) -> None:
         self.num_steps += 1
@@ -72,3 +80,5 @@ class EngineMetrics:
         self.streamed_bytes += step.streamed_bytes
         self.generated_tokens += step.num_sampled
         self.fast_forwarded_tokens += step.num_fast_forwarded
+        self.step_tokens += step.num_tokens
+        self.steps_by_tokens[bisect.bisect_left(STEP_TOKENS, step.num_tokens)] += 1

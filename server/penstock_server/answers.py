@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.async_engine import AsyncEngine, RequestStream
-from penstock.errors import EngineDead, EngineStopped, PenstockError
+from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.metrics import AnswerTimer, RequestMetrics
+from penstock_server.request_info import current_request
 from penstock_server.responses import Usage
 
 
@@ -33,8 +36,8 @@ class Answer:
             output = await anext(self.stream)
         except StopAsyncIteration:
             raise EngineDead("the engine ended an answer without a reason") from None
-        except PenstockError:
-            self.timer.close("error")
+        except PenstockError as error:
+            self.timer.fail(error)
             raise
         if output.finish_reason is FinishReason.ABORT:
             raise EngineStopped("the engine ended an answer")
@@ -69,13 +72,22 @@ class Answers:
         AsyncEngine.generate raises."""
         self._answers: list[Answer] = []
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
-        metrics.params_n.observe(len(params))
+        arrival = time.monotonic()
+        options: dict[str, Any] = {}
+        if (request := current_request.get()) is not None:
+            request.num_prompt_tokens += self._num_prompt_tokens
+            options = request.engine_options(arrival)
+        self._metrics = metrics
+        self._is_closed = False
+        metrics.observe_params(params)
         try:
             for prompt in prompts:
                 for each in params:
-                    stream = engine.generate(prompt, each)
-                    self._answers.append(Answer(stream, each, AnswerTimer(metrics)))
-        except BaseException:
+                    stream = engine.generate(prompt, each, **options)
+                    self._answers.append(Answer(stream, each, AnswerTimer(metrics, arrival)))
+        except BaseException as error:
+            if isinstance(error, QueueFull):
+                metrics.count_rejected("overloaded")
             self.close()
             raise
 
@@ -125,6 +137,10 @@ class Answers:
 
     def close(self) -> None:
         """Frees what still runs. Idempotent; never blocks."""
+        if not self._is_closed and self._answers:
+            longest = max(answer.num_output_tokens for answer in self._answers)
+            self._metrics.max_generation_tokens.observe(longest)
+        self._is_closed = True
         for answer in self._answers:
             answer.stream.abort()
             answer.timer.close("abort")

@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | generate | chat | plan | hardware | doctor | bench |
+"""The command line: `penstock serve | batch | generate | chat | plan | hardware | doctor | bench |
 convert | report | eval`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
@@ -15,15 +15,16 @@ from pathlib import Path
 from penstock.errors import ConfigError, PenstockError
 from penstock_server import __version__
 from penstock_server.listener import bind
-from penstock_server.settings import Settings, add_flags, make_settings
+from penstock_server.setting_sources import add_flags, make_settings
+from penstock_server.settings import Settings
 
 #: More of a calibration text tells little more.
 CALIBRATION_TOKENS = 8192
 
 _DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
 
-Every setting is also an environment variable: --max-num-seqs is PENSTOCK_MAX_NUM_SEQS. A flag wins
-over the variable."""
+Every setting is also an environment variable and a key of the file that --config names: --max-num-seqs is
+PENSTOCK_MAX_NUM_SEQS and max-num-seqs. A flag wins over the variable, the variable over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +74,11 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         from penstock_server.serve import serve
 
         return serve(settings, listener)
+    if options.command == "batch":
+        settings.engine_config()
+        from penstock_server.batch import run_batch
+
+        return run_batch(settings, options.source, options.target)
     if options.command == "report":
         from penstock_server.report import report
 
@@ -122,6 +128,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="answer HTTP requests as OpenAI's API does")
     add_flags(serve, "serve")
+
+    batch = commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format")
+    batch.add_argument("source", type=Path, metavar="IN", help="requests, a JSON object per line")
+    batch.add_argument("target", type=Path, metavar="OUT", help="answers; what it holds is not asked again")
+    add_flags(batch, "batch")
 
     generate = commands.add_parser("generate", help="continue a text in the terminal")
     generate.add_argument("--prompt", help="text to continue; without it: standard input")

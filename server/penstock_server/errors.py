@@ -22,10 +22,12 @@ from starlette.responses import Response
 
 from penstock.errors import (
     ContextOverflow,
+    DeadlineExceeded,
     EngineDead,
     EngineStopped,
     InvalidParameter,
     QueueFull,
+    QueueTimeout,
     RequestError,
     RequestFailed,
     StepFailed,
@@ -36,10 +38,18 @@ logger = logging.getLogger(__name__)
 #: Seconds after which a client may try again, if nothing better is known.
 RETRY_AFTER_S = 5
 
+#: nginx's status for a client that left before its answer; only logs and metrics see it.
+CLIENT_CLOSED_REQUEST = 499
+
 #: How many wrong fields one message names.
 MAX_REPORTED_FIELDS = 3
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 #: Codes for what the router itself refuses.
 _ROUTER_CODES = {
@@ -147,6 +157,14 @@ def api_error(error: Exception) -> ApiError:
             return unavailable("The server is shutting down.", "shutting_down")
         case StepFailed():
             return ApiError(500, f"This request could not be computed: {error}.", code="step_failed")
+        case QueueTimeout():
+            message = f"The server is busy: {error}. Try again later."
+            return unavailable(message, "queue_timeout", error.retry_after_s or RETRY_AFTER_S)
+        case DeadlineExceeded():
+            message = (
+                f"This request was ended: {error}. Ask for fewer tokens, or for more time of the server."
+            )
+            return ApiError(504, message, code="deadline_exceeded", headers={"X-Should-Retry": "false"})
         case RequestFailed():
             message = f"This request could not be computed: {error}."
             return ApiError(500, message, code="request_failed", headers={"X-Should-Retry": "false"})

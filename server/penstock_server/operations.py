@@ -6,6 +6,7 @@ says whether a restart would help; /health and /health/ready whether requests ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -22,16 +23,18 @@ from penstock_server.responses import Health, Version
 
 #: Paths (and what is below them) that need no API key.
 OPEN_PATHS = ("/health", "/ping", "/version")
+METRICS_PATH = "/metrics"
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"model": Health, "description": "loading, dead or stopped"}
+    503: {"model": Health, "description": "loading, draining, dead or stopped"}
 }
 
 
 class OperationRoutes:
-    def __init__(self, engine: AsyncEngine, metrics: RequestMetrics) -> None:
+    def __init__(self, engine: AsyncEngine, metrics: RequestMetrics, is_draining: Callable[[], bool]) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._is_draining = is_draining
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operations"])
@@ -39,7 +42,7 @@ class OperationRoutes:
             router.get(path, response_model=Health, responses=_NOT_READY)(self.ready)
         router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
         router.get("/version")(self.version)
-        router.get("/metrics", response_class=Response)(self.metrics)
+        router.get(METRICS_PATH, response_class=Response)(self.metrics)
         router.get("/v1/plan")(self.plan)
         return router
 
@@ -51,7 +54,7 @@ class OperationRoutes:
     async def live(self) -> Response:
         """503 only if nothing but a restart can help."""
         health = self._health()
-        return _answer(health, is_good=health.status in ("ok", "loading"))
+        return _answer(health, is_good=health.status in ("ok", "loading", "draining"))
 
     async def version(self) -> Version:
         return Version(version=__version__)
@@ -70,7 +73,7 @@ class OperationRoutes:
     def _health(self) -> Health:
         status = self._engine.status
         if status.state == "ready":
-            return Health(status="ok")
+            return Health(status="draining" if self._is_draining() else "ok")
         if status.state == "loading":
             return Health(
                 status="loading",
@@ -78,6 +81,16 @@ class OperationRoutes:
                 total_layers=status.total_layers,
             )
         return Health(status=status.state)
+
+
+def is_open(path: str) -> bool:
+    """Whether everyone may ask for it, without a key."""
+    return any(path == each or path.startswith(each + "/") for each in OPEN_PATHS)
+
+
+def is_operational(path: str) -> bool:
+    """Whether probes and scrapers ask for it, and not users."""
+    return is_open(path) or path == METRICS_PATH
 
 
 def ready_engine(engine: AsyncEngine) -> Engine:

@@ -175,7 +175,7 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "loading", "dead", "stopped"]
+    status: Literal["ok", "loading", "draining", "dead", "stopped"]
     #: While loading: how far it is.
     loaded_layers: int | None = None
     total_layers: int | None = None

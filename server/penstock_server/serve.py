@@ -1,9 +1,10 @@
 """`penstock serve`: one process with one event loop for HTTP and one thread for the engine.
 
 The port is bound before anything is loaded (listener.py), so that a port in use is told at once and
-/health can tell the progress. A signal ends the process, while the model loads at once. A model that can't be
-loaded ends it too; an engine that dies later does not: the server goes on answering errors, and /health/live
-says that a restart is due.
+/health can tell the progress. A signal ends the process: at once while the model loads, later when the
+requests that run are answered or --shutdown-timeout is over, and a second one at once in any case. A model
+that can't be loaded ends the process with an error; so does an engine that dies later, once its requests
+were told.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ import uvicorn
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
-from penstock.errors import EngineDead
+from penstock.errors import ConfigError, EngineDead, EngineStopped
+from penstock_server import logs, systemd
 from penstock_server.app import create_app
+from penstock_server.draining import Drain
+from penstock_server.errors import ApiError, api_error
 from penstock_server.loading import load_engine
 from penstock_server.plan_report import plan_table
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 #: Seconds for clients to take what is left of their answers after the engine has stopped.
 _CLOSE_TIMEOUT_S = 5
@@ -38,9 +40,8 @@ _CLOSE_TIMEOUT_S = 5
 
 def serve(settings: Settings, listener: socket.socket) -> int:
     """Runs until a signal comes, and closes the listener. Raises what kept the model from being loaded."""
-    logging.basicConfig(format=_LOG_FORMAT, level=settings.log_level.upper())
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    # uvicorn raises the signal that ended it once more when it is done: that is our way out.
+    logs.configure(settings.log_level, settings.log_format)
+    # Before uvicorn listens to signals, and after.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     with listener:
@@ -55,32 +56,56 @@ def _leave(number: int, frame: FrameType | None) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server, and the engine's beginning and end around it."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, settings: Settings, url: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: AsyncEngine, settings: Settings, drain: Drain, url: str
+    ) -> None:
         super().__init__(config)
         self._engine = engine
         self._settings = settings
+        self._drain = drain
         self._url = url
+        self._loop = asyncio.get_running_loop()
         self._is_leaving = False
         self._watch: asyncio.Task[None] | None = None
-        #: Why the model could not be loaded.
+        self._leaving: asyncio.Task[None] | None = None
+        #: Why the engine could not be loaded, or died.
         self.failure: EngineDead | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._watch = asyncio.create_task(self._announce())
+        self._watch = asyncio.create_task(self._watch_engine())
 
-    async def _announce(self) -> None:
-        """Says that the model is ready, or ends the process if it can't be loaded."""
+    async def _watch_engine(self) -> None:
+        """Says that the model is ready; ends the process if it can't be loaded, or the engine dies."""
         try:
             await self._engine.wait_until_ready()
+            self._announce()
+            await self._engine.wait_until_ended()
         except EngineDead as error:
-            self.failure = error
-            self.should_exit = True
-        else:
-            plan = self._engine.engine.plan
-            for line in plan_table(plan) if plan else ():
-                logger.info("%s", line)
-            print(greeting(self._settings, self._engine.engine, self._url), flush=True)
+            if not self.should_exit:
+                self.failure = error
+                await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
+
+    def _announce(self) -> None:
+        plan = self._engine.engine.plan
+        for line in plan_table(plan) if plan else ():
+            logger.info("%s", line)
+        print(greeting(self._settings, self._engine.engine, self._url), flush=True)
+        systemd.notify(systemd.READY)
+
+    async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
+        """Ends the process when all requests are answered, or after `timeout_s`; new ones get `refusal`."""
+        self._drain.begin(refusal)
+        systemd.notify(systemd.STOPPING)
+        if self._drain.num_open:
+            logger.info("shutting down when %d requests are answered", self._drain.num_open)
+        if not await self._drain.wait_until_empty(timeout_s):
+            logger.warning("%d requests were not answered in %g s", self._drain.num_open, timeout_s)
+        self.should_exit = True
+
+    def _begin_to_leave(self) -> None:
+        refusal = api_error(EngineStopped())
+        self._leaving = asyncio.create_task(self._leave(refusal, self._settings.shutdown_timeout))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._is_leaving:
@@ -91,37 +116,47 @@ class _Server(uvicorn.Server):
             # can't be told to stop.
             logger.info("ending before the model was loaded")
             os._exit(0)
-        super().handle_exit(sig, frame)
+        # We are between any two instructions here; the loop calls it when it may touch its own things.
+        self._loop.call_soon_threadsafe(self._begin_to_leave)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First of all the engine: that ends the answers which clients still wait for.
         await self._engine.stop()
         await super().shutdown(sockets)
-        if self._watch is not None:
-            await self._watch
+        for task in (self._watch, self._leaving):
+            if task is not None:
+                await task
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     engine = AsyncEngine(lambda report: load_engine(settings, report))
+    drain = Drain()
     config = uvicorn.Config(
-        create_app(engine, settings),
+        create_app(engine, settings, drain),
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
-    url = address(settings.host, listener.getsockname()[1])
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"cannot serve https with {settings.ssl_certfile}: {error}") from None
+    url = address(settings.host, listener.getsockname()[1], is_https=config.is_ssl)
     logger.info("listening at %s; %s is loading", url, settings.model_names[0])
-    server = _Server(config, engine, settings, url)
+    server = _Server(config, engine, settings, drain, url)
     await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int, is_https: bool = False) -> str:
     """As a client on this machine would write it."""
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def greeting(settings: Settings, engine: Engine, url: str) -> str:
@@ -132,7 +167,7 @@ def greeting(settings: Settings, engine: Engine, url: str) -> str:
     else:
         path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 64}
     command = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
-    if settings.api_key:
+    if settings.api_key or settings.api_key_file:
         command += ["-H", "Authorization: Bearer YOUR_KEY"]
     command += ["-d", json.dumps(body)]
     return f"{settings.model_names[0]} is ready at {url}/v1\nTry it:\n  {shlex.join(command)}"

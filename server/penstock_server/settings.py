@@ -1,87 +1,31 @@
-"""Settings: everything a user may decide about a server, each thing once. Reads the environment;
-nothing else in Penstock does.
+"""Settings: everything a user may decide about a server, each thing once.
 
-A setting `max_num_seqs` is the flag --max-num-seqs and the variable PENSTOCK_MAX_NUM_SEQS. A flag
-wins over the variable, the variable over the default. A flag stands on the commands that honour it;
-a variable may be set for all of them. A PENSTOCK_* variable that is no setting is an error, because it
-is a typing mistake; only those of the client library, and those that Kubernetes sets for a service
-called "penstock", are left alone.
+A setting `max_num_seqs` is the flag --max-num-seqs, the variable PENSTOCK_MAX_NUM_SEQS and the key
+max-num-seqs of a file; setting_sources.py reads them, and setting_values.py the texts in them.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
+from penstock_server.setting_values import (
+    parse_bool,
+    parse_bytes,
+    parse_bytes_or_share,
+    parse_int,
+    parse_list,
+    parse_seconds,
+)
 from penstock_server.tools.parsers import ParserChoice
 
-PREFIX = "PENSTOCK_"
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-
-_NOT_OURS = re.compile(r"PENSTOCK_(BASE_URL|SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from "2GiB", "512M" (binary, as Docker's and Java's), "1.5GB" (decimal) or "4096"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?b)?|b)?", text.strip().lower())
-    if not match:
-        raise ValueError(f"{text!r} is no size; write for example 2GiB, 512MiB or 4096")
-    number, letter, suffix = match.groups()
-    base = 1000 if suffix == "b" else 1024
-    return int(float(number) * base ** (" kmgt".index(letter) if letter else 0))
-
-
-def parse_bytes_or_share(text: str) -> int | float:
-    """Bytes as above, or a float between 0 and 1 from "20%"."""
-    number = text.strip().removesuffix("%")
-    if number == text.strip():
-        return parse_bytes(text)
-    try:
-        share = float(number) / 100
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise ValueError(f"{text!r} is no share; write for example 20%")
-    return share
-
-
-def parse_bool(text: str) -> bool:
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"{text!r} is neither true nor false")
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """Words between commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def parse_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no whole number") from None
-
-
-def parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number of seconds") from None
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{text!r} is no number of seconds")
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -92,7 +36,7 @@ class Group:
     commands: tuple[str, ...]
 
 
-_GENERATING = ("serve", "generate", "chat")
+_GENERATING = ("serve", "batch", "generate", "chat")
 _COMPUTING = (*_GENERATING, "bench")
 _EVALUATING = (*_COMPUTING, "eval")
 _READING = (*_EVALUATING, "convert", "report")
@@ -102,6 +46,9 @@ GROUPS = {
     "model": Group("model", (*_READING, "plan")),
     "engine": Group("engine: memory and arithmetic", (*_EVALUATING, "plan")),
     "server": Group("server", ("serve",)),
+    "security": Group("security", ("serve",)),
+    "limits": Group("limits", ("serve",)),
+    "logging": Group("logs and traces", ("serve", "batch")),
 }
 
 
@@ -133,8 +80,8 @@ def _setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line and the environment said, checked one by one. EngineConfig checks what
-    belongs to the engine when `engine_config` makes one."""
+    """What the command line, the environment and a file said, checked one by one. EngineConfig checks
+    what belongs to the engine when `engine_config` makes one."""
 
     model: str = _setting(
         "model",
@@ -147,6 +94,13 @@ class Settings:
         "model", "never ask the hub; use what was downloaded before", False, parse=parse_bool
     )
 
+    config: Path | None = _setting(
+        "model",
+        "a TOML file of settings, named as these flags without the dashes in front; variables and flags win",
+        commands=(*_READING, "plan", "hardware"),
+        parse=Path,
+        metavar="FILE",
+    )
     ignore_unexpected_tensors: bool = _setting(
         "model",
         "load a checkpoint that holds tensors which the model does not know",
@@ -164,9 +118,9 @@ class Settings:
     )
     cache_dir: Path = _setting(
         "model",
-        "where measured rates of this machine are kept",
+        "where measured rates of this machine are kept; default: ~/.cache/penstock",
         CACHE_DIR,
-        commands=("serve", "generate", "chat", "plan", "hardware", "bench"),
+        commands=("serve", "batch", "generate", "chat", "plan", "hardware", "bench"),
         parse=Path,
         metavar="FOLDER",
     )
@@ -290,27 +244,83 @@ class Settings:
         "server",
         "what clients call the model; given several times, answers carry the first; default: MODEL",
         (),
+        commands=("serve", "batch"),
         parse=parse_list,
         metavar="NAME",
         aliases=("--model-name",),
     )
     api_key: tuple[str, ...] = _setting(
-        "server",
-        "key that requests must bring as 'Authorization: Bearer KEY'; may be given several times "
-        "(in the variable: between commas); prefer the variable, others see flags in `ps`",
+        "security",
+        "key that requests must bring as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; may be given "
+        "several times (in the variable: between commas); prefer the variable, others see flags in `ps`",
         (),
         parse=parse_list,
         metavar="KEY",
         secret=True,
     )
+    api_key_file: Path | None = _setting(
+        "security",
+        "file with such keys, one per line; lines that begin with # are skipped",
+        parse=Path,
+        metavar="FILE",
+    )
+    open_metrics: bool = _setting("security", "/metrics needs no key", False, parse=parse_bool)
+    allowed_origin: tuple[str, ...] = _setting(
+        "security",
+        "web page's origin, such as https://example.org, whose scripts may use the server (CORS); * is all; "
+        "may be given several times",
+        (),
+        parse=parse_list,
+        metavar="ORIGIN",
+    )
+    ssl_certfile: Path | None = _setting(
+        "security", "certificate (PEM, with its chain): serve https", parse=Path, metavar="FILE"
+    )
+    ssl_keyfile: Path | None = _setting(
+        "security", "its private key, unless the certificate's file holds it", parse=Path, metavar="FILE"
+    )
     max_queued_seqs: int = _setting(
-        "server",
+        "limits",
         "most sequences that wait beside the max_num_seqs of a step; a request beyond them gets a 503",
         EngineConfig.max_queued_seqs,
         parse=parse_int,
     )
     max_request_size: int = _setting(
-        "server", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
+        "limits", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
+    )
+    rate_limit_requests: int = _setting(
+        "limits",
+        "requests per minute that a client (an API key, or an address without keys) may post; 0 is no limit",
+        0,
+        parse=parse_int,
+    )
+    rate_limit_tokens: int = _setting(
+        "limits",
+        "tokens of prompts and answers per minute that it may have; 0 is no limit",
+        0,
+        parse=parse_int,
+    )
+    queue_timeout: float = _setting(
+        "limits",
+        "seconds from its arrival after which a request that no step has begun gets a 503; 0 is no limit",
+        0.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
+    request_timeout: float = _setting(
+        "limits",
+        "seconds from its arrival after which a request that is not answered gets a 504, or an error in "
+        "its stream; 0 is no limit",
+        0.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
+    request_body_timeout: float = _setting(
+        "limits",
+        "seconds in which a request's body must have come; 0 is no limit",
+        60.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
     )
     sse_keep_alive: float = _setting(
         "server",
@@ -326,16 +336,41 @@ class Settings:
         "auto",
         choices=get_args(ParserChoice),
     )
-    log_level: str = _setting(
+    shutdown_timeout: float = _setting(
         "server",
+        "seconds that running requests have to finish after SIGTERM or Ctrl-C, while new ones get a 503",
+        30.0,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
+    log_level: str = _setting(
+        "logging",
         "least severe messages to log",
         "info",
         choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = _setting(
+        "logging",
+        "lines for people, or an object per line for programs",
+        "text",
+        choices=("text", "json"),
+    )
+    otlp_traces_endpoint: str | None = _setting(
+        "logging",
+        "OpenTelemetry collector that gets a span per request (OTLP over HTTP), such as "
+        "http://localhost:4318/v1/traces; needs the extra penstock[otel]",
+        commands=("serve",),
+        metavar="URL",
     )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535")
+        for name in ("rate_limit_requests", "rate_limit_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile is the key of a certificate: name that with --ssl-certfile")
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -370,100 +405,3 @@ class Settings:
             kernels=self.kernels,
             ignore_unexpected_tensors=self.ignore_unexpected_tensors,
         )
-
-
-def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
-    """Adds the settings that the command honours. What is not on the command line stays unset."""
-    for name, group in GROUPS.items():
-        section = parser.add_argument_group(group.heading)  # an empty one is not shown
-        for field in dataclasses.fields(Settings):
-            if field.metadata["group"] == name and command in field.metadata["commands"]:
-                _add_flag(section, field)
-
-
-def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
-    info = field.metadata
-    options: dict[str, Any] = {"help": _help(field), "default": argparse.SUPPRESS}
-    if field.name == "model":
-        section.add_argument("model", nargs="?", metavar=info["metavar"], **options)
-        return
-    flags = ["--" + field.name.replace("_", "-"), *info["aliases"]]
-    if info["parse"] is parse_bool:
-        options["action"] = argparse.BooleanOptionalAction
-    else:
-        options["type"] = _argument_type(info["parse"])
-        options |= {"choices": info["choices"], "metavar": info["metavar"]}
-        if info["parse"] is parse_list:
-            options["action"] = "extend"
-    section.add_argument(*flags, dest=field.name, **options)
-
-
-def _help(field: dataclasses.Field[Any]) -> str:
-    text = str(field.metadata["help"])
-    if field.default not in (None, (), False, "", 0):
-        text += f" (default: {_shown(field)})"
-    return text.replace("%", "%%")
-
-
-def _shown(field: dataclasses.Field[Any]) -> str:
-    default: Any = field.default
-    if field.metadata["parse"] is parse_bytes:
-        return f"{default // 2**20}MiB"
-    return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` with its message intact: argparse would say "invalid parse_bytes value"."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in PENSTOCK_* variables. Raises ConfigError for a wrong name or value."""
-    fields = {PREFIX + field.name.upper(): field for field in dataclasses.fields(Settings)}
-    values = {}
-    for name, text in environ.items():
-        if not name.startswith(PREFIX) or _is_not_ours(name, text):
-            continue
-        if name not in fields:
-            raise ConfigError(f"{name} is no setting of Penstock; `penstock serve --help` has all")
-        values[fields[name].name] = _read_variable(name, text, fields[name])
-    return values
-
-
-def _read_variable(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
-    choices = field.metadata["choices"]
-    if choices and text not in choices:
-        raise ConfigError(f"{name} is {text!r}; choose one of {', '.join(choices)}")
-    try:
-        return field.metadata["parse"](text)
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
-
-
-def _is_not_ours(name: str, text: str) -> bool:
-    return bool(_NOT_OURS.fullmatch(name)) or (
-        name == "PENSTOCK_PORT" and text.startswith(("tcp://", "udp://"))
-    )
-
-
-def make_settings(
-    arguments: Mapping[str, Any], environ: Mapping[str, str], needs_model: bool = True
-) -> Settings:
-    """Flags over variables over defaults. Raises ConfigError; unknown arguments are not ours."""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    flags = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in arguments.items()
-        if name in names
-    }
-    settings = Settings(**(read_environment(environ) | flags))
-    if needs_model and not settings.model:
-        raise ConfigError("no model given: name a folder, a hub repository or 'demo'")
-    return settings

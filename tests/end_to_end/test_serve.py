@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -176,6 +178,25 @@ def test_clients_that_leave_free_their_sequences(server: ServerProcess, client: 
     assert complete(client, max_tokens=4)
 
 
+def test_connections_that_break_leave_nothing_behind(server: ServerProcess, client: openai.OpenAI) -> None:
+    """Cut with a reset in the head, in the body, and in the middle of an answer; and garbage."""
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 400, "n": 2} | GO_ON).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    port = int(server.url.rpartition(":")[2])
+    pieces = (b"", head, head + length, head + length + body[:20], head + length + body, b"\x16\x03\x01" * 99)
+    for _ in range(4):
+        for piece in pieces:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(piece)
+                linger = struct.pack("ii", 1, 0)  # close() sends a reset
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    wait_until_idle(server)
+    assert metric(server, "vllm:kv_cache_usage_perc") == 0
+    assert complete(client, max_tokens=4)
+    assert not any("Traceback" in line for line in server.log)
+
+
 def test_metrics_count_tokens(server: ServerProcess, client: openai.OpenAI) -> None:
     before = metric(server, "vllm:generation_tokens_total")
     complete(client, max_tokens=5, extra_body=GO_ON)
@@ -198,7 +219,7 @@ def test_streamed_layers_give_the_same_answer(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal.Signals) -> None:
     body = {"prompt": PROMPT, "max_tokens": 100_000, "stream": True, "ignore_eos": True}
-    with ServerProcess(MODEL) as server:
+    with ServerProcess(MODEL, "--shutdown-timeout", "0") as server:
         server.wait_until_ready()
         limit = httpx2.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"]
         body["max_tokens"] = limit - 100
@@ -212,6 +233,22 @@ def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal
         assert "error" in json.loads(error.removeprefix("data: ")) and done == "data: [DONE]"
         assert server.end() == 0
         assert not any("Traceback" in line for line in server.log)
+
+
+def test_a_signal_lets_a_running_answer_finish() -> None:
+    with ServerProcess(MODEL) as server:
+        server.wait_until_ready()
+        body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            ending = threading.Thread(target=server.end)
+            ending.start()
+            *chunks, done = [line for line in (first, *lines) if line.startswith("data: ")]
+            ending.join()
+        assert "error" not in "".join(chunks) and done == "data: [DONE]"
+        assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert server.end() == 0
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -301,3 +338,26 @@ def test_chat_in_the_terminal(client: openai.OpenAI) -> None:
     assert done.returncode == 0, done.stderr
     assert str(whole.choices[0].message.content) in done.stdout
     assert "tokens/s" in done.stderr
+
+
+def test_a_batch_is_answered_as_requests_are(client: openai.OpenAI, tmp_path: Path) -> None:
+    fields = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": fields} for i in range(3)
+    ]
+    lines.append({"custom_id": "wrong", "method": "POST", "url": "/v1/completions", "body": {"made_up": 1}})
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("batch", "--model", MODEL, str(source), str(target))
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 lines answered, 1 of them with an error" in done.stderr
+    found = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    expected = complete(client, max_tokens=12, temperature=0)
+    for name in "012":
+        assert found[name]["response"]["body"]["choices"][0]["text"] == expected
+    assert found["wrong"]["response"]["status_code"] == 400
+    again = run("batch", "--model", MODEL, str(source), str(target))
+    assert again.returncode == 0 and "4 lines are in" in again.stderr
+    source.write_text(source.read_text() + json.dumps(lines[0]) + "\n")
+    twice = run("batch", "--model", MODEL, str(source), str(target))
+    assert twice.returncode == 2 and "'0' in lines 1 and 5" in twice.stderr

@@ -345,6 +345,8 @@ def test_a_dead_engine_fails_its_requests(tiny_llama: Path, monkeypatch: pytest.
         for stream in streams:
             with pytest.raises(EngineDead, match="injected"):
                 await anext(stream)
+        with pytest.raises(EngineDead, match="injected"):
+            await engine.wait_until_ended()
         assert engine.status.state == "dead" and "injected" in (engine.status.error or "")
         with pytest.raises(EngineDead):
             engine.generate([5], PARAMS)
@@ -359,6 +361,7 @@ def test_stopping_ends_requests_in_flight(tiny_llama: Path) -> None:
         stream = engine.generate([5], SamplingParams(temperature=0, ignore_eos=True, max_tokens=250))
         await anext(stream)
         await engine.stop()
+        await engine.wait_until_ended()  # as it was told: no error
         with pytest.raises(EngineStopped):
             async for _ in stream:
                 pass

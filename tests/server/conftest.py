@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -27,6 +28,18 @@ def plain_chat_template(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Whatever a test sets up for logs is gone after it."""
+    root, requests = logging.getLogger(), logging.getLogger("penstock_server.request_context")
+    handlers, levels = root.handlers[:], (root.level, requests.level)
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip((root, requests), levels, strict=True):
+        logger.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from starlette.exceptions import HTTPException
 from penstock.errors import (
     ComputationError,
     ContextOverflow,
+    DeadlineExceeded,
     EngineDead,
     EngineStopped,
     InvalidParameter,
     QueueFull,
+    QueueTimeout,
     RequestError,
     StepFailed,
 )
@@ -33,6 +35,8 @@ from penstock_server.errors import ApiError, api_error
         (EngineDead("secret"), 503, "server_error", "engine_dead", None),
         (EngineStopped("secret"), 503, "server_error", "shutting_down", None),
         (StepFailed(["r"], "x.safetensors is cut"), 500, "server_error", "step_failed", None),
+        (QueueTimeout("m"), 503, "server_error", "queue_timeout", None),
+        (DeadlineExceeded("m"), 504, "server_error", "deadline_exceeded", None),
         (ComputationError("nan"), 500, "server_error", "request_failed", None),
         (ZeroDivisionError("secret"), 500, "server_error", "internal_error", None),
     ],

@@ -130,10 +130,10 @@ def test_a_full_queue_is_told_and_takes_all_of_a_request_or_nothing(
     make_client: MakeClient, send: Any, streams: bool
 ) -> None:
     class Full(FakeAsyncEngine):
-        def generate(self, *arguments: Any) -> FakeStream:
+        def generate(self, *arguments: Any, **options: Any) -> FakeStream:
             if len(self.streams) == 2:
                 raise QueueFull("2 requests wait", 17)
-            return super().generate(*arguments)
+            return super().generate(*arguments, **options)
 
     engine = Full()
     answer = send(make_client(engine), n=3, stream=streams)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock_server import __version__
+from penstock_server.app import create_app
+from penstock_server.draining import Drain
+from penstock_server.errors import unavailable
+from penstock_server.settings import Settings
 
 from .conftest import MakeClient
 
@@ -40,6 +46,19 @@ def test_dead(make_client: MakeClient, path: str) -> None:
     assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
 
 
+def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
+    fake: Any = engine
+    drain = Drain()
+    with TestClient(create_app(fake, Settings(model="tiny"), drain)) as client:
+        drain.begin(unavailable("The server is shutting down.", "shutting_down"))
+        for path in READY:
+            answer = client.get(path)
+            assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+        assert client.get("/health/live").status_code == 200
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
 @pytest.mark.parametrize(
     ("state", "status"), [("loading", 200), ("ready", 200), ("dead", 503), ("stopped", 503)]
 )
@@ -65,4 +84,4 @@ def test_version(client: TestClient) -> None:
 def test_metrics(client: TestClient) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
-    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in answer.text
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in answer.text

@@ -39,6 +39,8 @@ class RequestOutput:
     has_end_token: bool = False
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
+    #: When its first step began, on the monotonic clock.
+    started: float | None = None
     #: Of the prompt, tokens whose K and V came from the prefix cache.
     num_cached_tokens: int = 0
 
@@ -58,6 +60,8 @@ class Request:
         `start_by`, its last to end before `finish_by`: seconds of the clock that expire() is told."""
         self.request_id = request_id
         self.sequence = sequence
+        #: When its first step began, on the monotonic clock.
+        self.started: float | None = None
         self._start_by, self._finish_by = start_by, finish_by
         self._eos_token_ids = tokenizer.eos_token_ids
         params = sequence.params
