@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
-from penstock.errors import RequestFailed
+from penstock.errors import ComputationError, RequestFailed
 from penstock.generation.sampler import SampledToken
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
@@ -35,6 +36,8 @@ class RequestOutput:
     stop_reason: str | int | None = None
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
+    #: With the first output, if asked for: one entry per prompt token, the first of them None.
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 class Request:
@@ -61,21 +64,43 @@ class Request:
         """Append a token, see whether the answer ends with it, and say what was gained."""
         if isinstance(token, RequestFailed):
             return self._failed(token)
+        prompt_logprobs = self._take_prompt_logprobs()
+        if any(math.isnan(each.logprob) for each in prompt_logprobs or () if each):
+            return self._failed(ComputationError("the model computed NaN for a token of the prompt"))
+        if self.sequence.num_tokens >= self.sequence.max_total_tokens:  # no answer was asked for
+            return self._output("", None, FinishReason.LENGTH, None, prompt_logprobs)
         self.sequence.token_ids.append(token.token_id)
         try:
             text, finish_reason, stop_reason = self._advance_text(token.token_id)
         except Exception:  # whatever a tokenizer raises must not cost the other requests
             logger.exception("the text of request %s could not be made", self.request_id)
             return self._failed(RequestFailed(NO_TEXT))
+        return self._output(text, token, finish_reason, stop_reason, prompt_logprobs)
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """What belongs to the first output, and to no other."""
+        if self.sequence.params.prompt_logprobs is None or self.sequence.num_output_tokens:
+            return None
+        return tuple(self.sequence.prompt_logprobs)
+
+    def _output(
+        self,
+        text: str,
+        token: SampledToken | None,
+        finish_reason: FinishReason | None,
+        stop_reason: str | int | None,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    ) -> RequestOutput:
         return RequestOutput(
             self.request_id,
             text,
-            (token.token_id,),
-            () if token.logprobs is None else (token.logprobs,),
+            () if token is None else (token.token_id,),
+            () if token is None or token.logprobs is None else (token.logprobs,),
             self.sequence.num_prompt_tokens,
             self.sequence.num_output_tokens,
             finish_reason,
             stop_reason,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:

@@ -58,7 +58,9 @@ class Sampler:
             adjusted = self._adjust(logits, sequence)
             token_id = int(adjusted.argmax())
             if not math.isfinite(adjusted[token_id]):
-                return RequestFailed("its penalties and forbidden stop tokens leave no token to choose")
+                return RequestFailed(
+                    "its penalties and its allowed and forbidden tokens leave none to choose"
+                )
         if params.temperature > 0:
             token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
         if params.logprobs is None:
@@ -66,7 +68,7 @@ class Sampler:
         return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))
 
     def _adjust(self, logits: Tensor, sequence: Sequence) -> Tensor:
-        """Bias, penalties and forbidden ends, in that order, on a copy."""
+        """Bias, penalties, forbidden and allowed tokens, in that order, on a copy."""
         params, output = sequence.params, sequence.output_token_ids
         logits = logits.clone()
         if params.logit_bias:
@@ -86,7 +88,12 @@ class Sampler:
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
-        return logits
+        if forbidden := forbidden_by_words(params.bad_words, output):
+            logits[forbidden] = -torch.inf
+        if params.allowed_token_ids is None:
+            return logits
+        allowed = list(params.allowed_token_ids)
+        return torch.full_like(logits, -torch.inf).index_copy(0, torch.tensor(allowed), logits[allowed])
 
 
 def _no_number(largest: float) -> ComputationError:
@@ -94,6 +101,11 @@ def _no_number(largest: float) -> ComputationError:
         f"the model computed {largest}: its weights or the numbers on the way exceed float32; the checkpoint "
         "may be damaged"
     )
+
+
+def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[int]:
+    """The tokens that would complete one of `words` at the end of `output`."""
+    return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == list(word[:-1])]
 
 
 def needs_adjusting(sequence: Sequence) -> bool:
@@ -105,6 +117,8 @@ def needs_adjusting(sequence: Sequence) -> bool:
         or params.presence_penalty
         or params.frequency_penalty
         or sequence.num_output_tokens < params.min_tokens
+        or params.bad_words
+        or params.allowed_token_ids is not None
     )
 
 
@@ -114,7 +128,8 @@ def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
     values, ids = _sorted(logprobs, min(num_top, len(logits)))
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(token_id, float(logprobs[token_id]), top)
+    rank = 1 + int((logprobs > logprobs[token_id]).sum())
+    return TokenLogprobs(token_id, float(logprobs[token_id]), top, rank)
 
 
 def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
