@@ -10,7 +10,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +256,8 @@ def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> N
         ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("repetition_penalty", 0.0),
         ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("logit_bias", {3: 101.0}), ("seed", 2**63),
         ("stop", ("",)), ("max_tokens", -1), ("min_tokens", -1), ("logprobs", 21),
-        ("prompt_logprobs", -1), ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)), ("bad_words", ((),)),
+        ("prompt_logprobs", -1), ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)),
+        ("bad_words", ((),)),
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_named(name: str, value: object) -> None:
