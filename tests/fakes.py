@@ -106,6 +106,7 @@ class FakeStream:
         self._script = list(script)
         self._num_output_tokens = 0
         self._is_finished = False
+        self._has_begun = False
         self._changed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
@@ -138,6 +139,12 @@ class FakeStream:
         token_ids = (EOS,) if is_stop else tuple(text.encode())
         self._num_output_tokens += len(token_ids)
         logprobs: tuple[TokenLogprobs, ...] = ()
+        prompt_logprobs = None
+        if (num_top := self.params.prompt_logprobs) is not None and not self._has_begun:
+            top = tuple((ord("z") - i, -0.5 - i) for i in range(num_top))
+            scored = (TokenLogprobs(token_id, -0.75, top, 9) for token_id in self.prompt[1:])
+            prompt_logprobs = (None, *scored)
+        self._has_begun = True
         if (count := self.params.logprobs) is not None:
             top = tuple((ord("z") - i, -0.5 - i) for i in range(count))
             logprobs = tuple(TokenLogprobs(token_id, -0.25, top) for token_id in token_ids)
@@ -150,6 +157,7 @@ class FakeStream:
             num_output_tokens=self._num_output_tokens,
             finish_reason=finish_reason,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def abort(self) -> None:

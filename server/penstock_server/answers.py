@@ -22,7 +22,10 @@ class Answer:
         self.params = params
         self.timer = timer
         self.text = ""
+        self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -42,11 +45,19 @@ class Answer:
         if not self.params.include_stop_str_in_output:
             output = _without_end_token(output)
         self.text += output.text
+        self.token_ids += output.token_ids
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.num_cached_tokens = num_cached_tokens(output)
         self.logprobs.extend(output.logprobs)
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         return output
+
+
+def num_cached_tokens(output: RequestOutput) -> int:
+    """Prompt tokens that were not computed anew."""
+    return getattr(output, "num_cached_tokens", 0)
 
 
 def _without_end_token(output: RequestOutput) -> RequestOutput:
@@ -69,6 +80,7 @@ class Answers:
         """Starts one sequence per prompt and element of `params`, or none: raises what
         AsyncEngine.generate raises."""
         self._answers: list[Answer] = []
+        self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         metrics.params_n.observe(len(params))
         try:
@@ -83,6 +95,9 @@ class Answers:
     def __len__(self) -> int:
         return len(self._answers)
 
+    def __getitem__(self, index: int) -> Answer:
+        return self._answers[index]
+
     def __iter__(self) -> Iterator[Answer]:
         return iter(self._answers)
 
@@ -90,11 +105,9 @@ class Answers:
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
         completion_tokens = sum(answer.num_output_tokens for answer in self._answers)
-        return Usage(
-            prompt_tokens=self._num_prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=self._num_prompt_tokens + completion_tokens,
-        )
+        firsts = self._answers[:: self._num_choices]
+        cached_tokens = sum(answer.num_cached_tokens for answer in firsts)
+        return Usage.of(self._num_prompt_tokens, completion_tokens, cached_tokens)
 
     async def outputs(
         self, idle_s: float | None = None

@@ -33,6 +33,7 @@ from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OPEN_PATHS, OperationRoutes
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
+from penstock_server.text_thread import TextThread
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ CLIENT_CLOSED_REQUEST = 499
 def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
     """The application over an engine that is not started: the application starts and stops it."""
     metrics = RequestMetrics(settings.model_names[0], engine)
-    openai = OpenAIRoutes(engine, settings, metrics)
+    texts = TextThread()
+    openai = OpenAIRoutes(engine, settings, metrics, texts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -52,7 +54,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
             yield
         finally:
             await engine.stop()
-            openai.close()
+            texts.close()
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
     app.include_router(OperationRoutes(engine, metrics).router())

@@ -6,11 +6,10 @@ a long text takes long), its fields become SamplingParams, and Answers runs all 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
@@ -19,8 +18,14 @@ from penstock.async_engine import AsyncEngine
 from penstock.generation.sequence import SamplingParams
 from penstock_server.answers import Answers
 from penstock_server.errors import ApiError, ErrorBody
-from penstock_server.formats import ChatFormat, CompletionFormat, Format, stream
-from penstock_server.inputs import Prompt, read_messages, read_prompts, sampling_params
+from penstock_server.formats import ChatFormat, CompletionFormat, Extras, Format, stream
+from penstock_server.inputs import (
+    Prompt,
+    read_bad_words,
+    read_messages,
+    read_prompts,
+    sampling_params,
+)
 from penstock_server.metrics import RequestMetrics
 from penstock_server.operations import ready_engine
 from penstock_server.protocol import (
@@ -37,8 +42,7 @@ from penstock_server.responses import (
 )
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
-
-T = TypeVar("T")
+from penstock_server.text_thread import TextThread
 
 #: What /v1/completions generates if the request does not say, as at OpenAI.
 DEFAULT_MAX_TOKENS = 16
@@ -62,13 +66,14 @@ async def require_json(content_type: Annotated[str, Header(include_in_schema=Fal
 
 
 class OpenAIRoutes:
-    def __init__(self, engine: AsyncEngine, settings: Settings, metrics: RequestMetrics) -> None:
+    def __init__(
+        self, engine: AsyncEngine, settings: Settings, metrics: RequestMetrics, texts: TextThread
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
+        self._texts = texts
         self._created = int(time.time())
-        # One thread: tokenizers are not made for several at once.
-        self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], responses=_ERRORS)
@@ -86,9 +91,6 @@ class OpenAIRoutes:
             )(route)
         return router
 
-    def close(self) -> None:
-        self._text_thread.shutdown(wait=False, cancel_futures=True)
-
     # -- models ---------------------------------------------------------------------------------
 
     async def list_models(self) -> ModelList:
@@ -96,7 +98,7 @@ class OpenAIRoutes:
         return ModelList(data=[self._model(name) for name in self._settings.model_names])
 
     async def retrieve_model(self, model: str) -> Model:
-        self._check_model(model)
+        check_model(model, self._settings)
         return self._model(model)
 
     def _model(self, name: str) -> Model:
@@ -108,46 +110,54 @@ class OpenAIRoutes:
             max_model_len=self._engine.engine.max_model_len if is_ready else None,
         )
 
-    def _check_model(self, name: str | None) -> None:
-        names = self._settings.model_names
-        # What the server was started with is a name, too, though no list shows it.
-        if name not in (None, self._settings.model, *names):
-            message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
-            raise ApiError(404, message, code="model_not_found", param="model")
-
     # -- generation -----------------------------------------------------------------------------
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        self._check_model(body.model)
+        check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
-        prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
+        prompts, bad_words = await self._texts.run(
+            lambda: (read_prompts(engine, body), read_bad_words(engine.tokenizer, body.bad_words or ()))
+        )
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
-        max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs)
+        usual = max(1, min(DEFAULT_MAX_TOKENS, room))
+        max_tokens = usual if body.max_tokens is None else body.max_tokens
+        num_scored = body.prompt_logprobs
+        if body.echo and body.logprobs is not None:
+            num_scored = max(body.logprobs, num_scored or 0)
+        params = sampling_params(
+            body, engine.default_sampling, max_tokens, body.logprobs, num_scored, bad_words
+        )
         form = CompletionFormat(
-            request.state.request_id,
+            body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
-            body.wants_usage_chunk,
-            body.logprobs is not None,
-            [prompt.text for prompt in prompts for _ in params] if body.echo else (),
+            replace(_extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
+            [prompt for prompt in prompts for _ in params],
         )
         return await self._respond(request, body, form, prompts, params)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        self._check_model(body.model)
+        check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
-        prompt = await self._on_text_thread(lambda: read_messages(engine, body))
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs)
+        prompt, bad_words = await self._texts.run(
+            lambda: (read_messages(engine, body), read_bad_words(engine.tokenizer, body.bad_words or ()))
+        )
+        params = sampling_params(
+            body,
+            engine.default_sampling,
+            body.answer_tokens,
+            body.num_logprobs,
+            body.prompt_logprobs,
+            bad_words,
+        )
         form = ChatFormat(
-            request.state.request_id,
+            body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
-            body.wants_usage_chunk,
-            bool(body.logprobs),
+            replace(_extras(body), logprobs=body.num_logprobs),
+            prompt,
         )
         return await self._respond(request, body, form, [prompt], params)
 
@@ -178,8 +188,24 @@ class OpenAIRoutes:
             message = f"{num_answers} answers are asked for, prompts times n; there may be {limit} at a time."
             raise ApiError(400, message, code="invalid_value", param="n")
 
-    async def _on_text_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
+
+def check_model(name: str | None, settings: Settings) -> None:
+    """Raises 404 for a name that this server does not have."""
+    names = settings.model_names
+    # What the server was started with is a name, too, though no list shows it.
+    if name not in (None, settings.model, *names):
+        message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
+        raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def _extras(body: GenerationRequest) -> Extras:
+    return Extras(
+        usage=body.wants_usage_chunk,
+        continuous_usage=body.wants_continuous_usage,
+        prompt_logprobs=body.prompt_logprobs,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        token_ids=bool(body.return_token_ids),
+    )
 
 
 def event_stream_of(model: str) -> dict[str, Any]:

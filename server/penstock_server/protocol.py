@@ -6,8 +6,12 @@ as a matter of course and that could not change an answer here. They are accepte
 
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
+    prompt_cache_breakpoint (of a content part), cache_prompt, id_slot (llama-server)      the same
+    session_id, chat_id      names that Open WebUI and others give to a conversation
     parallel_tool_calls      says nothing while there are no tools
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
+
+Some fields of vLLM's are accepted only with the value that changes nothing: see Only.
 
 `reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
 is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
@@ -20,6 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -36,6 +41,7 @@ from penstock.generation.sequence import MAX_LOGPROBS
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
 #: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
 MAX_INT = 2**31 - 1
 
@@ -54,6 +60,25 @@ def _refuse(value: object) -> None:
 Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
 
 
+class Only:
+    """For the type of a field of others' that we do not have: only the values that change nothing."""
+
+    def __init__(self, *neutral: object) -> None:
+        self._neutral = neutral
+
+    def __call__(self, value: object) -> object:
+        # By type as well: 0 equals False.
+        if value is None or any(value == each and type(value) is type(each) for each in self._neutral):
+            return value
+        allowed = " or ".join(map(repr, self._neutral))
+        message = f"not supported by this server, unless it is {allowed}"
+        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+
+
+OnlyTrue = Annotated[bool | None, BeforeValidator(Only(True))]
+OnlyFalse = Annotated[bool | None, BeforeValidator(Only(False))]
+
+
 def _check_text(value: str) -> str:
     """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
     try:
@@ -66,6 +91,7 @@ def _check_text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
 
 class Wire(BaseModel):
@@ -79,6 +105,8 @@ def _kind_of_text(value: object) -> str:
 class StreamOptions(Wire):
     #: A last chunk without choices tells the usage of the whole request.
     include_usage: bool | None = None
+    #: Every chunk tells the usage of its choice so far (vLLM's).
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -88,14 +116,9 @@ StopStrings = Annotated[
 ]
 
 
-class GenerationRequest(Wire):
-    """What both routes have in common. None is "not said": the model's own default holds."""
+class SamplingFields(Wire):
+    """How to choose tokens and when to stop. None is "not said": the model's own default holds."""
 
-    model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
-    max_tokens: PositiveCount | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     stop: StopStrings | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -113,14 +136,67 @@ class GenerationRequest(Wire):
     stop_token_ids: list[Count] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[Count], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = Field(
+        None, description="Texts that the answer must not hold."
+    )
+    spaces_between_special_tokens: OnlyTrue = None
+    use_beam_search: OnlyFalse = None
+    early_stopping: OnlyFalse = None
+    length_penalty: Annotated[float | None, BeforeValidator(Only(1.0, 1))] = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return 1
+
+
+class GenerationRequest(SamplingFields):
+    """What both routes have in common."""
+
+    model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # vLLM's extensions
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Log-probabilities of the prompt's tokens, with so many likeliest ones each."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = Field(
+        None, description="Keep the last so many tokens of the prompt; -1: as many as there is room for."
+    )
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Name tokens in log-probabilities by their ids, as token_id:7."
+    )
+    request_id: RequestId | None = Field(None, description="Part of the answer's id.")
+    priority: Annotated[int | None, BeforeValidator(Only(0))] = None
+    cache_salt: Unsupported = None
 
     # accepted without effect
     user: str | None = None
+    metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    chat_id: str | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> GenerationRequest:
+    def _check_streaming(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only allowed when stream is true")
+        if self.wants_continuous_usage and not self.wants_usage_chunk:
+            raise invalid("stream_options.continuous_usage_stats", "only allowed with include_usage")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs", "not available when stream is true")
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens", "at least one token of the prompt must be kept")
         return self
 
     @property
@@ -128,13 +204,17 @@ class GenerationRequest(Wire):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def wants_continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def num_choices(self) -> int:
-        """Answers to each prompt."""
         return self.n or 1
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def answer_tokens(self) -> int | None:
+        """Most tokens of an answer, if the request says so."""
+        return self.max_tokens
 
 
 def _kind_of_prompt(value: object) -> str:
@@ -170,8 +250,8 @@ class CompletionRequest(GenerationRequest):
     def _check_combinations(self) -> CompletionRequest:
         if self.best_of not in (None, self.num_choices):
             raise invalid("best_of", "not supported by this server, unless it equals n")
-        if self.echo and self.logprobs is not None:
-            raise invalid("echo", "not supported together with logprobs yet; send one of the two")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise invalid("max_tokens", "0 asks for no answer; only allowed with echo or prompt_logprobs")
         return self
 
     @property
@@ -183,13 +263,36 @@ class CompletionRequest(GenerationRequest):
         return self.prompt  # type: ignore[return-value]
 
 
-class TextPart(Wire):
-    type: Literal["text"]
-    text: Text
+def _check_part_type(value: object) -> object:
+    if isinstance(value, str) and value not in ("text", "refusal"):
+        message = f"{value!r} parts are not supported by this server; it takes text"
+        raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
+    return value
+
+
+class ContentPart(Wire):
+    """A piece of a message: text, or what an assistant said in its stead."""
+
+    type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    # accepted without effect
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> ContentPart:
+        if (self.text is None) == (self.type == "text") or (self.refusal is None) == (self.type == "refusal"):
+            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
+        return self
+
+    @property
+    def content(self) -> str:
+        return self.text or self.refusal or ""
 
 
 MessageContent = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[TextPart], Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[ContentPart], Tag("list")],
     Discriminator(_kind_of_text),
 ]
 
@@ -202,7 +305,7 @@ class Message(Wire):
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
-    refusal: Unsupported = None
+    refusal: Text | None = Field(None, description="Stands for the content where there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
     tool_calls: Unsupported = None
@@ -212,6 +315,10 @@ class Message(Wire):
     def _check_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", "content is missing")
+        parts = self.content if isinstance(self.content, list) else []
+        has_refusal = self.refusal or any(part.type == "refusal" for part in parts)
+        if has_refusal and self.role != "assistant":
+            raise PydanticCustomError("unsupported_content", "only an assistant's message can be a refusal")
         return self
 
     @property
@@ -219,7 +326,7 @@ class Message(Wire):
         """The content, parts joined by line ends (as vLLM joins them)."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content or ())
+        return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
 
 
 class TextFormat(Wire):
@@ -241,6 +348,11 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: Text | None = Field(None, description="For the model's chat template.")
 
     # vLLM's extensions
+    add_special_tokens: OnlyFalse = None
+    echo: OnlyFalse = None
+    include_reasoning: OnlyTrue = None
+    documents: Unsupported = None
+    chat_template: Unsupported = None
     add_generation_prompt: bool | None = Field(None, description="true if null")
     continue_final_message: bool | None = Field(
         None, description="The answer goes on where the last message ends."
@@ -258,7 +370,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     # accepted without effect
     safety_identifier: str | None = None
-    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
@@ -273,7 +384,13 @@ class ChatCompletionRequest(GenerationRequest):
             raise invalid("top_logprobs", "only allowed when logprobs is true")
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "contradicts add_generation_prompt")
+        if self.answer_tokens == 0 and self.prompt_logprobs is None:
+            raise invalid("max_tokens", "0 asks for no answer; only allowed with prompt_logprobs")
         return self
+
+    @property
+    def answer_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
