@@ -47,6 +47,9 @@ class FakeTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"<{token_id}>" for token_id in token_ids]
+
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id == EOS else bytes([token_id])
 

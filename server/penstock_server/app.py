@@ -34,6 +34,7 @@ from penstock_server.operations import OPEN_PATHS, OperationRoutes
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
+from penstock_server.tokenization import TokenizationRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
     metrics = RequestMetrics(settings.model_names[0], engine)
     texts = TextThread()
     openai = OpenAIRoutes(engine, settings, metrics, texts)
+    tokenization = TokenizationRoutes(engine, settings, texts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -58,9 +60,9 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
     app.include_router(OperationRoutes(engine, metrics).router())
-    routes = openai.router()
-    app.include_router(routes, prefix="/v1")
-    app.include_router(routes, include_in_schema=False)
+    for routes in (openai.router(), tokenization.router()):
+        app.include_router(routes, prefix="/v1")
+        app.include_router(routes, include_in_schema=False)
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the first to see a request.

@@ -50,11 +50,11 @@ DEFAULT_MAX_TOKENS = 16
 #: Most answers that one request may ask for, over all its prompts.
 MAX_ANSWERS = 1024
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
 }
 # With a default described, FastAPI does not claim a 422 that we never send.
-_ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
+ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
 
 
 async def require_json(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
@@ -76,7 +76,7 @@ class OpenAIRoutes:
         self._created = int(time.time())
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"], responses=_ERRORS)
+        router = APIRouter(tags=["openai"], responses=ERRORS)
         router.get("/models")(self.list_models)
         router.get("/models/{model:path}")(self.retrieve_model)
         for path, route, answer, chunk in (

@@ -89,6 +89,13 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.backend.chat_template)
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them, such as "\u0120the"; "" for unknown ids."""
+        return [
+            self.backend.convert_ids_to_tokens(token_id) or "" if token_id in self._known_ids else ""
+            for token_id in token_ids
+        ]
+
     def token_text(self, token_id: int) -> str:
         """One token alone as text; a part of a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
