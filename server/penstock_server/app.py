@@ -32,6 +32,8 @@ from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OPEN_PATHS, OperationRoutes
 from penstock_server.responses import ChatCompletionChunk
+from penstock_server.responses_api import ResponsesRoutes
+from penstock_server.responses_format import ResponseEvent
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
 from penstock_server.tokenization import TokenizationRoutes
@@ -47,6 +49,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
     metrics = RequestMetrics(settings.model_names[0], engine)
     texts = TextThread()
     openai = OpenAIRoutes(engine, settings, metrics, texts)
+    responses = ResponsesRoutes(engine, settings, metrics, texts)
     tokenization = TokenizationRoutes(engine, settings, texts)
 
     @asynccontextmanager
@@ -60,7 +63,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
     app.include_router(OperationRoutes(engine, metrics).router())
-    for routes in (openai.router(), tokenization.router()):
+    for routes in (openai.router(), responses.router(), tokenization.router()):
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
     for kind in (HTTPException, RequestValidationError, PenstockError):
@@ -78,16 +81,17 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 
 def _describe_chunks(app: FastAPI) -> None:
-    """Adds the chat chunk to the OpenAPI document: FastAPI finds only whole answers by itself."""
+    """Adds the chunks of streams to the OpenAPI document: FastAPI finds only whole answers by itself."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = describe()
         schemas = document["components"]["schemas"]
-        chunk = ChatCompletionChunk.model_json_schema(ref_template="#/components/schemas/{model}")
-        for name, schema in chunk.pop("$defs").items():
-            schemas.setdefault(name, schema)
-        schemas.setdefault(ChatCompletionChunk.__name__, chunk)
+        for model in (ChatCompletionChunk, ResponseEvent):
+            chunk = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            for name, schema in chunk.pop("$defs").items():
+                schemas.setdefault(name, schema)
+            schemas.setdefault(model.__name__, chunk)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
