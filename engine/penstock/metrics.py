@@ -51,7 +51,8 @@ class EngineMetrics:
     kv_blocks_total: int = 0
     num_resident_layers: int = 0
     num_streamed_layers: int = 0
-    #: Of what feeds a GPU, memory that could not be pinned.
+    #: Of what feeds a GPU, memory that is pinned, and that could not be.
+    pinned_bytes: int = 0
     unpinned_bytes: int = 0
     #: By name: what went over each link.
     links: dict[str, Traffic] = field(default_factory=dict)
