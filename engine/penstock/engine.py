@@ -239,13 +239,16 @@ class Engine:
     def _compute(self, batch: Batch, aborted: Container[str]) -> Tensor | None:
         """Logits [num_sampled, vocab_size]; None once nobody wants them any more. Raises StepFailed."""
         ids = [self._by_sequence[item.sequence.sequence_id].request_id for item in batch.scheduled]
+        max_rows = self.scheduler.max_num_seqs
+
+        def is_cancelled() -> bool:
+            return all(request_id in aborted for request_id in ids)
+
         try:
             return self.executor.forward(
                 ModelInputs.of(batch, self.scheduler.block_manager.block_size),
-                is_cancelled=lambda: all(request_id in aborted for request_id in ids),
-                score=lambda hidden: score_prompts(
-                    batch, hidden, self.executor.head, self.scheduler.max_num_seqs
-                ),
+                is_cancelled=is_cancelled,
+                score=lambda hidden: score_prompts(batch, hidden, self.executor.head, max_rows, is_cancelled),
             )
         except Cancelled:
             return None

@@ -6,6 +6,7 @@ a long text takes long), its fields become SamplingParams, and Answers runs all 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,6 +80,8 @@ class OpenAIRoutes:
         router = APIRouter(tags=["openai"], responses=ERRORS)
         router.get("/models")(self.list_models)
         router.get("/models/{model:path}")(self.retrieve_model)
+        router.head("/models", include_in_schema=False)(self.list_models)
+        router.head("/models/{model:path}", include_in_schema=False)(self.retrieve_model)
         for path, route, answer, chunk in (
             ("/completions", self.completions, Completion, Completion),
             ("/chat/completions", self.chat_completions, ChatCompletion, ChatCompletionChunk),
@@ -179,7 +182,9 @@ class OpenAIRoutes:
             await unless_disconnected(request.receive, answers.finish())
         finally:
             answers.close()
-        return Response(form.whole(answers).model_dump_json(), media_type="application/json")
+        # Logprobs of a long prompt are megabytes of JSON, which the event loop must not wait for.
+        content = await asyncio.to_thread(lambda: form.whole(answers).model_dump_json())
+        return Response(content, media_type="application/json")
 
     def _check_num_answers(self, num_answers: int) -> None:
         """Raises 400 for more than could ever be taken."""

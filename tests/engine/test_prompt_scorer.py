@@ -116,3 +116,22 @@ def test_a_row_that_is_no_numbers_is_an_error(tiny_llama: Path) -> None:
             engine.generate([PROMPT], SCORING)
         assert not engine.has_work
         assert engine.generate([PROMPT], SCORING)[0].prompt_logprobs
+
+
+def test_nobody_waits_for_the_scores_of_a_prompt_that_was_given_up(tiny_llama: Path) -> None:
+    with Engine.load(tiny_llama, EngineConfig(max_num_seqs=4)) as engine:
+        head, aborted = engine.executor.head, set[str]()
+        sizes = []
+
+        def leave(hidden: torch.Tensor) -> torch.Tensor:
+            aborted.add("a")
+            sizes.append(len(hidden))
+            return head(hidden)
+
+        engine.executor.head = leave  # type: ignore[method-assign]
+        engine.add("a", PROMPT, SCORING)
+        assert engine.step(aborted) == [] and sizes == [4]
+        aborted.clear()
+        engine.executor.head = head  # type: ignore[method-assign]
+        (output,) = engine.step()
+        assert output.prompt_logprobs == engine.generate([PROMPT], SCORING)[0].prompt_logprobs

@@ -33,6 +33,11 @@ def test_models(client: TestClient) -> None:
     assert client.get("/models").json()["data"] == [model]
 
 
+def test_models_answer_heads(client: TestClient) -> None:
+    assert [client.head(path).status_code for path in ("/v1/models", "/models/tiny")] == [200, 200]
+    assert client.head("/v1/models/other").status_code == 404
+
+
 def test_a_models_name_may_have_slashes(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
     client = make_client(engine, model="org/tiny")
     assert client.get("/v1/models/org/tiny").json()["id"] == "org/tiny"

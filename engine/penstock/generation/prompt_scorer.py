@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from penstock.generation.executor import Cancelled
 from penstock.generation.sampler import token_logprobs
 from penstock.generation.scheduler import Batch
 from penstock.generation.sequence import Sequence
@@ -30,14 +31,23 @@ def positions_to_score(batch: Batch) -> Iterator[tuple[int, Sequence, int]]:
         first_row += item.num_new_tokens
 
 
-def score_prompts(batch: Batch, hidden: Tensor, head: Callable[[Tensor], Tensor], max_rows: int) -> None:
+def score_prompts(
+    batch: Batch,
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    max_rows: int,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> None:
     """Append to the `prompt_logprobs` of the batch's sequences, which have not advanced yet.
 
     hidden [num_tokens, hidden_size]; head(rows [n, hidden_size]) gives logits [n, vocab_size] and is asked
-    for at most `max_rows` at a time, so that a long prompt takes no more memory than a full batch.
+    for at most `max_rows` at a time, so that a long prompt takes no more memory than a full batch. Raises
+    Cancelled between two such slices once is_cancelled() says so; what is known then stays known.
     """
     positions = list(positions_to_score(batch))
     for first in range(0, len(positions), max_rows):
+        if is_cancelled():
+            raise Cancelled
         group = positions[first : first + max_rows]
         logits = head(hidden[[row for row, _, _ in group]])
         for row, (_, sequence, index) in zip(logits, group, strict=True):
