@@ -126,9 +126,10 @@ def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs
     """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
     # In float64: a float32 sum over a large vocabulary is off by more than 1e-5.
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-    values, ids = _sorted(logprobs, min(num_top, len(logits)))
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    rank = 1 + int((logprobs > logprobs[token_id]).sum())
+    # The order is that of the logits, which are sorted several times as fast.
+    _, ids = _sorted(logits, min(num_top, len(logits)))
+    top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+    rank = 1 + int((logits > logits[token_id]).sum())
     return TokenLogprobs(token_id, float(logprobs[token_id]), top, rank)
 
 
