@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from penstock.async_engine import EngineStatus
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
+from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock.memory.plan import MemoryPlan
@@ -37,6 +38,10 @@ class FakeTokenizer:
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS})
     bos_token_id = None
+
+    special_token_ids = frozenset({EOS})
+    #: Of a template that knows no tools.
+    tool_template = ""
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
@@ -87,6 +92,8 @@ class FakeModel:
         self.plan: MemoryPlan | None = None
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
+        tokenizer: Any = self.tokenizer
+        self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         fake: Any = self

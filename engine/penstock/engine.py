@@ -19,6 +19,7 @@ from penstock.errors import (
 )
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Cancelled, Executor
+from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.prompt_scorer import positions_to_score, score_prompts
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import SampledToken, Sampler
@@ -75,6 +76,7 @@ class Engine:
         self.executor = executor
         self.streamer = streamer
         self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
+        self.grammars = GrammarCompiler(tokenizer, spec.vocab_size)
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
         self.default_sampling: dict[str, object] = {}
         self.metrics = EngineMetrics(
@@ -154,7 +156,7 @@ class Engine:
         return self.scheduler.has_work
 
     def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse what could never be computed. Safe from any thread.
+        """Refuse what could never be computed. Safe from any thread; a new grammar may take a while.
 
         Raises InvalidParameter and ContextOverflow.
         """
@@ -170,6 +172,8 @@ class Engine:
         ):
             if max(token_ids, default=0) >= vocab_size:
                 raise InvalidParameter(name, f"{name} has a token id above {vocab_size - 1}")
+        if params.grammar is not None:
+            self.grammars.check(params.grammar)
         wanted = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + wanted > self.max_model_len:
             raise ContextOverflow(
@@ -189,7 +193,8 @@ class Engine:
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = len(prompt_token_ids) + params.max_tokens
-        sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
+        matcher = self.grammars.matcher(params.grammar) if params.grammar else None
+        sequence = Sequence(self._num_added, prompt_token_ids, params, limit, matcher)
         self._num_added += 1
         request = Request(request_id, sequence, self.tokenizer)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
@@ -228,6 +233,7 @@ class Engine:
                 num_tokens=batch.num_tokens,
                 num_seqs=len(batch.scheduled),
                 num_sampled=sum(len(output.token_ids) for output in outputs),
+                num_fast_forwarded=sum(max(0, len(output.token_ids) - 1) for output in outputs),
                 streamed_bytes=self.streamer.streamed_bytes - streamed_before,
                 stall_s=self.streamer.stall_s - stall_before,
                 floor_s=expected.floor_s,

@@ -27,6 +27,7 @@ from penstock_server.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinish,
     ChatLogprobs,
     ChatMessage,
     Completion,
@@ -36,6 +37,11 @@ from penstock_server.responses import (
     PromptLogprobs,
     Usage,
 )
+from penstock_server.tools.answering import ToolAnswer
+from penstock_server.tools.use import ToolUse
+
+#: The members that say that a choice has not ended.
+_GOES_ON: dict[str, Any] = {"finish_reason": None}
 
 
 class Format(Protocol):
@@ -57,8 +63,11 @@ async def stream(
             if item is None:
                 yield None
             else:
-                for chunk in form.chunks(*item):
+                chunks = form.chunks(*item)
+                for chunk in chunks:
                     yield chunk
+                if not chunks and idle_s:
+                    yield None  # what came is held back, maybe for long
     if with_usage:
         yield form.usage_chunk(answers.usage)
 
@@ -92,8 +101,15 @@ class ChatFormat:
     """/v1/chat/completions. Each choice begins with a chunk that names the role."""
 
     def __init__(
-        self, request_id: str, model: str, tokenizer: Tokenizer, extras: Extras, prompt: Prompt
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        extras: Extras,
+        prompt: Prompt,
+        tools: ToolUse | None = None,
     ) -> None:
+        """tools: how answers are read that may hold calls."""
         self._whole_head = _head("chat.completion", "chatcmpl", request_id, model)
         self._chunk_head = self._whole_head | {"object": "chat.completion.chunk"}
         if extras.usage:
@@ -101,17 +117,22 @@ class ChatFormat:
         self._extras = extras
         self._prompt = prompt
         self._writer = LogprobWriter(tokenizer, extras.tokens_as_ids)
+        self._tools = tools
+        self._tool_answers: dict[int, ToolAnswer] = {}
         self._begun: set[int] = set()
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]:
         chunks = []
         if index not in self._begun:
             self._begun.add(index)
-            delta = ChatDelta(role="assistant", content="")
-            first = self._chunk(index, delta, None, {"finish_reason": None}, output)
+            # As at OpenAI, content is null until it is known that there is some.
+            delta = ChatDelta(role="assistant", content=None if self._tools else "")
+            first = self._chunk(index, delta, None, _GOES_ON, output)
             if self._extras.token_ids:
                 first.prompt_token_ids = self._prompt.token_ids
             chunks.append(first)
+        if self._tools:
+            return list[BaseModel](chunks + self._tool_chunks(index, output, self._tools))
         if output.text or output.logprobs or output.finish_reason or self._has_ids(output):
             delta = ChatDelta(content=output.text) if output.text else ChatDelta()
             end = _end(output)
@@ -122,6 +143,23 @@ class ChatFormat:
 
     def _has_ids(self, output: RequestOutput) -> bool:
         return self._extras.token_ids and bool(output.token_ids)
+
+    def _tool_chunks(self, index: int, output: RequestOutput, tools: ToolUse) -> list[ChatCompletionChunk]:
+        """The end has a chunk of its own, behind all calls."""
+        answer = self._tool_answers.setdefault(index, ToolAnswer(tools))
+        deltas = answer.deltas(output.text, output.finish_reason is not None)
+        logprobs = self._logprobs(output.logprobs)
+        if not deltas and (output.logprobs or self._has_ids(output)):
+            deltas = [ChatDelta()]
+        fields = _GOES_ON | ({"token_ids": list(output.token_ids)} if self._extras.token_ids else {})
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(index, delta, logprobs, fields, output))
+            logprobs, fields = None, _GOES_ON
+        if output.finish_reason is not None:
+            end = _end(output) | {"finish_reason": answer.finish(output.finish_reason)}
+            chunks.append(self._chunk(index, ChatDelta(), None, end, output))
+        return chunks
 
     def _chunk(
         self,
@@ -139,24 +177,29 @@ class ChatFormat:
         return ChatCompletionChunk(**(self._chunk_head | {"usage": usage}), choices=[])
 
     def whole(self, answers: Answers) -> ChatCompletion:
-        extras = self._extras
-        choices = [
-            ChatChoice(
-                index=index,
-                message=ChatMessage(content=answer.text),
-                logprobs=self._logprobs(answer.logprobs),
-                finish_reason=_finish(answer.finish_reason),
-                stop_reason=answer.stop_reason,
-                token_ids=answer.token_ids if extras.token_ids else None,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return ChatCompletion(
             **self._whole_head,
             choices=choices,
             usage=answers.usage,
-            prompt_logprobs=_prompt_logprobs(self._writer, extras, answers[0]),
-            prompt_token_ids=self._prompt.token_ids if extras.token_ids else None,
+            prompt_logprobs=_prompt_logprobs(self._writer, self._extras, answers[0]),
+            prompt_token_ids=self._prompt.token_ids if self._extras.token_ids else None,
+        )
+
+    def _choice(self, index: int, answer: Answer) -> ChatChoice:
+        message = ChatMessage(content=answer.text)
+        finish_reason: ChatFinish = _finish(answer.finish_reason)
+        if self._tools:
+            read = ToolAnswer(self._tools)
+            read.deltas(answer.text, is_last=True)
+            message, finish_reason = read.message(), read.finish(answer.finish_reason)
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self._logprobs(answer.logprobs),
+            finish_reason=finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if self._extras.token_ids else None,
         )
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:

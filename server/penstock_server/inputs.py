@@ -19,6 +19,8 @@ from penstock_server.protocol import (
     Message,
     SamplingFields,
 )
+from penstock_server.tools.templates import render_described
+from penstock_server.tools.use import ToolUse
 
 #: Request fields that have the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
@@ -111,20 +113,29 @@ def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[in
     return tuple(found)
 
 
-def read_messages(engine: Engine, body: ChatCompletionRequest) -> Prompt:
-    """Raises RequestError if the model has no chat template, or if its template refuses."""
+def read_messages(engine: Engine, body: ChatCompletionRequest, use: ToolUse | None = None) -> Prompt:
+    """`use` None: as its tools are used by default. Raises RequestError if the model has no chat template, or
+    if its template refuses."""
     if taken := _TEMPLATE_ARGUMENTS & body.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
     goes_on = bool(body.continue_final_message)
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
-    token_ids = render_chat(
-        engine.tokenizer,
-        [template_message(message) for message in body.messages],
-        add_generation_prompt=begins,
-        continue_final_message=goes_on,
-        **body.template_kwargs,
-    )
+    use = use or ToolUse.of(body, engine.tokenizer, "auto")
+    kwargs = body.template_kwargs | ({"tools": use.shown_tools} if use.shown_tools else {})
+
+    def render(messages: list[dict[str, Any]]) -> list[int]:
+        return render_chat(
+            engine.tokenizer,
+            messages,
+            add_generation_prompt=begins,
+            continue_final_message=goes_on,
+            **kwargs,
+        )
+
+    messages = use.messages([template_message(message) for message in body.messages])
+    described = use.description
+    token_ids = render_described(render, messages, described) if described else render(messages)
     return Prompt(truncated(engine, body, token_ids))
 
 
@@ -135,6 +146,8 @@ def template_message(message: Message) -> dict[str, Any]:
         "content": message.text,
         "name": message.name,
         "reasoning_content": message.reasoning_content,
+        "tool_calls": [call.model_dump() for call in message.tool_calls or ()] or None,
+        "tool_call_id": message.tool_call_id,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

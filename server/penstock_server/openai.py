@@ -44,6 +44,7 @@ from penstock_server.responses import (
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
 from penstock_server.text_thread import TextThread
+from penstock_server.tools.use import ToolUse
 
 #: What /v1/completions generates if the request does not say, as at OpenAI.
 DEFAULT_MAX_TOKENS = 16
@@ -144,9 +145,13 @@ class OpenAIRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
-        prompt, bad_words = await self._texts.run(
-            lambda: (read_messages(engine, body), read_bad_words(engine.tokenizer, body.bad_words or ()))
-        )
+        use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
+
+        def read() -> tuple[Prompt, tuple[tuple[int, ...], ...]]:
+            use.check(engine)
+            return read_messages(engine, body, use), read_bad_words(engine.tokenizer, body.bad_words or ())
+
+        prompt, bad_words = await self._texts.run(read)
         params = sampling_params(
             body,
             engine.default_sampling,
@@ -155,12 +160,14 @@ class OpenAIRoutes:
             body.prompt_logprobs,
             bad_words,
         )
+        params = [use.bind(each) for each in params]
         form = ChatFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
             replace(_extras(body), logprobs=body.num_logprobs),
             prompt,
+            use if use.parser() else None,
         )
         return await self._respond(request, body, form, [prompt], params)
 

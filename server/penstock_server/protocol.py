@@ -8,8 +8,9 @@ as a matter of course and that could not change an answer here. They are accepte
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
     prompt_cache_breakpoint (of a content part), cache_prompt, id_slot (llama-server)      the same
     session_id, chat_id      names that Open WebUI and others give to a conversation
-    parallel_tool_calls      says nothing while there are no tools
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
+    messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
+                                            libraries leave in the messages that they send back
 
 Some fields of vLLM's are accepted only with the value that changes nothing: see Only.
 
@@ -21,81 +22,38 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
+from penstock_server.tools.request import (
+    MAX_TOOLS,
+    AllowedToolChoice,
+    Deprecated,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolRef,
+)
+from penstock_server.wire import (
+    MAX_INT,
+    Count,
+    Only,
+    OnlyFalse,
+    OnlyTrue,
+    PositiveCount,
+    Text,
+    Unsupported,
+    Wire,
+    invalid,
+)
 
 #: Most answers to one prompt, as at OpenAI.
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
-#: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
-MAX_INT = 2**31 - 1
-
-
-def invalid(param: str, message: str) -> PydanticCustomError:
-    """An error about the field `param`, for checks that look at several fields."""
-    return PydanticCustomError("invalid_value", "{message}", {"param": param, "message": message})
-
-
-def _refuse(value: object) -> None:
-    if value not in (None, False, "", [], {}):
-        raise PydanticCustomError("unsupported_parameter", "not supported by this server")
-
-
-#: A field of OpenAI's that we do not have: only "nothing" is accepted.
-Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
-
-
-class Only:
-    """For the type of a field of others' that we do not have: only the values that change nothing."""
-
-    def __init__(self, *neutral: object) -> None:
-        self._neutral = neutral
-
-    def __call__(self, value: object) -> object:
-        # By type as well: 0 equals False.
-        if value is None or any(value == each and type(value) is type(each) for each in self._neutral):
-            return value
-        allowed = " or ".join(map(repr, self._neutral))
-        message = f"not supported by this server, unless it is {allowed}"
-        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
-
-
-OnlyTrue = Annotated[bool | None, BeforeValidator(Only(True))]
-OnlyFalse = Annotated[bool | None, BeforeValidator(Only(False))]
-
-
-def _check_text(value: str) -> str:
-    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
-    return value
-
-
-Text = Annotated[str, AfterValidator(_check_text)]
-Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _kind_of_text(value: object) -> str:
@@ -301,15 +259,17 @@ class Message(Wire):
     """One turn. The fields of an answer are accepted back, as long as there is nothing in those
     that we could not hand to the model."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
     refusal: Text | None = Field(None, description="Stands for the content where there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
+    provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
+    tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
+    tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
+    function_call: Deprecated = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
@@ -319,6 +279,10 @@ class Message(Wire):
         has_refusal = self.refusal or any(part.type == "refusal" for part in parts)
         if has_refusal and self.role != "assistant":
             raise PydanticCustomError("unsupported_content", "only an assistant's message can be a refusal")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("misplaced_id", "a tool's message, and no other, has a tool_call_id")
         return self
 
     @property
@@ -359,11 +323,13 @@ class ChatCompletionRequest(GenerationRequest):
     )
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
 
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto if null and there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+
     # not supported
-    tools: Unsupported = None
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: Unsupported = None
-    function_call: Literal["none", "auto"] | None = None
+    functions: Deprecated = None
+    function_call: Deprecated = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
@@ -376,7 +342,6 @@ class ChatCompletionRequest(GenerationRequest):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatCompletionRequest:
@@ -387,6 +352,44 @@ class ChatCompletionRequest(GenerationRequest):
         if self.answer_tokens == 0 and self.prompt_logprobs is None:
             raise invalid("max_tokens", "0 asks for no answer; only allowed with prompt_logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatCompletionRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise invalid(f"tools.{index}.function.name", f"there are two tools named {name!r}")
+        if not names and self.tool_choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "there are no tools to choose from; send them as tools")
+        for name in self.chosen_names - set(names):
+            raise invalid("tool_choice", f"names {name!r}, which is not among the tools")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_messages(self) -> ChatCompletionRequest:
+        """A result must follow the call that it is of, as at OpenAI: templates can't show it otherwise."""
+        called: set[str] = set()
+        for index, message in enumerate(self.messages):
+            if message.tool_call_id is not None and message.tool_call_id not in called:
+                raise invalid(
+                    f"messages.{index}.tool_call_id",
+                    f"no earlier message has a call {message.tool_call_id!r} in its tool_calls",
+                )
+            ids = [call.id for call in message.tool_calls or ()]
+            if len(ids) > len(set(ids)):
+                raise invalid(f"messages.{index}.tool_calls", "two calls have the same id")
+            called.update(ids)
+        return self
+
+    @property
+    def chosen_names(self) -> set[str]:
+        """The functions that tool_choice names."""
+        match self.tool_choice:
+            case ToolRef() as only:
+                return {only.function.name}
+            case AllowedToolChoice(allowed_tools=allowed):
+                return {each.function.name for each in allowed.tools}
+        return set()
 
     @property
     def answer_tokens(self) -> int | None:

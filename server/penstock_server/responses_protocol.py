@@ -31,15 +31,11 @@ from penstock.generation.sequence import MAX_LOGPROBS
 from penstock_server.protocol import (
     ChatCompletionRequest,
     Message,
-    PositiveCount,
     RequestId,
     SamplingFields,
-    Text,
     TextFormat,
-    Unsupported,
-    Wire,
-    invalid,
 )
+from penstock_server.wire import PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[

@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
+from penstock_server.tools.parsers import ParserChoice
 
 PREFIX = "PENSTOCK_"
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
@@ -301,6 +302,13 @@ class Settings:
         10.0,
         parse=parse_seconds,
         metavar="SECONDS",
+    )
+    tool_call_parser: ParserChoice = _setting(
+        "server",
+        "the format of the model's tool calls: the one that its chat template speaks of, a certain "
+        "one, or none, which leaves calls in the text",
+        "auto",
+        choices=get_args(ParserChoice),
     )
     log_level: str = _setting(
         "server",

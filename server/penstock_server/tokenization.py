@@ -18,18 +18,10 @@ from penstock_server.errors import ApiError
 from penstock_server.inputs import read_messages
 from penstock_server.openai import ERRORS, check_model, require_json
 from penstock_server.operations import ready_engine
-from penstock_server.protocol import (
-    ChatCompletionRequest,
-    Count,
-    Message,
-    OnlyTrue,
-    Text,
-    Unsupported,
-    Wire,
-    invalid,
-)
+from penstock_server.protocol import ChatCompletionRequest, Message
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
+from penstock_server.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
 
 
 class TokenizeRequest(Wire):

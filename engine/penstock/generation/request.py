@@ -25,6 +25,7 @@ class RequestOutput:
     #: New text, never half a character; may be empty while a character or a possible stop string
     #: is incomplete. All texts of a request concatenate to its answer.
     text: str
+    #: Several, where a grammar forces what follows.
     token_ids: tuple[int, ...]
     #: One entry per new token, if asked for.
     logprobs: tuple[TokenLogprobs, ...]
@@ -48,6 +49,7 @@ class Request:
         self.request_id = request_id
         self.sequence = sequence
         self._eos_token_ids = tokenizer.eos_token_ids
+        self._has_told_prompt = False
         params = sequence.params
         try:
             self._detokenizer = Detokenizer(
@@ -57,35 +59,62 @@ class Request:
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
+            self._gained = self._begin()
         except Exception as error:  # tokenizers are not ours
             raise RequestFailed(NO_TEXT) from error
 
+    def _begin(self) -> tuple[str, list[int]]:
+        """Text and tokens that the grammar forces before anything is computed: they ride along with the
+        prompt. Nothing that might end the answer, as that takes a step to tell of it."""
+        sequence, params = self.sequence, self.sequence.params
+        text, token_ids = "", list[int]()
+        while (forced := self._forced()) is not None and sequence.matcher is not None:
+            is_last = sequence.num_tokens + 1 >= sequence.max_total_tokens
+            if is_last or params.stop or forced in params.stop_token_ids:
+                break
+            sequence.matcher.advance(forced)
+            if sequence.matcher.is_complete:
+                sequence.matcher.retreat()
+                break
+            sequence.token_ids.append(forced)
+            token_ids.append(forced)
+            text += self._detokenizer.add(forced)
+        return text, token_ids
+
     def advance(self, token: SampledToken | RequestFailed) -> RequestOutput:
-        """Append a token, see whether the answer ends with it, and say what was gained."""
+        """Append a token and those that the grammar forces after it, one by one until the answer ends, and
+        say what was gained."""
         if isinstance(token, RequestFailed):
             return self._failed(token)
-        prompt_logprobs = self._take_prompt_logprobs()
+        prompt_logprobs, self._has_told_prompt = self._prompt_logprobs(), True
         if any(math.isnan(each.logprob) for each in prompt_logprobs or () if each):
             return self._failed(ComputationError("the model computed NaN for a token of the prompt"))
         if self.sequence.num_tokens >= self.sequence.max_total_tokens:  # no answer was asked for
-            return self._output("", None, FinishReason.LENGTH, None, prompt_logprobs)
-        self.sequence.token_ids.append(token.token_id)
+            return self._output("", [], None, FinishReason.LENGTH, None, prompt_logprobs)
+        (text, token_ids), self._gained = self._gained, ("", [])
+        token_ids.append(token.token_id)
         try:
-            text, finish_reason, stop_reason = self._advance_text(token.token_id)
+            more, finish_reason, stop_reason = self._append(token.token_id)
+            text += more
+            while finish_reason is None and (forced := self._forced()) is not None:
+                token_ids.append(forced)
+                more, finish_reason, stop_reason = self._append(forced)
+                text += more
         except Exception:  # whatever a tokenizer raises must not cost the other requests
             logger.exception("the text of request %s could not be made", self.request_id)
             return self._failed(RequestFailed(NO_TEXT))
-        return self._output(text, token, finish_reason, stop_reason, prompt_logprobs)
+        return self._output(text, token_ids, token, finish_reason, stop_reason, prompt_logprobs)
 
-    def _take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """What belongs to the first output, and to no other."""
-        if self.sequence.params.prompt_logprobs is None or self.sequence.num_output_tokens:
+        if self.sequence.params.prompt_logprobs is None or self._has_told_prompt:
             return None
         return tuple(self.sequence.prompt_logprobs)
 
     def _output(
         self,
         text: str,
+        token_ids: list[int],
         token: SampledToken | None,
         finish_reason: FinishReason | None,
         stop_reason: str | int | None,
@@ -94,7 +123,7 @@ class Request:
         return RequestOutput(
             self.request_id,
             text,
-            () if token is None else (token.token_id,),
+            tuple(token_ids),
             () if token is None or token.logprobs is None else (token.logprobs,),
             self.sequence.num_prompt_tokens,
             self.sequence.num_output_tokens,
@@ -103,9 +132,25 @@ class Request:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
+    def _forced(self) -> int | None:
+        """The token that must come next and that the sampler, asked for it, would choose.
+
+        A token's logprobs take logits that nobody computes for a forced one, so where they are asked for all
+        tokens are sampled.
+        """
+        sequence, params = self.sequence, self.sequence.params
+        if sequence.matcher is None or params.logprobs is not None:
+            return None
+        if params.bad_words or params.allowed_token_ids is not None:
+            return None
+        forced = sequence.matcher.forced
+        is_forbidden = sequence.num_output_tokens < params.min_tokens and forced in params.stop_token_ids
+        return None if is_forbidden else forced
+
+    def _append(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """New text, and why and by what the answer ends, if it does."""
         sequence, detokenizer, params = self.sequence, self._detokenizer, self.sequence.params
+        sequence.token_ids.append(token_id)
         is_eos = token_id in self._eos_token_ids and not params.ignore_eos
         is_stop_token = token_id in params.stop_token_ids
         if is_eos or is_stop_token:
@@ -115,6 +160,10 @@ class Request:
         text = detokenizer.add(token_id)
         if detokenizer.stopped_by is not None:
             return text, FinishReason.STOP, detokenizer.stopped_by
+        if sequence.matcher is not None:
+            sequence.matcher.advance(token_id)
+            if sequence.matcher.is_complete:
+                return text + detokenizer.finish(), FinishReason.STOP, detokenizer.stopped_by
         if sequence.num_tokens >= sequence.max_total_tokens:
             return text + detokenizer.finish(), FinishReason.LENGTH, None
         return text, None, None

@@ -6,8 +6,13 @@ import enum
 import math
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+
+if TYPE_CHECKING:
+    from penstock.generation.grammar_matcher import Matcher
 
 MAX_LOGPROBS = 20
 
@@ -58,8 +63,12 @@ class SamplingParams:
     min_tokens: int = 0
     #: Go on after the model's end token.
     ignore_eos: bool = False
+    #: What the answer must be. It ends where the grammar ends, whatever min_tokens says, unless its length is
+    #: up before. Tokens that the grammar forces are appended without a step of their own, except where
+    #: logprobs are asked for; the tokens are the same.
+    grammar: Grammar | None = None
     #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
-    #: They are of the model's own distribution, before temperature, penalties and filters.
+    #: They are of the model's own distribution, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
     #: The same for each token of the prompt but the first; they come with the first output.
     prompt_logprobs: int | None = None
@@ -90,6 +99,9 @@ class SamplingParams:
             self._check("max_tokens", self.max_tokens >= 0, "at least 0")
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
+        if self.grammar is not None:
+            rule = "false together with a grammar, which says itself where the answer may end"
+            self._check("ignore_eos", not self.ignore_eos, rule)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 self._check(name, 0 <= count <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
@@ -129,13 +141,17 @@ class Sequence:
         prompt_token_ids: list[int],
         params: SamplingParams,
         max_total_tokens: int,
+        matcher: Matcher | None = None,
     ) -> None:
-        """max_total_tokens: prompt and answer end there at the latest."""
+        """max_total_tokens: prompt and answer end there at the latest. matcher: of params.grammar, at its
+        beginning."""
         self.sequence_id = sequence_id
         self.params = params
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_total_tokens = max_total_tokens
+        #: Knows the tokens of the answer so far; a preemption changes nothing.
+        self.matcher = matcher
         #: Of the draws; fixed for the sequence's life.
         self.seed = params.seed if params.seed is not None else random.getrandbits(63)
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.

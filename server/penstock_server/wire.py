@@ -1,0 +1,70 @@
+"""What the bodies of requests are made of: strict models, and types with an error of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+#: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
+MAX_INT = 2**31 - 1
+
+
+def invalid(param: str, message: str) -> PydanticCustomError:
+    """An error about the field `param`, for checks that look at several fields."""
+    return PydanticCustomError("invalid_value", "{message}", {"param": param, "message": message})
+
+
+def _refuse(value: object) -> None:
+    if value not in (None, False, "", [], {}):
+        raise PydanticCustomError("unsupported_parameter", "not supported by this server")
+
+
+#: A field of OpenAI's that we do not have: only "nothing" is accepted.
+Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
+
+
+class Only:
+    """For the type of a field of others' that we do not have: only the values that change nothing."""
+
+    def __init__(self, *neutral: object) -> None:
+        self._neutral = neutral
+
+    def __call__(self, value: object) -> object:
+        # By type as well: 0 equals False.
+        if value is None or any(value == each and type(value) is type(each) for each in self._neutral):
+            return value
+        allowed = " or ".join(map(repr, self._neutral))
+        message = f"not supported by this server, unless it is {allowed}"
+        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+
+
+OnlyTrue = Annotated[bool | None, BeforeValidator(Only(True))]
+OnlyFalse = Annotated[bool | None, BeforeValidator(Only(False))]
+
+
+def _check_text(value: str) -> str:
+    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
