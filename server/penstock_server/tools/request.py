@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,6 +22,9 @@ from penstock_server.wire import Text, Wire
 #: Most tools of a request, as at OpenAI.
 MAX_TOOLS = 128
 
+#: Of schemas and of arguments; what nests deeper is no honest request, and walking it takes the stack.
+MAX_DEPTH = 100
+
 #: Keywords of JSON Schema that hold schemas by name.
 _SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -31,12 +35,28 @@ def _invalid_schema(reason: str) -> PydanticCustomError:
     )
 
 
+def is_too_deep(value: object) -> bool:
+    """Whether JSON nests deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for outer in level for item in _items(outer)]
+    return bool(level)
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """What every model and template relies on. Whether the rest of it can be enforced is only asked where it
     has to be."""
+    if is_too_deep(schema):
+        raise _invalid_schema(f"it nests deeper than {MAX_DEPTH} levels")
     try:
         json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _invalid_schema(str(error)) from None
     if schema.get("type", "object") != "object":
         raise _invalid_schema(f"its type is {schema['type']!r}; arguments are an object")

@@ -23,7 +23,7 @@ from penstock_server.tools.parsers import (
     ParserChoice,
     ParserName,
 )
-from penstock_server.tools.request import Tool
+from penstock_server.tools.request import Tool, is_too_deep
 
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
@@ -109,9 +109,10 @@ def _native_id(call_id: str, parser: ParserName | None) -> str:
 def _parsed(arguments: str) -> Any:
     """No arguments are an empty object. What a model wrote amiss, or what was cut off, stays as it is."""
     try:
-        return json.loads(arguments) if arguments.strip() else {}
+        parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
+    return arguments if is_too_deep(parsed) else parsed
 
 
 # -- in plain words -----------------------------------------------------------------------------

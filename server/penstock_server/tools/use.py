@@ -137,10 +137,9 @@ class ToolUse:
 
     def check(self, engine: Engine) -> None:
         """Raises InvalidParameter, naming the field, for schemas that can't be enforced and have to be."""
-        if self.grammar is None:
-            return
         try:
-            engine.grammars.check(self.grammar)
+            if self.grammar is not None:
+                engine.grammars.check(self.grammar)
         except InvalidParameter as error:
             self._blame(engine)
             raise InvalidParameter("tools", str(error)) from None

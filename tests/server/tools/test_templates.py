@@ -84,8 +84,12 @@ def test_templates_see_a_tools_name_description_and_parameters() -> None:
     assert bare["function"] == {"name": "add", "parameters": {"type": "object", "properties": {}}}
 
 
+DEEP = '{"a": ' * 900 + "1" + "}" * 900
+
+
 @pytest.mark.parametrize(
-    ("arguments", "parsed"), [('{"a": 1}', {"a": 1}), ("", {}), (" ", {}), ('{"a": ', '{"a": ')]
+    ("arguments", "parsed"),
+    [('{"a": 1}', {"a": 1}), ("", {}), (" ", {}), ('{"a": ', '{"a": '), (DEEP, DEEP)],
 )
 def test_arguments_are_objects_if_they_can(arguments: str, parsed: Any) -> None:
     call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
