@@ -168,6 +168,7 @@ class FakeStream:
             finish_reason=finish_reason,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
             prompt_logprobs=prompt_logprobs,
+            has_end_token=is_stop,
         )
 
     def abort(self) -> None:

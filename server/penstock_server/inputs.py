@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.engine import Engine
+from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
@@ -159,6 +160,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    grammar: Grammar | None = None,
 ) -> list[SamplingParams]:
     """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
     `defaults`, else as in SamplingParams.
@@ -179,6 +181,7 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         bad_words=bad_words,
+        grammar=grammar,
     )
     if params.seed is None:
         return [params] * body.num_choices

@@ -10,12 +10,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
+from penstock.engine import Engine
+from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock_server.answers import Answers
 from penstock_server.errors import ApiError, ErrorBody
@@ -43,6 +45,7 @@ from penstock_server.responses import (
 )
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
+from penstock_server.structured_outputs import read_grammar
 from penstock_server.text_thread import TextThread
 from penstock_server.tools.use import ToolUse
 
@@ -120,8 +123,8 @@ class OpenAIRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
-        prompts, bad_words = await self._texts.run(
-            lambda: (read_prompts(engine, body), read_bad_words(engine.tokenizer, body.bad_words or ()))
+        prompts, constraints = await self._texts.run(
+            lambda: (read_prompts(engine, body), read_constraints(engine, body))
         )
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
         usual = max(1, min(DEFAULT_MAX_TOKENS, room))
@@ -130,7 +133,7 @@ class OpenAIRoutes:
         if body.echo and body.logprobs is not None:
             num_scored = max(body.logprobs, num_scored or 0)
         params = sampling_params(
-            body, engine.default_sampling, max_tokens, body.logprobs, num_scored, bad_words
+            body, engine.default_sampling, max_tokens, body.logprobs, num_scored, **constraints
         )
         form = CompletionFormat(
             body.request_id or request.state.request_id,
@@ -147,18 +150,18 @@ class OpenAIRoutes:
         self._check_num_answers(body.num_choices)
         use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
 
-        def read() -> tuple[Prompt, tuple[tuple[int, ...], ...]]:
+        def read() -> tuple[Prompt, Constraints]:
             use.check(engine)
-            return read_messages(engine, body, use), read_bad_words(engine.tokenizer, body.bad_words or ())
+            return read_messages(engine, body, use), read_constraints(engine, body)
 
-        prompt, bad_words = await self._texts.run(read)
+        prompt, constraints = await self._texts.run(read)
         params = sampling_params(
             body,
             engine.default_sampling,
             body.answer_tokens,
             body.num_logprobs,
             body.prompt_logprobs,
-            bad_words,
+            **constraints,
         )
         params = [use.bind(each) for each in params]
         form = ChatFormat(
@@ -208,6 +211,20 @@ def check_model(name: str | None, settings: Settings) -> None:
     if name not in (None, settings.model, *names):
         message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
         raise ApiError(404, message, code="model_not_found", param="model")
+
+
+class Constraints(TypedDict):
+    """What a request demands of an answer's tokens, as sampling_params() takes it."""
+
+    bad_words: tuple[tuple[int, ...], ...]
+    grammar: Grammar | None
+
+
+def read_constraints(engine: Engine, body: GenerationRequest) -> Constraints:
+    return {
+        "bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()),
+        "grammar": read_grammar(engine, body),
+    }
 
 
 def _extras(body: GenerationRequest) -> Extras:

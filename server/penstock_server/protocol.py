@@ -22,7 +22,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
@@ -56,6 +64,19 @@ MAX_BAD_WORDS = 1024
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
 
+def _refuse_guided(value: object) -> None:
+    if value is not None:
+        raise PydanticCustomError(
+            "unsupported_parameter",
+            'not supported by this server; send structured_outputs instead, such as {"json": SCHEMA}, '
+            '{"regex": "..."}, {"choice": [...]} or {"grammar": "..."}',
+        )
+
+
+#: vLLM's name for structured_outputs, before 0.12.
+Guided = Annotated[None, PlainValidator(_refuse_guided), WithJsonSchema({"type": "null"})]
+
+
 def _kind_of_text(value: object) -> str:
     return "list" if isinstance(value, list) else "string"
 
@@ -72,6 +93,55 @@ StopStrings = Annotated[
     Annotated[Text, Tag("string")] | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
     Discriminator(_kind_of_text),
 ]
+
+
+class TextFormat(Wire):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Wire):
+    """`strict` changes nothing: the answer follows the schema in any case."""
+
+    name: Text
+    description: Text | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Wire):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class StructuredOutputs(Wire):
+    """vLLM's. One of the first five says what the answer must be."""
+
+    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
+    regex: Text | None = Field(None, description="In Rust's syntax, without look-around.")
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = Field(None, description="llguidance's Lark, or GBNF.")
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = Field(None, description="true if null, unlike vLLM's")
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Text | None = None
+    structural_tag: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> StructuredOutputs:
+        is_json = self.json_schema is not None or self.json_object
+        others = [value for value in (self.regex, self.choice, self.grammar) if value is not None]
+        if len(others) + (self.json_schema is not None) + bool(self.json_object) != 1:
+            raise PydanticCustomError(
+                "invalid_value", "takes exactly one of json, regex, choice, grammar and json_object"
+            )
+        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+            if getattr(self, name) and not is_json:
+                raise PydanticCustomError("invalid_value", "{name} is for json only", {"name": name})
+        return self
 
 
 class SamplingFields(Wire):
@@ -121,6 +191,9 @@ class GenerationRequest(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+    ) = Field(None, description="What the answer must be; see also structured_outputs.")
 
     # vLLM's extensions
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
@@ -136,6 +209,16 @@ class GenerationRequest(SamplingFields):
     request_id: RequestId | None = Field(None, description="Part of the answer's id.")
     priority: Annotated[int | None, BeforeValidator(Only(0))] = None
     cache_salt: Unsupported = None
+
+    structured_outputs: StructuredOutputs | None = None
+
+    # vLLM's former names
+    guided_json: Guided = None
+    guided_regex: Guided = None
+    guided_choice: Guided = None
+    guided_grammar: Guided = None
+    guided_decoding_backend: Guided = None
+    guided_whitespace_pattern: Guided = None
 
     # accepted without effect
     user: str | None = None
@@ -155,6 +238,13 @@ class GenerationRequest(SamplingFields):
             raise invalid("prompt_logprobs", "not available when stream is true")
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens", "at least one token of the prompt must be kept")
+        return self
+
+    @model_validator(mode="after")
+    def _check_one_grammar(self) -> GenerationRequest:
+        is_free = self.response_format is None or isinstance(self.response_format, TextFormat)
+        if self.structured_outputs is not None and not is_free:
+            raise invalid("structured_outputs", "not allowed together with a response_format; send one")
         return self
 
     @property
@@ -293,10 +383,6 @@ class Message(Wire):
         return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
 
 
-class TextFormat(Wire):
-    type: Literal["text"]
-
-
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -306,7 +392,6 @@ class ChatCompletionRequest(GenerationRequest):
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None
     reasoning_effort: Text | None = Field(None, description="For the model's chat template.")

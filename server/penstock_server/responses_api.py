@@ -15,7 +15,7 @@ from penstock_server.answers import Answers
 from penstock_server.errors import ApiError
 from penstock_server.inputs import Prompt, read_bad_words, read_messages, sampling_params
 from penstock_server.metrics import RequestMetrics
-from penstock_server.openai import ERRORS, check_model, event_stream_of, require_json
+from penstock_server.openai import ERRORS, Constraints, check_model, event_stream_of, require_json
 from penstock_server.operations import ready_engine
 from penstock_server.responses_format import (
     ResponseEvent,
@@ -26,6 +26,7 @@ from penstock_server.responses_format import (
 from penstock_server.responses_protocol import ResponsesRequest
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, named_events, unless_disconnected
+from penstock_server.structured_outputs import read_grammar
 from penstock_server.text_thread import TextThread
 
 
@@ -60,11 +61,11 @@ class ResponsesRoutes:
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        prompt, bad_words = await self._texts.run(
-            lambda: (read_conversation(engine, body), read_bad_words(engine.tokenizer, body.bad_words or ()))
+        prompt, constraints = await self._texts.run(
+            lambda: (read_conversation(engine, body), read_demands(engine, body))
         )
         (params,) = sampling_params(
-            body, engine.default_sampling, body.max_output_tokens, body.num_logprobs, bad_words=bad_words
+            body, engine.default_sampling, body.max_output_tokens, body.num_logprobs, **constraints
         )
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
@@ -94,6 +95,16 @@ class ResponsesRoutes:
         """404: nothing is stored."""
         message = f"There is no response {response_id!r}: this server keeps none, whatever `store` says."
         raise ApiError(404, message, code="response_not_found", param="response_id")
+
+
+def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
+    """Raises 400, naming the field, for a format that can't be kept to."""
+    try:
+        grammar = read_grammar(engine, body.chat(body.messages))
+    except ApiError as error:
+        message = error.detail.replace("response_format", "text.format", 1)
+        raise ApiError(error.status_code, message, code=error.code, param="text.format") from error
+    return {"bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()), "grammar": grammar}
 
 
 def read_conversation(engine: Engine, body: ResponsesRequest) -> Prompt:

@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from penstock.generation.sequence import MAX_LOGPROBS
 from penstock_server.protocol import (
     ChatCompletionRequest,
+    JsonObjectFormat,
     Message,
     RequestId,
     SamplingFields,
@@ -133,8 +134,21 @@ Input = Annotated[
 ]
 
 
+class FlatSchemaFormat(Wire):
+    """As in response_format, with the schema's members beside the type."""
+
+    type: Literal["json_schema"]
+    name: Text
+    json_schema: dict[str, Any] = Field(alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
+AnswerFormat = Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")]
+
+
 class TextConfig(Wire):
-    format: TextFormat | None = None
+    format: AnswerFormat | None = Field(None, description="What the answer must be.")
     verbosity: Literal["medium"] | None = None
 
 
@@ -225,5 +239,14 @@ class ResponsesRequest(SamplingFields):
                 "messages": messages,
                 "reasoning_effort": self.reasoning.effort if self.reasoning else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
+                "response_format": self._response_format,
             }
         )
+
+    @property
+    def _response_format(self) -> dict[str, Any] | None:
+        form = self.text and self.text.format
+        if not form:
+            return None
+        members = form.model_dump(by_alias=True, exclude={"type"})
+        return {"type": form.type} | ({"json_schema": members} if members else {})

@@ -200,7 +200,7 @@ def test_models_defaults_hold_where_the_request_is_silent(make_client: MakeClien
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
         ({"functions": [{"name": "x"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"made_up": 1}, "made_up"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),

@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 import uvicorn
+from pydantic import BaseModel
 
 from fakes import FakeAsyncEngine, Script
 from penstock.errors import EngineDead
@@ -27,6 +28,8 @@ def script_of(prompt: list[int], params: SamplingParams) -> Script:
     text = bytes(prompt)
     if b"wait" in text:
         return ["Hel", asyncio.Event()]
+    if b"json" in text:
+        return ['{"value"', ": 7}"]
     if b"fail" in text:
         return ["Hel", EngineDead("secret")]
     return ["Hel", "lo", "!"]
@@ -272,3 +275,14 @@ def test_responses_are_not_kept(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="keeps no responses"):
         client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
     assert client.responses.input_tokens.count(model="tiny", input="Hi").input_tokens > 0
+
+
+class Number(BaseModel):
+    value: int
+
+
+def test_responses_parse(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="tiny", input="json", text_format=Number)
+    assert parsed.output_parsed == Number(value=7)
+    with client.responses.stream(model="tiny", input="json", text_format=Number) as stream:
+        assert stream.get_final_response().output_parsed == Number(value=7)

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.errors import EngineDead
+from penstock.generation.grammar import Grammar
 
 from .conftest import MakeClient
 
@@ -135,3 +136,21 @@ def test_nothing_is_dropped_otherwise(make_client: MakeClient) -> None:
     for truncation in ("disabled", None):
         answer = respond(client, input=CONVERSATION, truncation=truncation)
         assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_form_binds_the_answer(client: TestClient, engine: FakeAsyncEngine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    answer = respond(client, text={"format": form})
+    assert engine.streams[0].params.grammar == Grammar.json_schema(schema)
+    assert answer.json()["text"]["format"] == form
+    respond(client, text={"format": {"type": "json_object"}})
+    assert engine.streams[1].params.grammar == Grammar.json_object()
+
+
+def test_a_form_that_is_wrong_is_named(client: TestClient) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "no such type"}}
+    answer = respond(client, text={"format": form})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "text.format")
+    assert error["message"].startswith("text.format: ")

@@ -136,3 +136,19 @@ def test_every_field_of_the_openai_package_has_its_place() -> None:
     assert set(response_create_params.ResponseCreateParamsBase.__annotations__) <= known
     counting = set(input_token_count_params.InputTokenCountParams.__annotations__)
     assert counting - known == {"personality"}  # which would change what the model is told
+
+
+def test_the_form_of_an_answer_is_that_of_chat() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    flat = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    body = request(text={"format": flat})
+    chat = body.chat(body.messages)
+    expected = {"name": "n", "schema": schema, "strict": True, "description": None}
+    assert chat.response_format is not None
+    assert chat.response_format.model_dump(by_alias=True) == {"type": "json_schema", "json_schema": expected}
+    for kind in ("text", "json_object"):
+        body = request(text={"format": {"type": kind}})
+        form = body.chat(body.messages).response_format
+        assert form is not None and form.type == kind
+    assert refused(text={"format": {"type": "grammar"}})["loc"][:2] == ("text", "format")
+    assert refused(text={"format": {"type": "json_schema", "name": "n"}})["loc"][-1] == "schema"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,7 +66,8 @@ class Grammar:
 
     @classmethod
     def regex(cls, text: str) -> Grammar:
-        """What a regular expression in Rust's syntax matches from beginning to end; no look-around."""
+        """What a regular expression in Rust's syntax, without look-around, matches from beginning to end. The
+        characters of \\d, \\w and \\s are ASCII's, as nobody wants the digits of all scripts."""
         return cls("regex", text)
 
     @classmethod
@@ -78,8 +80,15 @@ class Grammar:
     @classmethod
     def lark(cls, text: str) -> Grammar:
         """A context-free grammar in llguidance's variant of Lark (docs/syntax.md there), from `start` on. A
-        temperature in it has no effect."""
-        return cls("lark", text)
+        temperature in it has no effect. One in GBNF, whose rules have ::=, is rewritten."""
+        if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
+            return cls("lark", text)
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            return cls("lark", any_to_lark(text))
+        except Exception as error:  # the package has no type for all of them
+            raise invalid(f"the GBNF grammar can't be read: {error}") from None
 
 
 def invalid(message: str) -> InvalidParameter:

@@ -13,7 +13,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar, invalid
@@ -184,7 +184,7 @@ def _source(grammar: Grammar) -> str:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_flexible": False})
         case "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.text, 'dws')}/")
         case "choice":
             texts: list[Any] = json.loads(grammar.text)
             return LLMatcher.grammar_from_lark(

@@ -35,6 +35,8 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     #: The stop string or stop token that ended it; None for the model's own end token or the length.
     stop_reason: str | int | None = None
+    #: The last token is an end or stop token, which ended the answer and is no part of it.
+    has_end_token: bool = False
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
     #: With the first output, if asked for: one entry per prompt token, the first of them None.
@@ -129,8 +131,14 @@ class Request:
             self.sequence.num_output_tokens,
             finish_reason,
             stop_reason,
+            finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _was_ended_by_token(self, stop_reason: str | int | None) -> bool:
+        """Not by a stop string, nor by its grammar, whose last token is text."""
+        matcher = self.sequence.matcher
+        return not isinstance(stop_reason, str) and not (matcher is not None and matcher.is_complete)
 
     def _forced(self) -> int | None:
         """The token that must come next and that the sampler, asked for it, would choose.
