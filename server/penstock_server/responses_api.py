@@ -28,6 +28,7 @@ from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, named_events, unless_disconnected
 from penstock_server.structured_outputs import read_grammar
 from penstock_server.text_thread import TextThread
+from penstock_server.tools.use import ToolUse
 
 
 class InputTokens(BaseModel):
@@ -61,18 +62,21 @@ class ResponsesRoutes:
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
+        use = self._use(engine, body)
         prompt, constraints = await self._texts.run(
-            lambda: (read_conversation(engine, body), read_demands(engine, body))
+            lambda: (read_conversation(engine, body, use), read_demands(engine, body, use))
         )
         (params,) = sampling_params(
             body, engine.default_sampling, body.max_output_tokens, body.num_logprobs, **constraints
         )
+        params = use.bind(params)
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
             body,
             params,
+            use if use.parser() else None,
         )
         answers = Answers(self._engine, self._metrics, [prompt.token_ids], [params])
         if body.stream:
@@ -88,8 +92,12 @@ class ResponsesRoutes:
         """How many tokens the input of such a request has."""
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        prompt = await self._texts.run(lambda: read_conversation(engine, body))
+        use = self._use(engine, body)
+        prompt = await self._texts.run(lambda: read_conversation(engine, body, use))
         return InputTokens(input_tokens=len(prompt.token_ids))
+
+    def _use(self, engine: Engine, body: ResponsesRequest) -> ToolUse:
+        return ToolUse.of(body.chat(body.messages), engine.tokenizer, self._settings.tool_call_parser)
 
     async def find(self, response_id: str) -> None:
         """404: nothing is stored."""
@@ -97,8 +105,9 @@ class ResponsesRoutes:
         raise ApiError(404, message, code="response_not_found", param="response_id")
 
 
-def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
-    """Raises 400, naming the field, for a format that can't be kept to."""
+def read_demands(engine: Engine, body: ResponsesRequest, use: ToolUse) -> Constraints:
+    """Raises 400, naming the field, for a format or tools that can't be kept to."""
+    use.check(engine)
     try:
         grammar = read_grammar(engine, body.chat(body.messages))
     except ApiError as error:
@@ -107,17 +116,17 @@ def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
     return {"bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()), "grammar": grammar}
 
 
-def read_conversation(engine: Engine, body: ResponsesRequest) -> Prompt:
+def read_conversation(engine: Engine, body: ResponsesRequest, use: ToolUse) -> Prompt:
     """With truncation "auto" without the oldest turns, as far as the context demands; system messages in
     front stay, and what remains begins with a user's message. Raises what read_messages() raises."""
     messages = body.messages
     if body.truncation != "auto":
-        return read_messages(engine, body.chat(messages))
+        return read_messages(engine, body.chat(messages), use)
     first = next((i for i, each in enumerate(messages) if each.role not in ("system", "developer")), 0)
     starts = [first, *(i for i in range(first + 1, len(messages)) if messages[i].role == "user")]
 
     def prompt(start: int) -> Prompt:
-        return read_messages(engine, body.chat(messages[:first] + messages[start:]))
+        return read_messages(engine, body.chat(messages[:first] + messages[start:]), use)
 
     room = engine.max_model_len - (body.max_output_tokens or 1)
     index = bisect_left(starts, True, key=lambda start: len(prompt(start).token_ids) <= room)

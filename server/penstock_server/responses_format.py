@@ -15,9 +15,11 @@ from penstock.text.tokenizer import Tokenizer
 from penstock_server.answers import Answers
 from penstock_server.errors import ApiError, api_error
 from penstock_server.logprobs import LogprobWriter
-from penstock_server.responses import ChatTokenLogprob
+from penstock_server.responses import ChatTokenLogprob, ToolCallDelta
 from penstock_server.responses_protocol import ResponsesRequest
 from penstock_server.streaming import NamedChunk
+from penstock_server.tools.answering import ToolAnswer
+from penstock_server.tools.use import ToolUse
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -35,6 +37,16 @@ class OutputMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     status: Literal["in_progress", "completed", "incomplete"]
     content: list[OutputText]
+
+
+class FunctionCallItem(BaseModel):
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    #: JSON, as text.
+    arguments: str
 
 
 class InputTokensDetails(BaseModel):
@@ -85,7 +97,7 @@ class ResponseObject(BaseModel):
     completed_at: int | None = None
     status: Status
     model: str
-    output: list[OutputMessage] = []
+    output: list[OutputMessage | FunctionCallItem] = []
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
@@ -103,7 +115,7 @@ class ResponseObject(BaseModel):
     store: Literal[False] = False
     previous_response_id: None = None
     parallel_tool_calls: bool
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[Any] = []
 
 
@@ -119,11 +131,88 @@ class ResponseEvent(NamedChunk):
     part: dict[str, Any] | None = None
     delta: str | None = None
     text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
     logprobs: list[ChatTokenLogprob] | None = None
 
 
+class _Items:
+    """The output items of one answer as they grow, and the events that tell of it."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._num_events = 0
+        self.items: list[OutputMessage | FunctionCallItem] = []
+
+    def event(self, kind: str, **fields: Any) -> ResponseEvent:
+        event = ResponseEvent(type=f"response.{kind}", sequence_number=self._num_events, **fields)
+        self._num_events += 1
+        return event
+
+    def _item_event(self, kind: str, **fields: Any) -> ResponseEvent:
+        """About the last item."""
+        return self.event(kind, output_index=len(self.items) - 1, item_id=self.items[-1].id, **fields)
+
+    def _whole_item_event(self, kind: str) -> ResponseEvent:
+        return self.event(kind, output_index=len(self.items) - 1, item=self.items[-1].model_dump())
+
+    def text(self, text: str, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        events = self.begin_message()
+        part = self._part
+        part.text += text
+        part.logprobs += logprobs
+        delta = self._item_event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        return [*events, delta]
+
+    def begin_message(self) -> list[ResponseEvent]:
+        """No events if the last item is a message."""
+        if self.items and isinstance(self.items[-1], OutputMessage):
+            return []
+        events = self.close("completed")
+        number = f"_{len(self.items)}" if self.items else ""
+        message = OutputMessage(id=f"msg_{self._request_id}{number}", status="in_progress", content=[])
+        self.items.append(message)
+        events.append(self._whole_item_event("output_item.added"))
+        message.content.append(OutputText(text="", logprobs=[]))
+        part = self._part.model_dump()
+        return [*events, self._item_event("content_part.added", content_index=0, part=part)]
+
+    def call(self, delta: ToolCallDelta) -> list[ResponseEvent]:
+        if delta.id is None:
+            assert isinstance(item := self.items[-1], FunctionCallItem)
+            item.arguments += delta.function.arguments
+            return [self._item_event("function_call_arguments.delta", delta=delta.function.arguments)]
+        events = self.close("completed")
+        item_id = f"fc_{self._request_id}_{len(self.items)}"
+        name = delta.function.name or ""
+        item = FunctionCallItem(id=item_id, call_id=delta.id, name=name, arguments="", status="in_progress")
+        self.items.append(item)
+        return [*events, self._whole_item_event("output_item.added")]
+
+    def close(self, status: Literal["completed", "incomplete"]) -> list[ResponseEvent]:
+        """Ends the last item."""
+        if not self.items:
+            return []
+        item = self.items[-1]
+        item.status = status
+        if isinstance(item, FunctionCallItem):
+            done = self._item_event("function_call_arguments.done", name=item.name, arguments=item.arguments)
+            return [done, self._whole_item_event("output_item.done")]
+        part = self._part
+        return [
+            self._item_event("output_text.done", content_index=0, text=part.text, logprobs=part.logprobs),
+            self._item_event("content_part.done", content_index=0, part=part.model_dump()),
+            self._whole_item_event("output_item.done"),
+        ]
+
+    @property
+    def _part(self) -> OutputText:
+        assert isinstance(item := self.items[-1], OutputMessage)
+        return item.content[0]
+
+
 class ResponsesFormat:
-    """One request's response: one message with one part of text."""
+    """One request's response: a message, or calls of tools and what is said around them."""
 
     def __init__(
         self,
@@ -132,11 +221,14 @@ class ResponsesFormat:
         tokenizer: Tokenizer,
         body: ResponsesRequest,
         params: SamplingParams,
+        tools: ToolUse | None = None,
     ) -> None:
-        self._item_id = f"msg_{request_id}"
+        """tools: how an answer is read that may hold calls."""
         self._has_logprobs = body.num_logprobs is not None
         self._writer = LogprobWriter(tokenizer)
-        self._num_events = 0
+        self._calls = ToolAnswer(tools) if tools else None
+        self._items = _Items(request_id)
+        choice = body.tool_choice
         self._begun = ResponseObject(
             id=f"resp_{request_id}",
             created_at=int(time.time()),
@@ -153,74 +245,70 @@ class ResponsesFormat:
             truncation=body.truncation or "disabled",
             user=body.user,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            tool_choice=body.tool_choice or "auto",
+            tool_choice=choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
+            tools=[tool.model_dump() for tool in body.tools or ()],
         )
 
     def whole(self, answers: Answers) -> ResponseObject:
+        """Of an answer whose text was not handed to delta()."""
         (answer,) = answers
-        is_cut = answer.finish_reason is FinishReason.LENGTH
-        status: Literal["completed", "incomplete"] = "incomplete" if is_cut else "completed"
-        message = OutputMessage(id=self._item_id, status=status, content=[self._part(answers)])
+        self._grow(answer.text, answer.logprobs, is_last=True)
+        self._end(answers)
+        return self._ended(answers)
+
+    def _grow(self, text: str, tokens: Sequence[TokenLogprobs], is_last: bool) -> list[ResponseEvent]:
+        logprobs = self._writer.chat(tokens) if self._has_logprobs else []
+        if self._calls is None:
+            return self._items.text(text, logprobs) if text or logprobs else []
+        events = []
+        for delta in self._calls.deltas(text, is_last):
+            if delta.content:
+                events += self._items.text(delta.content, [])
+            for call in delta.tool_calls or ():
+                events += self._items.call(call)
+        return events
+
+    def _end(self, answers: Answers) -> list[ResponseEvent]:
+        """There is an item at least: an answer without text is a message without text."""
+        events = [] if self._items.items else self._items.begin_message()
+        return events + self._items.close("incomplete" if _is_cut(answers) else "completed")
+
+    def _ended(self, answers: Answers) -> ResponseObject:
+        is_cut = _is_cut(answers)
         return self._begun.model_copy(
             update={
-                "status": status,
+                "status": "incomplete" if is_cut else "completed",
                 "completed_at": None if is_cut else int(time.time()),
                 "incomplete_details": IncompleteDetails(reason="max_output_tokens") if is_cut else None,
-                "output": [message],
+                "output": self._items.items,
                 "usage": ResponseUsage.of(answers),
             }
         )
-
-    def _part(self, answers: Answers) -> OutputText:
-        (answer,) = answers
-        return OutputText(text=answer.text, logprobs=self._logprobs(answer.logprobs))
-
-    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[ChatTokenLogprob]:
-        return self._writer.chat(tokens) if self._has_logprobs else []
 
     # -- the stream -----------------------------------------------------------------------------
 
     def begin(self) -> list[ResponseEvent]:
         """Before anything is known of the answer."""
         response = self._begun.model_dump()
-        item = OutputMessage(id=self._item_id, status="in_progress", content=[]).model_dump()
-        part = OutputText(text="").model_dump()
-        return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._text_event("response.content_part.added", part=part),
-        ]
+        return [self._items.event(kind, response=response) for kind in ("created", "in_progress")]
 
     def delta(self, output: RequestOutput) -> list[ResponseEvent]:
-        if not (output.text or output.logprobs):
-            return []
-        logprobs = self._logprobs(output.logprobs)
-        return [self._text_event("response.output_text.delta", delta=output.text, logprobs=logprobs)]
+        return self._grow(output.text, output.logprobs, output.finish_reason is not None)
 
     def end(self, answers: Answers) -> list[ResponseEvent]:
-        response = self.whole(answers)
-        (message,) = response.output
-        (part,) = message.content
-        return [
-            self._text_event("response.output_text.done", text=part.text, logprobs=part.logprobs),
-            self._text_event("response.content_part.done", part=part.model_dump()),
-            self._event("response.output_item.done", output_index=0, item=message.model_dump()),
-            self._event(f"response.{response.status}", response=response.model_dump()),
-        ]
+        events = self._end(answers)
+        response = self._ended(answers)
+        return [*events, self._items.event(response.status, response=response.model_dump())]
 
     def failed(self, error: ApiError) -> ResponseEvent:
         reason = ResponseError(code="server_error", message=error.detail)
         response = self._begun.model_copy(update={"status": "failed", "error": reason})
-        return self._event("response.failed", response=response.model_dump())
+        return self._items.event("failed", response=response.model_dump())
 
-    def _text_event(self, kind: str, **fields: Any) -> ResponseEvent:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
-        event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
-        self._num_events += 1
-        return event
+def _is_cut(answers: Answers) -> bool:
+    (answer,) = answers
+    return answer.finish_reason is FinishReason.LENGTH
 
 
 def _text_format(body: ResponsesRequest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     store      nothing is stored, so that previous_response_id, conversation and background are refused
     user, safety_identifier, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prompt_cache_breakpoint      hints
-    parallel_tool_calls, max_tool_calls      say nothing while there are no tools
+    max_tool_calls      counts calls of OpenAI's own tools
     include      but for message.output_text.logprobs: what the others add to, there is none of here
     reasoning.summary "auto"      there are no summaries
     id, status, phase, annotations, logprobs of input items      what answers of ours carry
@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic import (
     Field,
     PlainValidator,
     Tag,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
@@ -36,6 +38,7 @@ from penstock_server.protocol import (
     SamplingFields,
     TextFormat,
 )
+from penstock_server.tools.request import MAX_TOOLS, Function, FunctionName, FunctionType
 from penstock_server.wire import PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
@@ -50,6 +53,7 @@ Includable = Literal[
     "code_interpreter_call.outputs",
 ]
 Role = Literal["system", "developer", "user", "assistant"]
+ITEM_TYPES = ("message", "function_call", "function_call_output")
 
 
 def _refuse_state(value: object) -> None:
@@ -105,32 +109,129 @@ def _kind_of_content(value: object) -> str:
     return "list" if isinstance(value, list) else "string"
 
 
+Content = Annotated[
+    Annotated[Text, Tag("string")] | Annotated[list[InputPart], Tag("list")],
+    Discriminator(_kind_of_content),
+]
+
+
 class InputMessage(Wire):
     """One turn."""
 
-    type: Annotated[Literal["message"] | None, _known("items", "message")] = None
+    type: Annotated[Literal["message"] | None, _known("items", *ITEM_TYPES)] = None
     role: Role
-    content: Annotated[
-        Annotated[Text, Tag("string")] | Annotated[list[InputPart], Tag("list")],
-        Discriminator(_kind_of_content),
-    ]
+    content: Content
 
     # accepted without effect
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
-    @property
-    def message(self) -> Message:
-        """The same as /v1/chat/completions has it; parts joined by line ends."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "\n".join(part.content for part in parts)
-        return Message.model_validate({"role": self.role, "content": text})
+
+class FunctionCall(Wire):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[Text, Field(min_length=1)]
+    name: Annotated[Text, Field(min_length=1)]
+    arguments: Text
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
+class FunctionCallOutput(Wire):
+    """What the client's function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[Text, Field(min_length=1)]
+    output: Content
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+def _kind_of_item(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ITEM_TYPES else "message"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_kind_of_item),
+]
 Input = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[InputMessage], Field(min_length=1), Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[InputItem], Field(min_length=1), Tag("list")],
     Discriminator(_kind_of_content),
+]
+
+
+def _joined(content: str | list[InputPart]) -> str:
+    """Parts joined by line ends, as in chat."""
+    return content if isinstance(content, str) else "\n".join(part.content for part in content)
+
+
+def chat_messages(items: Iterable[InputItem]) -> list[dict[str, Any]]:
+    """The same as /v1/chat/completions has it: calls are part of the assistant's message before them."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        match item:
+            case FunctionCall():
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            case FunctionCallOutput():
+                content = _joined(item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            case InputMessage():
+                messages.append({"role": item.role, "content": _joined(item.content)})
+    return messages
+
+
+class FlatTool(Function):
+    """As in chat, with the function's members beside the type."""
+
+    type: FunctionType
+
+
+class FlatToolRef(Wire):
+    type: FunctionType
+    name: FunctionName
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class FlatAllowedTools(Wire):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatToolRef], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        tools = [tool.chat for tool in self.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
+
+
+def _kind_of_choice(value: object) -> str:
+    if isinstance(value, str):
+        return "mode"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+FlatToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[FlatAllowedTools, Tag("allowed_tools")]
+    | Annotated[FlatToolRef, Tag("function")],
+    Discriminator(_kind_of_choice),
 ]
 
 
@@ -189,12 +290,14 @@ class ResponsesRequest(SamplingFields):
     conversation: Stored = None
     background: Stored = None
     prompt: Unsupported = None
-    tools: Unsupported = None
-    tool_choice: Literal["none", "auto"] | None = None
     context_management: Unsupported = None
     moderation: Unsupported = None
     image: Unsupported = None
     access_programs: Unsupported = None
+
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: FlatToolChoice | None = Field(None, description="auto if null and there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
     metadata: dict[str, str] | None = None
 
@@ -206,7 +309,6 @@ class ResponsesRequest(SamplingFields):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: PositiveCount | None = None
 
     @model_validator(mode="after")
@@ -215,6 +317,23 @@ class ResponsesRequest(SamplingFields):
             raise invalid("stream_options", "only allowed when stream is true")
         if self.top_logprobs and LOGPROBS not in (self.include or ()):
             raise invalid("top_logprobs", f"only allowed when include has {LOGPROBS!r}")
+        if self.tools and self.num_logprobs is not None:
+            raise invalid("include", f"{LOGPROBS!r} is not supported together with tools")
+        return self
+
+    @model_validator(mode="after")
+    def _check_as_chat(self) -> ResponsesRequest:
+        """What chat demands of tools and their results, in the words of these fields."""
+        try:
+            self.chat(self.messages)
+        except ValidationError as error:
+            first = error.errors()[0]
+            param = str(first.get("ctx", {}).get("param") or next(iter(first["loc"]), "input")).replace(
+                ".function", ""
+            )
+            name = "input" if param.startswith("messages") else param
+            message = first["msg"].replace("message has", "item is").replace(" in its tool_calls", "")
+            raise invalid(name, message) from None
         return self
 
     @property
@@ -225,12 +344,13 @@ class ResponsesRequest(SamplingFields):
     @property
     def messages(self) -> list[Message]:
         """The conversation as /v1/chat/completions has it."""
-        turns = self.input
-        if isinstance(turns, str):
-            turns = [InputMessage(role="user", content=turns)]
+        given = self.input
+        turns: list[InputItem] = (
+            [InputMessage(role="user", content=given)] if isinstance(given, str) else [*given]
+        )
         if self.instructions:
             turns = [InputMessage(role="system", content=self.instructions), *turns]
-        return [turn.message for turn in turns]
+        return [Message.model_validate(message) for message in chat_messages(turns)]
 
     def chat(self, messages: list[Message]) -> ChatCompletionRequest:
         """The same question about these messages, for whoever renders them."""
@@ -240,6 +360,9 @@ class ResponsesRequest(SamplingFields):
                 "reasoning_effort": self.reasoning.effort if self.reasoning else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "response_format": self._response_format,
+                "tools": self.tools and [_nested(tool) for tool in self.tools],
+                "tool_choice": getattr(self.tool_choice, "chat", self.tool_choice),
+                "parallel_tool_calls": self.parallel_tool_calls,
             }
         )
 
@@ -250,3 +373,7 @@ class ResponsesRequest(SamplingFields):
             return None
         members = form.model_dump(by_alias=True, exclude={"type"})
         return {"type": form.type} | ({"json_schema": members} if members else {})
+
+
+def _nested(tool: FlatTool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"})}

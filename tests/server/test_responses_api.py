@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fakes import FakeAsyncEngine, FakeModel
 from penstock.errors import EngineDead
 from penstock.generation.grammar import Grammar
 
-from .conftest import MakeClient
+from .conftest import MakeClient, sse_events
 
 
 def respond(client: TestClient, **fields: Any) -> Any:
@@ -154,3 +155,58 @@ def test_a_form_that_is_wrong_is_named(client: TestClient) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "text.format")
     assert error["message"].startswith("text.format: ")
+
+
+TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}]
+
+
+def calling(make_client: MakeClient, *script: str) -> TestClient:
+    return make_client(FakeAsyncEngine(lambda *_: script), tool_call_parser="hermes")
+
+
+def test_a_call_is_an_item(make_client: MakeClient) -> None:
+    text = 'Well. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    answer = respond(calling(make_client, text), tools=TOOLS).json()
+    message, call = answer["output"]
+    assert message["content"][0]["text"].strip() == "Well."
+    assert (call["type"], call["name"], call["status"]) == ("function_call", "f", "completed")
+    assert json.loads(call["arguments"]) == {"a": 1} and call["call_id"] != call["id"]
+    assert answer["tools"][0]["name"] == "f"
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+    following = [{"role": "user", "content": "Hi"}, *answer["output"], result]
+    assert respond(calling(make_client, "Two."), input=following, tools=TOOLS).status_code == 200
+
+
+def test_calls_in_a_stream(make_client: MakeClient) -> None:
+    script = ["Well. ", "<tool_c", 'all>{"name": "f", "argum', 'ents": {"a"', ": 1}}</tool_call>"]
+    events = sse_events(respond(calling(make_client, *script), tools=TOOLS, stream=True).text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    without_deltas = [kind for kind in kinds if not kind.endswith("delta")]
+    assert without_deltas == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    arguments = "".join(
+        event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"
+    )
+    *_, item, completed = events
+    assert item["item"]["arguments"] == arguments and json.loads(arguments) == {"a": 1}
+    assert completed["response"]["output"][1] == item["item"]
+
+
+def test_a_call_that_is_forced(make_client: MakeClient) -> None:
+    client = calling(make_client, '{"a": 1}')
+    answer = respond(client, tools=TOOLS, tool_choice={"type": "function", "name": "f"}).json()
+    (call,) = answer["output"]
+    assert (call["name"], call["arguments"]) == ("f", '{"a": 1}')
+    assert answer["tool_choice"] == {"type": "function", "name": "f"}

@@ -78,7 +78,7 @@ def test_no_input(items: Any) -> None:
         ("background", True),
         ("prompt", {"id": "pmpt_1"}),
         ("tools", [{"type": "web_search"}]),
-        ("tool_choice", {"type": "function", "name": "f"}),
+        ("tool_choice", {"type": "web_search_preview"}),
         ("context_management", [{"type": "compaction"}]),
         ("moderation", {"model": "m"}),
         ("image", {"context_compression": "auto"}),
@@ -117,7 +117,6 @@ def test_accepted_without_effect_as_the_module_says() -> None:
         prompt_cache_key="k",
         prompt_cache_options={"mode": "implicit"},
         prompt_cache_retention="24h",
-        parallel_tool_calls=False,
         max_tool_calls=3,
     )
     assert responses_protocol.__doc__ is not None
@@ -152,3 +151,54 @@ def test_the_form_of_an_answer_is_that_of_chat() -> None:
         assert form is not None and form.type == kind
     assert refused(text={"format": {"type": "grammar"}})["loc"][:2] == ("text", "format")
     assert refused(text={"format": {"type": "json_schema", "name": "n"}})["loc"][-1] == "schema"
+
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+
+
+def test_calls_are_part_of_the_assistants_message() -> None:
+    said = {"role": "assistant", "content": "Let me see."}
+    second, result = CALL | {"call_id": "c2"}, RESULT | {"call_id": "c2", "output": [PART]}
+    body = request(
+        input=[{"role": "user", "content": "x"}, said, CALL, second, RESULT, result, CALL | {"call_id": "c3"}]
+    )
+    _, first, one, two, third = body.messages
+    assert first.text == "Let me see." and [call.id for call in first.tool_calls or ()] == ["c1", "c2"]
+    assert [(each.role, each.tool_call_id, each.text) for each in (one, two)] == [
+        ("tool", "c1", "42"),
+        ("tool", "c2", "7"),
+    ]
+    assert third.role == "assistant" and third.tool_calls is not None
+
+
+PART = {"type": "input_text", "text": "7"}
+
+
+def test_tools_and_their_choice_are_those_of_chat() -> None:
+    reference = {"type": "function", "name": "f"}
+    for choice, chosen in (
+        ("required", set()),
+        (reference, {"f"}),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [reference]}, {"f"}),
+    ):
+        body = request(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+        chat = body.chat(body.messages)
+        assert chat.tools is not None and chat.tools[0].function.strict
+        assert (chat.chosen_names, chat.parallel_tool_calls) == (chosen, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"input": [RESULT]}, "input"),
+        ({"input": [CALL, CALL]}, "input"),
+        ({"tools": [TOOL], "include": ["message.output_text.logprobs"]}, "include"),
+    ],
+)
+def test_tools_that_do_not_fit_together(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields)["ctx"]["param"] == param
