@@ -328,9 +328,8 @@ class ResponsesRequest(SamplingFields):
             self.chat(self.messages)
         except ValidationError as error:
             first = error.errors()[0]
-            param = str(first.get("ctx", {}).get("param") or next(iter(first["loc"]), "input")).replace(
-                ".function", ""
-            )
+            found = first.get("ctx", {}).get("param") or next(iter(first["loc"]), "input")
+            param = str(found).replace(".function", "")
             name = "input" if param.startswith("messages") else param
             message = first["msg"].replace("message has", "item is").replace(" in its tool_calls", "")
             raise invalid(name, message) from None

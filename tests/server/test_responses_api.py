@@ -12,7 +12,7 @@ from fakes import FakeAsyncEngine, FakeModel
 from penstock.errors import EngineDead
 from penstock.generation.grammar import Grammar
 
-from .conftest import MakeClient, sse_events
+from .conftest import MakeClient
 
 
 def respond(client: TestClient, **fields: Any) -> Any:
@@ -179,7 +179,8 @@ def test_a_call_is_an_item(make_client: MakeClient) -> None:
 
 def test_calls_in_a_stream(make_client: MakeClient) -> None:
     script = ["Well. ", "<tool_c", 'all>{"name": "f", "argum', 'ents": {"a"', ": 1}}</tool_call>"]
-    events = sse_events(respond(calling(make_client, *script), tools=TOOLS, stream=True).text)
+    lines = respond(calling(make_client, *script), tools=TOOLS, stream=True).text.split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
     without_deltas = [kind for kind in kinds if not kind.endswith("delta")]

@@ -161,9 +161,8 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
 def test_calls_are_part_of_the_assistants_message() -> None:
     said = {"role": "assistant", "content": "Let me see."}
     second, result = CALL | {"call_id": "c2"}, RESULT | {"call_id": "c2", "output": [PART]}
-    body = request(
-        input=[{"role": "user", "content": "x"}, said, CALL, second, RESULT, result, CALL | {"call_id": "c3"}]
-    )
+    user, last = {"role": "user", "content": "x"}, CALL | {"call_id": "c3"}
+    body = request(input=[user, said, CALL, second, RESULT, result, last])
     _, first, one, two, third = body.messages
     assert first.text == "Let me see." and [call.id for call in first.tool_calls or ()] == ["c1", "c2"]
     assert [(each.role, each.tool_call_id, each.text) for each in (one, two)] == [
