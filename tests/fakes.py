@@ -88,6 +88,7 @@ class FakeModel:
     def __init__(self, max_model_len: int = 1000, has_chat_template: bool = True) -> None:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
+        self.is_context_cut = False
         self.metrics = EngineMetrics()
         self.plan: MemoryPlan | None = None
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
@@ -117,6 +118,7 @@ class FakeStream:
         self._num_output_tokens = 0
         self._is_finished = False
         self._has_begun = False
+        self.options: dict[str, Any] = {}
         self._changed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
@@ -203,12 +205,17 @@ class FakeAsyncEngine:
         return self.model
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        **options: Any,
     ) -> FakeStream:
         self.engine.validate(prompt_token_ids, params)
         script = self.scripts(prompt_token_ids, params)
         name = request_id or f"r{len(self.streams)}"
         stream = FakeStream(name, prompt_token_ids, params, script)
+        stream.options = options
         self.streams.append(stream)
         return stream
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
 from penstock.loader import load_model
-from penstock.memory.cost import UNKNOWN, StepPrediction
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
@@ -34,6 +35,7 @@ from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.streamer import LayerStreamer
 
+KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]
 
 
@@ -71,7 +73,11 @@ class Engine:
         """Puts loaded parts together; Engine.load() makes them from a model."""
         self.spec = spec
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
+        manager = scheduler.block_manager
+        num_kv_tokens = manager.num_blocks * manager.block_size
+        self.max_model_len = min(max_model_len, num_kv_tokens)
+        #: It is the KV cache that holds no more.
+        self.is_context_cut = self.max_model_len == num_kv_tokens
         self.scheduler = scheduler
         self.executor = executor
         self.streamer = streamer
@@ -92,6 +98,8 @@ class Engine:
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.config = EngineConfig()
+        self._measured = MeasuredSteps()
+        scheduler.predict_s = self._predict_s
         self._requests: dict[str, Request] = {}
         self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
@@ -178,25 +186,44 @@ class Engine:
         if num_prompt + wanted > self.max_model_len:
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens. Shorten "
-                "the prompt or ask for fewer",
+                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens"
+                f"{KV_LIMIT if self.is_context_cut else ''}. Shorten the prompt or ask for fewer",
                 num_prompt,
                 self.max_model_len,
             )
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request. Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't
-        take the prompt."""
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
+    ) -> None:
+        """Queue a request. Sequence and Request say what the keywords are. Raises InvalidParameter and
+        ContextOverflow, RequestFailed if the tokenizer can't take the prompt."""
         self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = len(prompt_token_ids) + params.max_tokens
-        matcher = self.grammars.matcher(params.grammar) if params.grammar else None
-        sequence = Sequence(self._num_added, prompt_token_ids, params, limit, matcher)
+        sequence = Sequence(
+            self._num_added,
+            prompt_token_ids,
+            params,
+            limit,
+            self.grammars.matcher(params.grammar) if params.grammar else None,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
         self._num_added += 1
-        request = Request(request_id, sequence, self.tokenizer)
+        request = Request(request_id, sequence, self.tokenizer, start_by, finish_by)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
         self.scheduler.add(sequence)
         self.metrics.prompt_tokens += len(prompt_token_ids)
@@ -206,6 +233,14 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, FinishReason.ABORT)
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose time is up; each gets an output with its error, QueueTimeout or
+        DeadlineExceeded. `now` is of the same clock as their start_by and finish_by."""
+        outputs = [output for request in self._requests.values() if (output := request.expire(now))]
+        for output in outputs:
+            self._end(self._requests[output.request_id], FinishReason.ERROR)
+        return outputs
 
     def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
         """Compute one sweep; [] if nothing is pending.
@@ -257,8 +292,10 @@ class Engine:
                 score=lambda hidden: score_prompts(batch, hidden, self.executor.head, max_rows, is_cancelled),
             )
         except Cancelled:
+            self.scheduler.rollback(batch)
             return None
         except CheckpointError as error:
+            self.scheduler.rollback(batch)
             for request_id in ids:
                 self._end(self._requests[request_id], FinishReason.ERROR)
             raise StepFailed(ids, str(error)) from error
@@ -296,7 +333,13 @@ class Engine:
         del self._by_sequence[request.sequence.sequence_id]
         self._update_gauges()
 
+    def _predict_s(self, num_tokens: int) -> float:
+        """Seconds of a step, by what was measured of the hardware or, without that, of steps."""
+        expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
+        return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
+
     def _record(self, stats: StepStats) -> None:
+        self._measured.record(stats.num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 
@@ -305,4 +348,6 @@ class Engine:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
+        metrics.prefix_cache_queries = manager.num_queried_tokens
+        metrics.prefix_cache_hits = manager.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

@@ -47,6 +47,9 @@ class EngineMetrics:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     fast_forwarded_tokens: int = 0
+    #: Prompt tokens that were looked up among those computed before, and found.
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_running: int = 0
     num_waiting: int = 0

@@ -47,17 +47,12 @@ class Answer:
         self.text += output.text
         self.token_ids += output.token_ids
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
-        self.num_cached_tokens = num_cached_tokens(output)
+        self.num_cached_tokens = output.num_cached_tokens
         self.logprobs.extend(output.logprobs)
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
         return output
-
-
-def num_cached_tokens(output: RequestOutput) -> int:
-    """Prompt tokens that were not computed anew."""
-    return getattr(output, "num_cached_tokens", 0)
 
 
 def _without_end_token(output: RequestOutput) -> RequestOutput:
@@ -75,9 +70,11 @@ class Answers:
         metrics: RequestMetrics,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises."""
+        AsyncEngine.generate raises, which says what the last two are."""
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -85,7 +82,7 @@ class Answers:
         try:
             for prompt in prompts:
                 for each in params:
-                    stream = engine.generate(prompt, each)
+                    stream = engine.generate(prompt, each, priority=priority, cache_salt=cache_salt)
                     self._answers.append(Answer(stream, each, AnswerTimer(metrics)))
         except BaseException:
             self.close()

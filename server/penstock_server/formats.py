@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.answers import Answer, Answers, num_cached_tokens
+from penstock_server.answers import Answer, Answers
 from penstock_server.inputs import Prompt
 from penstock_server.logprobs import LogprobWriter, answer_offsets, prompt_offsets
 from penstock_server.responses import (
@@ -295,8 +295,8 @@ def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
     """A chunk's `usage`, if the client wants it with each."""
     if not extras.continuous_usage:
         return {}
-    cached = num_cached_tokens(output)
-    return {"usage": Usage.of(output.num_prompt_tokens, output.num_output_tokens, cached)}
+    counts = output.num_prompt_tokens, output.num_output_tokens, output.num_cached_tokens
+    return {"usage": Usage.of(*counts)}
 
 
 def _end(output: RequestOutput) -> dict[str, Any]:

@@ -183,7 +183,9 @@ class OpenAIRoutes:
         params: Sequence[SamplingParams],
     ) -> Response:
         token_ids = [prompt.token_ids for prompt in prompts]
-        answers = Answers(self._engine, self._metrics, token_ids, params)
+        answers = Answers(
+            self._engine, self._metrics, token_ids, params, body.priority or 0, body.cache_salt or ""
+        )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
             chunks = stream(form, answers, body.wants_usage_chunk, idle_s)

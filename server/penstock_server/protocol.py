@@ -61,6 +61,8 @@ MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
+Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
 
@@ -207,8 +209,10 @@ class GenerationRequest(SamplingFields):
         None, description="Name tokens in log-probabilities by their ids, as token_id:7."
     )
     request_id: RequestId | None = Field(None, description="Part of the answer's id.")
-    priority: Annotated[int | None, BeforeValidator(Only(0))] = None
-    cache_salt: Unsupported = None
+    priority: Priority | None = Field(None, description="Lower runs earlier.")
+    cache_salt: CacheSalt | None = Field(
+        None, description="Only prompts with the same one share what was computed."
+    )
 
     structured_outputs: StructuredOutputs | None = None
 

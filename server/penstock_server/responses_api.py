@@ -78,7 +78,14 @@ class ResponsesRoutes:
             params,
             use if use.parser() else None,
         )
-        answers = Answers(self._engine, self._metrics, [prompt.token_ids], [params])
+        answers = Answers(
+            self._engine,
+            self._metrics,
+            [prompt.token_ids],
+            [params],
+            body.priority or 0,
+            body.cache_salt or "",
+        )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
             return EventStream(named_events(response_events(form, answers, idle_s)), answers.close)

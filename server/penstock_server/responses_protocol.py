@@ -31,9 +31,11 @@ from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
 from penstock_server.protocol import (
+    CacheSalt,
     ChatCompletionRequest,
     JsonObjectFormat,
     Message,
+    Priority,
     RequestId,
     SamplingFields,
     TextFormat,
@@ -283,7 +285,10 @@ class ResponsesRequest(SamplingFields):
     # as on the other routes
     request_id: RequestId | None = Field(None, description="Part of the answer's id.")
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
-    cache_salt: Unsupported = None
+    priority: Priority | None = Field(None, description="Lower runs earlier.")
+    cache_salt: CacheSalt | None = Field(
+        None, description="Only prompts with the same one share what was computed."
+    )
 
     # not supported
     previous_response_id: Stored = None

@@ -135,3 +135,14 @@ def test_nobody_waits_for_the_scores_of_a_prompt_that_was_given_up(tiny_llama: P
         engine.executor.head = head  # type: ignore[method-assign]
         (output,) = engine.step()
         assert output.prompt_logprobs == engine.generate([PROMPT], SCORING)[0].prompt_logprobs
+
+
+def test_a_prompt_that_others_computed_is_scored_whole(tiny_llama: Path) -> None:
+    with Engine.load(tiny_llama) as engine:
+        (fresh,) = engine.generate([PROMPT], SCORING)
+        engine.generate([PROMPT], SamplingParams(max_tokens=2, ignore_eos=True))
+        hits = engine.metrics.prefix_cache_hits
+        assert engine.generate([PROMPT], SCORING) == [fresh]
+        assert engine.metrics.prefix_cache_hits == hits
+        engine.generate([PROMPT], SamplingParams(max_tokens=2, ignore_eos=True))
+        assert engine.metrics.prefix_cache_hits > hits

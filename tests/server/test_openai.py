@@ -135,10 +135,10 @@ def test_a_full_queue_is_told_and_takes_all_of_a_request_or_nothing(
     make_client: MakeClient, send: Any, streams: bool
 ) -> None:
     class Full(FakeAsyncEngine):
-        def generate(self, *arguments: Any) -> FakeStream:
+        def generate(self, *arguments: Any, **options: Any) -> FakeStream:
             if len(self.streams) == 2:
                 raise QueueFull("2 requests wait", 17)
-            return super().generate(*arguments)
+            return super().generate(*arguments, **options)
 
     engine = Full()
     answer = send(make_client(engine), n=3, stream=streams)
@@ -427,3 +427,14 @@ def test_a_prompt_may_be_cut(client: TestClient, engine: FakeAsyncEngine) -> Non
     answer = complete(client, prompt="abc", truncate_prompt_tokens=2, echo=True).json()
     assert answer["choices"][0]["text"] == "bcHello!"
     assert [len(stream.prompt) for stream in engine.streams] == [999, 2]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_priority_and_salt_arrive_at_the_engine(
+    client: TestClient, engine: FakeAsyncEngine, send: Any
+) -> None:
+    send(client, priority=-3, cache_salt="mine")
+    send(client)
+    client.post("/v1/responses", json={"input": "x", "priority": 5, "cache_salt": "ours"})
+    told = [(stream.options["priority"], stream.options["cache_salt"]) for stream in engine.streams]
+    assert told == [(-3, "mine"), (0, ""), (5, "ours")]

@@ -89,7 +89,7 @@ def test_no_input(items: Any) -> None:
         ("top_logprobs", 21),
         ("metadata", {"a": 1}),
         ("made_up", 1),
-        ("cache_salt", "x"),
+        ("cache_salt", ""),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:

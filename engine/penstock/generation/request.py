@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from penstock.errors import ComputationError, RequestFailed
+from penstock.errors import ComputationError, DeadlineExceeded, QueueTimeout, RequestFailed
 from penstock.generation.sampler import SampledToken
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
@@ -41,15 +41,26 @@ class RequestOutput:
     error: RequestFailed | None = None
     #: With the first output, if asked for: one entry per prompt token, the first of them None.
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    #: Of the prompt, tokens whose K and V came from the prefix cache.
+    num_cached_tokens: int = 0
 
 
 class Request:
     """A sequence, and what makes text of its tokens."""
 
-    def __init__(self, request_id: str, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        """Raises RequestFailed if the tokenizer can't take the prompt."""
+    def __init__(
+        self,
+        request_id: str,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
+    ) -> None:
+        """Raises RequestFailed if the tokenizer can't take the prompt. Its first step is to begin before
+        `start_by`, its last to end before `finish_by`: seconds of the clock that expire() is told."""
         self.request_id = request_id
         self.sequence = sequence
+        self._start_by, self._finish_by = start_by, finish_by
         self._eos_token_ids = tokenizer.eos_token_ids
         self._has_told_prompt = False
         params = sequence.params
@@ -133,7 +144,17 @@ class Request:
             stop_reason,
             finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
             prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.sequence.num_cached_tokens,
         )
+
+    def expire(self, now: float) -> RequestOutput | None:
+        """What it is told if its time is up."""
+        if now >= self._finish_by:
+            num_output = self.sequence.num_output_tokens
+            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
+        if now >= self._start_by and not self.sequence.has_started:
+            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
+        return None
 
     def _was_ended_by_token(self, stop_reason: str | int | None) -> bool:
         """Not by a stop string, nor by its grammar, whose last token is text."""

@@ -142,9 +142,14 @@ class Sequence:
         params: SamplingParams,
         max_total_tokens: int,
         matcher: Matcher | None = None,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
     ) -> None:
         """max_total_tokens: prompt and answer end there at the latest. matcher: of params.grammar, at its
-        beginning."""
+        beginning. priority: lower runs earlier. client: whose share of the engine it takes. cache_salt: only
+        sequences with the same one share K and V."""
         self.sequence_id = sequence_id
         self.params = params
         self.token_ids = list(prompt_token_ids)
@@ -154,11 +159,24 @@ class Sequence:
         self.matcher = matcher
         #: Of the draws; fixed for the sequence's life.
         self.seed = params.seed if params.seed is not None else random.getrandbits(63)
+        self.priority = priority
+        self.client = client
+        self.cache_salt = cache_salt
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
         #: Of the prompt's tokens as far as they are known, if asked for; nothing comes before the first.
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        #: Of its full blocks; kept by the block manager.
+        self.block_keys: list[bytes] = []
+        #: False: every token is computed, because the hidden state or the logits of each are wanted.
+        self.reads_prefix_cache = params.prompt_logprobs is None
+        #: Tokens of the prompt whose K and V others had computed.
+        self.num_cached_tokens = 0
+        #: It has been in a step, or was about to be.
+        self.has_started = False
+        #: It was preempted at some time, or its step was not computed.
+        self.was_preempted = False
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -169,6 +187,14 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens that are not computed yet: a prompt, a resumed sequence's all, or the last one."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def skip_to(self, num_computed_tokens: int) -> None:
+        """So many tokens are in the cache, though others computed them. What a sequence finds again that was
+        preempted counts as its own."""
+        if not self.was_preempted:
+            end = min(num_computed_tokens, self.num_prompt_tokens)
+            self.num_cached_tokens += max(0, end - self.num_computed_tokens)
+        self.num_computed_tokens = num_computed_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
