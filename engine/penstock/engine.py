@@ -212,12 +212,13 @@ class Engine:
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = len(prompt_token_ids) + params.max_tokens
+        matcher = self.grammars.matcher(params.grammar) if params.grammar else None
         sequence = Sequence(
             self._num_added,
             prompt_token_ids,
             params,
             limit,
-            self.grammars.matcher(params.grammar) if params.grammar else None,
+            matcher,
             priority=priority,
             client=client,
             cache_salt=cache_salt,

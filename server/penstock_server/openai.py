@@ -149,12 +149,9 @@ class OpenAIRoutes:
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
         use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
-
-        def read() -> tuple[Prompt, Constraints]:
-            use.check(engine)
-            return read_messages(engine, body, use), read_constraints(engine, body)
-
-        prompt, constraints = await self._texts.run(read)
+        prompt, constraints = await self._texts.run(
+            lambda: (read_messages(engine, body, use), read_constraints(engine, body))
+        )
         params = sampling_params(
             body,
             engine.default_sampling,
@@ -164,6 +161,7 @@ class OpenAIRoutes:
             **constraints,
         )
         params = [use.bind(each) for each in params]
+        await self._texts.run(lambda: use.check(engine, params[0].grammar))
         form = ChatFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],

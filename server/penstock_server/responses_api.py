@@ -64,12 +64,13 @@ class ResponsesRoutes:
         engine = ready_engine(self._engine)
         use = self._use(engine, body)
         prompt, constraints = await self._texts.run(
-            lambda: (read_conversation(engine, body, use), read_demands(engine, body, use))
+            lambda: (read_conversation(engine, body, use), read_demands(engine, body))
         )
         (params,) = sampling_params(
             body, engine.default_sampling, body.max_output_tokens, body.num_logprobs, **constraints
         )
         params = use.bind(params)
+        await self._texts.run(lambda: use.check(engine, params.grammar))
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
@@ -112,9 +113,8 @@ class ResponsesRoutes:
         raise ApiError(404, message, code="response_not_found", param="response_id")
 
 
-def read_demands(engine: Engine, body: ResponsesRequest, use: ToolUse) -> Constraints:
-    """Raises 400, naming the field, for a format or tools that can't be kept to."""
-    use.check(engine)
+def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
+    """Raises 400, naming the field, for a format that can't be kept to."""
     try:
         grammar = read_grammar(engine, body.chat(body.messages))
     except ApiError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import random
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,6 +221,17 @@ def test_white_space_is_the_callers_choice(byte_level: Tokenizer) -> None:
         matcher = grammars.matcher(Grammar.json_schema({"type": "object"} | options))
         matcher.advance(brace)
         assert (space in allowed_ids(matcher)) == has_space
+
+
+def test_nothing_is_left_of_a_compiler(byte_level: Tokenizer) -> None:
+    matcher = compiler(byte_level).matcher(Grammar.choice(["the water", "the wheel"]))
+    gc.collect()
+    vocabulary = weakref.ref(matcher._vocabulary)
+    forced_ids(matcher)  # needs the tokenizer, though the compiler is gone
+    assert not matcher.error
+    del matcher
+    gc.collect()
+    assert vocabulary() is None
 
 
 def test_any_thread_may_be_the_first(tmp_path: Path) -> None:

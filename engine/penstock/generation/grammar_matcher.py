@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import weakref
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +54,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise _unusable(grammar, str(error)) from None
         parser = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_LIMITS)
-        matcher = Matcher(parser, vocabulary.end_bits)
+        matcher = Matcher(parser, vocabulary)
         if matcher.error:
             raise _unusable(grammar, matcher.error)
         if matcher.is_complete:
@@ -73,9 +74,9 @@ class GrammarCompiler:
 class Matcher:
     """Where one answer stands in its grammar. Depends on the answer's own tokens and on nothing else."""
 
-    def __init__(self, matcher: LLMatcher, end_bits: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
         self._matcher = matcher
-        self._end_bits = end_bits
+        self._vocabulary = vocabulary  # which llguidance itself does not keep alive
         #: What follows for certain, the next token last. Found at once, as a token costs as much as all.
         self._run: list[int] = []
         self._look()
@@ -102,7 +103,7 @@ class Matcher:
         if not self.allowed and not self.error:
             self.error = _NO_TOKEN
         #: Nothing may follow but the end.
-        self.is_complete = not self.error and not self.allowed & ~self._end_bits
+        self.is_complete = not self.error and not self.allowed & ~self._vocabulary.end_bits
         #: The only token that may come next.
         self.forced: int | None = None
         if self.allowed.bit_count() == 1 and not self.error and not self.is_complete:
@@ -135,7 +136,9 @@ class _Vocabulary:
         #: None: llguidance adds one of its own, behind the others, which can't be chosen.
         self.eos_token_id = ends[0] if ends else None
         self.end_bits = sum(1 << token_id for token_id in ends or [vocab_size])
-        self.tokenizer = LLTokenizer(self, eos_token=ends or None)  # type: ignore[arg-type]
+        # By a weak reference, as Python would not find the cycle.
+        wrapper: Any = weakref.proxy(self)
+        self.tokenizer = LLTokenizer(wrapper, eos_token=ends or None)
 
     def __call__(self, text: str) -> list[int]:
         """How the model's tokenizer writes a text in the middle of an answer."""

@@ -54,22 +54,26 @@ def _format_of(template: str) -> ParserName | None:
     """None: one that no parser here reads, such as calls written in XML."""
     if TOOL_CALLS in template:
         return "mistral"
+    if TOOL_CALL in template:
+        is_json = "<function=" not in template and "<arg_key>" not in template
+        return "hermes" if is_json else None
     has_llamas_headers = "<|start_header_id|>" in template or "<|header_start|>" in template
     if PYTHON_TAG in template or (has_llamas_headers and '"parameters": ' in template):
         return "llama3"
-    if TOOL_CALL in template and "<function=" not in template and "<arg_key>" not in template:
-        return "hermes"
     return None
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """All of them with parameters: templates rely on it."""
-    shown = []
-    for tool in tools:
-        function = tool.function.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
-        function.setdefault("parameters", _NO_PARAMETERS)
-        shown.append({"type": "function", "function": function})
-    return shown
+    """All of them with all members: templates rely on it."""
+    functions = [
+        {
+            "name": tool.function.name,
+            "description": tool.function.description or "",
+            "parameters": tool.function.parameters or _NO_PARAMETERS,
+        }
+        for tool in tools
+    ]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 def native_messages(messages: Sequence[TemplateMessage], parser: ParserName | None) -> list[TemplateMessage]:
@@ -77,15 +81,26 @@ def native_messages(messages: Sequence[TemplateMessage], parser: ParserName | No
     names: dict[str, str] = {}
     shown = []
     for message in messages:
-        message = dict(message)
         if calls := message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in calls}
-            message["tool_calls"] = [_native_call(call, parser) for call in calls]
-        if (call_id := message.get("tool_call_id")) is not None:
-            message.setdefault("name", names.get(call_id, ""))
-            message["tool_call_id"] = _native_id(call_id, parser)
-        shown.append(message)
+            shown += _native_calls(message, parser)
+        elif (call_id := message.get("tool_call_id")) is not None:
+            result = {"name": names.get(call_id, "")} | message
+            shown.append(result | {"tool_call_id": _native_id(call_id, parser)})
+        else:
+            shown.append(message)
     return shown
+
+
+def _native_calls(message: TemplateMessage, parser: ParserName | None) -> list[TemplateMessage]:
+    """Llama's templates refuse several calls in a message, so that each gets its own."""
+    calls = [_native_call(call, parser) for call in message["tool_calls"]]
+    if parser != "llama3":
+        return [message | {"tool_calls": calls}]
+    others: list[TemplateMessage] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]} for call in calls
+    ]
+    return [message | {"tool_calls": calls[:1]}, *others[1:]]
 
 
 def _native_call(call: dict[str, Any], parser: ParserName | None) -> dict[str, Any]:

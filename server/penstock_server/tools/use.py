@@ -98,8 +98,10 @@ class ToolUse:
         """
         if self.mode == "auto" and params.grammar is not None:
             return replace(params, grammar=self._calls_or(params.grammar))
-        if self.grammar is not None:
-            params = replace(params, grammar=self.grammar)
+        try:
+            params = replace(params, grammar=self.grammar or params.grammar)
+        except InvalidParameter as error:
+            raise InvalidParameter("tools", str(error)) from None
         if self.mode == "auto" and self.is_marker_special:
             params = replace(params, skip_special_tokens=False)
         return params
@@ -135,11 +137,13 @@ class ToolUse:
         """Only Hermes' format has a beginning for every call that is text and not a special token."""
         return self.style.parser == "hermes" and not self.is_marker_special
 
-    def check(self, engine: Engine) -> None:
-        """Raises InvalidParameter, naming the field, for schemas that can't be enforced and have to be."""
+    def check(self, engine: Engine, grammar: Grammar | None) -> None:
+        """`grammar` is what bind() set. Raises InvalidParameter, naming the field, for schemas that can't be
+        enforced and have to be."""
+        if self.mode == "none" or grammar is None:
+            return
         try:
-            if self.grammar is not None:
-                engine.grammars.check(self.grammar)
+            engine.grammars.check(grammar)
         except InvalidParameter as error:
             self._blame(engine)
             raise InvalidParameter("tools", str(error)) from None

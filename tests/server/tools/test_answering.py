@@ -210,7 +210,6 @@ def test_what_is_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], 
         {"$defs": 1},
         {"properties": {"a": {"type": "strin"}}},
         {"properties": {"a": {"$ref": "#/$defs/none"}}},
-        {"const": "x" * 1_000_000},
         json.loads('{"items": ' * 200 + "1" + "}" * 200),
     ],
 )
@@ -220,6 +219,26 @@ def test_invalid_schemas_are_named(client: openai.OpenAI, parameters: Any) -> No
         with pytest.raises(openai.BadRequestError) as caught:
             ask(client, False, tools=[NOW, bad], tool_choice=choice)
         assert caught.value.param == "tools.1.function.parameters"
+
+
+def test_schemas_may_be_too_large(client: openai.OpenAI) -> None:
+    large = {"type": "function", "function": {"name": "f", "parameters": {"const": "x" * 1_000_000}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, False, tools=[large], tool_choice="required")
+    assert caught.value.param == "tools"
+
+
+def test_a_response_format_leaves_the_choice_to_the_model(client: openai.OpenAI, server: LiveServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["here"]}}}
+    ask(client, False, response_format=form)
+    grammar = server.engine.streams[-1].params.grammar
+    assert grammar is not None and '"here"' in grammar.text and "<tool_call>" in grammar.text
+    ask(client, False, response_format=form, tool_choice="required")
+    grammar = server.engine.streams[-1].params.grammar
+    assert grammar is not None and '"here"' not in grammar.text
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, False, extra_body={"structured_outputs": {"regex": "a+"}})
+    assert caught.value.param == "tool_choice"
 
 
 def test_allowed_tools(client: openai.OpenAI, server: LiveServer) -> None:

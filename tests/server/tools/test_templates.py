@@ -47,6 +47,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         (PLAIN, "auto", ToolStyle("hermes", False)),
         ("", "auto", ToolStyle("hermes", False)),
         # Tools, but in a format that nothing here reads.
+        ('{{ tools }}<|start_header_id|>"parameters": <tool_call>', "auto", ToolStyle("hermes", True)),
+        ("{{ tools }}<|python_tag|>", "auto", ToolStyle("llama3", True)),
         ("{{ tools }}<tool_call><function=x>", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}", "llama3", ToolStyle("llama3", True)),
@@ -67,10 +69,12 @@ def rendered(tokenizer: Tokenizer, template: str, messages: Any, **kwargs: Any) 
 @pytest.mark.parametrize("template", [HERMES, LLAMA3, MISTRAL])
 def test_a_round_trip_through_each_template(tokenizer: Tokenizer, template: str) -> None:
     style = detect_style(template, "auto")
-    messages = templates.native_messages(MESSAGES, style.parser)
+    first, second = CALLS[0], CALLS[0] | {"id": "call_2"}
+    twice = {"role": "assistant", "content": "", "tool_calls": [first, second]}
+    messages = templates.native_messages([MESSAGES[0], twice, MESSAGES[2]], style.parser)
     tools = templates.template_tools([TOOL])
     text = rendered(tokenizer, template, [*messages, {"role": "user", "content": "So?"}], tools=tools)
-    assert '"name": "add"' in text and '{"a": 1}' in text and "2" in text
+    assert '"name": "add"' in text and text.count('{"a": 1}') == 2 and "2" in text
     assert MESSAGES[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
@@ -81,7 +85,7 @@ def test_templates_see_a_tools_name_description_and_parameters() -> None:
     )
     assert shown == {"type": "function", "function": described}
     (bare,) = templates.template_tools([TOOL])
-    assert bare["function"] == {"name": "add", "parameters": {"type": "object", "properties": {}}}
+    assert bare["function"] == described | {"name": "add", "description": ""}
 
 
 DEEP = '{"a": ' * 900 + "1" + "}" * 900

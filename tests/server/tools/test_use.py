@@ -19,6 +19,7 @@ from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
+from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.app import create_app
 from penstock_server.inputs import read_messages
@@ -29,6 +30,7 @@ from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events
 from .chat_templates import HERMES, LLAMA3, MISTRAL, PLAIN
+from .folding import parse
 
 PARAMETERS = {
     "type": "object",
@@ -95,6 +97,12 @@ def test_marks_that_are_special_tokens_must_be_in_the_text(tmp_path: Path) -> No
     tokenizer = Tokenizer.load(tmp_path)
     tokenizer.backend.add_special_tokens({"extra_special_tokens": ["[TOOL_CALLS]"]})
     special = Tokenizer(tokenizer.backend, frozenset({1}))
+    calls = '[TOOL_CALLS][{"name": "now", "arguments": {}}]'
+    for skips in (True, False):
+        detokenizer = Detokenizer(special, [5], skip_special_tokens=skips)
+        pieces = [detokenizer.add(token_id) for token_id in special.encode(calls)]
+        found = parse(MistralParser(), [*pieces, detokenizer.finish()])
+        assert found.named == ([] if skips else [("now", "{}")])
     params = SamplingParams(skip_special_tokens=True)
     for template, choice, is_skipped in (
         (MISTRAL, "auto", False),
@@ -142,11 +150,14 @@ def test_a_single_call_ends_the_answer_where_a_grammar_can_say_so() -> None:
 def test_schemas_are_checked_where_they_bind() -> None:
     model: Any = FakeModel()
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"a": {"not": {}}}}}}
-    use_of(tools=[*TOOLS, bad], model=model).check(model)
+    params = SamplingParams()
+    fine = use_of(tools=[*TOOLS, bad], model=model)
+    fine.check(model, fine.bind(params).grammar)
     strict = bad | {"function": bad["function"] | {"strict": True}}  # type: ignore[operator]
     for fields in ({"tools": [*TOOLS, bad], "tool_choice": "required"}, {"tools": [*TOOLS, strict]}):
+        use = use_of(model=model, **fields)
         with pytest.raises(InvalidParameter) as caught:
-            use_of(model=model, **fields).check(model)
+            use.check(model, use.bind(params).grammar)
         assert caught.value.param == "tools.2.function.parameters"
 
 
@@ -197,7 +208,7 @@ def test_forced_calls_of_random_weights_are_valid(
 
 def test_strict_calls_leave_room_for_text(client: TestClient) -> None:
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
-    body = {"messages": [USER], "tools": strict, "max_tokens": 40, "temperature": 0}
+    body = {"messages": [USER], "tools": strict, "min_tokens": 40, "max_tokens": 40, "temperature": 0}
     (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]
     assert choice["finish_reason"] == "length" and len(choice["message"]["content"]) > 10
 
