@@ -39,7 +39,6 @@ class FakeTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS})
-    special_token_ids = frozenset({EOS})
     bos_token_id = None
 
     special_token_ids = frozenset({EOS})
@@ -54,6 +53,9 @@ class FakeTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"<{token_id}>" for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id == EOS else bytes([token_id])
@@ -119,6 +121,9 @@ class FakeStream:
         self._num_output_tokens = 0
         self._is_finished = False
         self._started = time.monotonic()
+        self._has_begun = False
+        self.options: dict[str, Any] = {}
+        self._changed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -150,6 +155,12 @@ class FakeStream:
         token_ids = (EOS,) if is_stop else tuple(text.encode())
         self._num_output_tokens += len(token_ids)
         logprobs: tuple[TokenLogprobs, ...] = ()
+        prompt_logprobs = None
+        if (num_top := self.params.prompt_logprobs) is not None and not self._has_begun:
+            top = tuple((ord("z") - i, -0.5 - i) for i in range(num_top))
+            scored = (TokenLogprobs(token_id, -0.75, top, 9) for token_id in self.prompt[1:])
+            prompt_logprobs = (None, *scored)
+        self._has_begun = True
         if (count := self.params.logprobs) is not None:
             top = tuple((ord("z") - i, -0.5 - i) for i in range(count))
             logprobs = tuple(TokenLogprobs(token_id, -0.25, top) for token_id in token_ids)
@@ -163,6 +174,7 @@ class FakeStream:
             finish_reason=finish_reason,
             started=self._started,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
+            prompt_logprobs=prompt_logprobs,
             has_end_token=is_stop,
         )
 
@@ -216,6 +228,7 @@ class FakeAsyncEngine:
         script = self.scripts(prompt_token_ids, params)
         name = request_id or f"r{len(self.streams)}"
         stream = FakeStream(name, prompt_token_ids, params, script)
+        stream.options = options
         self.streams.append(stream)
         return stream
 
