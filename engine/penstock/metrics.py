@@ -53,10 +53,14 @@ class EngineMetrics:
     num_streamed_layers: int = 0
     #: Of what feeds a GPU, memory that could not be pinned.
     unpinned_bytes: int = 0
+    #: The layer that is being computed or waited for, the number of layers once all are; None between steps.
+    current_layer: int | None = None
+    last_step: StepStats | None = None
     #: By name: what went over each link.
     links: dict[str, Traffic] = field(default_factory=dict)
 
     def record(self, step: StepStats) -> None:
+        self.last_step = step
         self.num_steps += 1
         self.step_seconds += step.duration_s
         self.stall_seconds += step.stall_s

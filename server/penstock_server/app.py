@@ -30,11 +30,16 @@ from penstock_server import __version__
 from penstock_server.errors import ApiError, api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
-from penstock_server.operations import OPEN_PATHS, OperationRoutes
+from penstock_server.operations import OPEN_PATHS, STATS_PATH, OperationRoutes
+from penstock_server.page import UI_PATH, page_routes
 from penstock_server.responses import ChatCompletionChunk
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+#: Paths (and what is below them) that need no API key; nor does the page itself, because a browser can't
+#: send one for a page.
+_NO_KEY = (*OPEN_PATHS, UI_PATH)
 
 #: nginx's status for a client that left before its answer; only logs see it.
 CLIENT_CLOSED_REQUEST = 499
@@ -59,6 +64,8 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
     routes = openai.router()
     app.include_router(routes, prefix="/v1")
     app.include_router(routes, include_in_schema=False)
+    if settings.ui:
+        app.router.routes.extend(page_routes())
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, _answer_error)
     # The last one added is the first to see a request.
@@ -128,14 +135,15 @@ def _request_id(given: str) -> str:
 
 
 def _log(scope: Scope, status: int, duration_s: float, request_id: str) -> None:
-    """A line per request; those of probes and scrapers only for debugging."""
-    level = logging.DEBUG if scope["path"].startswith((*OPEN_PATHS, "/metrics")) else logging.INFO
+    """A line per request; those of probes, scrapers and the page's view of the engine only for debugging."""
+    is_probe = scope["path"].startswith((*OPEN_PATHS, "/metrics", STATS_PATH))
+    level = logging.DEBUG if is_probe else logging.INFO
     line = "%s %s %d %.3f s %s"
     logger.log(level, line, scope["method"], repr(scope["path"])[1:-1], status, duration_s, request_id)
 
 
 class ApiKeys:
-    """Refuses requests without one of the keys, except for OPEN_PATHS and CORS preflights."""
+    """Refuses requests without one of the keys, except for OPEN_PATHS, the web page and CORS preflights."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -164,7 +172,7 @@ class ApiKeys:
 
 
 def _is_open(path: str) -> bool:
-    return any(path == each or path.startswith(each + "/") for each in OPEN_PATHS)
+    return path == "/" or any(path == each or path.startswith(each + "/") for each in _NO_KEY)
 
 
 def _digest(key: str) -> bytes:

@@ -1,11 +1,13 @@
 """What operators and their tools ask: is it alive, is it ready, which version, how is it doing.
 
-None of these waits for the engine's thread, and all but /metrics are open to everyone. /health/live
+None of these waits for the engine's thread, and all but /metrics and /v1 are open to everyone. /health/live
 says whether a restart would help; /health and /health/ready whether requests can be answered.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,11 +19,14 @@ from penstock.engine import Engine
 from penstock_server import __version__
 from penstock_server.errors import RETRY_AFTER_S, ApiError, unavailable
 from penstock_server.metrics import RequestMetrics
-from penstock_server.plan_report import plan_data
+from penstock_server.plan_report import plan_data, step_data
 from penstock_server.responses import Health, Version
 
 #: Paths (and what is below them) that need no API key.
 OPEN_PATHS = ("/health", "/ping", "/version")
+
+#: What the engine does at this moment: asked for several times a second by whoever watches.
+STATS_PATH = "/v1/engine/stats"
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": Health, "description": "loading, dead or stopped"}
@@ -41,6 +46,7 @@ class OperationRoutes:
         router.get("/version")(self.version)
         router.get("/metrics", response_class=Response)(self.metrics)
         router.get("/v1/plan")(self.plan)
+        router.get(STATS_PATH)(self.stats)
         return router
 
     async def ready(self) -> Response:
@@ -61,11 +67,17 @@ class OperationRoutes:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def plan(self) -> dict[str, Any]:
-        """What lies where: bytes, homes of layers, budgets. 503 while the model loads."""
-        plan = ready_engine(self._engine).plan
-        if plan is None:
+        """What lies where: bytes, homes of layers, budgets; and how long a step of one token should take. 503
+        while the model loads."""
+        engine = ready_engine(self._engine)
+        if engine.plan is None:
             raise ApiError(404, "this engine was not loaded by a plan")
-        return plan_data(plan)
+        return plan_data(engine.plan) | {"step": step_data(engine.predict(1, 1))}
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's totals and gauges, the last step, and the layer that is being computed. `time_s` is a
+        clock: differences of two answers over its difference are rates. 503 while the model loads."""
+        return {"time_s": time.monotonic()} | dataclasses.asdict(ready_engine(self._engine).metrics)
 
     def _health(self) -> Health:
         status = self._engine.status

@@ -288,6 +288,7 @@ class Settings:
         parse=parse_seconds,
         metavar="SECONDS",
     )
+    ui: bool = _setting("server", "serve a web page at /", True, parse=parse_bool)
     log_level: str = _setting(
         "server",
         "least severe messages to log",

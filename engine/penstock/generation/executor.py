@@ -42,9 +42,14 @@ class Executor:
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
-    def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
+    def forward(
+        self,
+        inputs: ModelInputs,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+    ) -> Tensor:
         """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest."""
-        hidden = self.sweep(inputs, is_cancelled)
+        hidden = self.sweep(inputs, is_cancelled, observe)
         return self.head(hidden[inputs.logits_indices.to(hidden.device)])
 
     @torch.inference_mode()
