@@ -28,10 +28,18 @@ async function send(path, { body, signal } = {}) {
   if (body) headers["Content-Type"] = "application/json";
   const method = body ? "POST" : "GET";
   try {
-    return await fetch(address(path), { method, headers, body: body && JSON.stringify(body), signal, cache: "no-store" });
+    return await fetch(address(path), {
+      method,
+      headers,
+      body: body && JSON.stringify(body),
+      signal,
+      cache: "no-store",
+    });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(`The server at ${location.host} can't be reached. It may have stopped, or the network is down.`);
+    throw new ApiError(
+      `The server at ${location.host} can't be reached. It may have stopped, or the network is down.`,
+    );
   }
 }
 
@@ -39,7 +47,12 @@ async function failure(answer) {
   const retryAfterS = Number.parseInt(answer.headers.get("Retry-After"), 10) || null;
   const { error } = await answer.json().catch(() => ({}));
   const message = error?.message ?? `The server answered ${answer.status} ${answer.statusText}.`;
-  return new ApiError(message, { status: answer.status, code: error?.code ?? null, retryAfterS, detail: error });
+  return new ApiError(message, {
+    status: answer.status,
+    code: error?.code ?? null,
+    retryAfterS,
+    detail: error,
+  });
 }
 
 /** The JSON of an answer. Throws ApiError. */
@@ -58,7 +71,10 @@ export async function health(signal) {
 /** Yields the objects of a streamed answer. Throws ApiError, also for an error event, and where the stream ends
  * before its [DONE]; an AbortError when `signal` says so. */
 export async function* stream(path, body, signal) {
-  const answer = await send(path, { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal });
+  const answer = await send(path, {
+    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    signal,
+  });
   if (!answer.ok) throw await failure(answer);
   try {
     for await (const data of eventData(answer.body)) {

@@ -25,7 +25,9 @@ export class Chat {
     const path = pathOf(this.#conversation);
     this.#views = new Map(path.map((node) => [node.id, this.#message(node)]));
     const log = element("div", { class: "messages" }, ...this.#views.values());
-    this.#page.stage.replaceChildren(path.length > 0 ? log : emptyStage(this.#page.modelName(), (text) => this.submit(text)));
+    this.#page.stage.replaceChildren(
+      path.length > 0 ? log : emptyStage(this.#page.modelName(), (text) => this.submit(text)),
+    );
     this.#page.follow(true);
   }
 
@@ -67,7 +69,11 @@ export class Chat {
     try {
       answer.figures = await generate({
         path: PATH,
-        body: { ...body, ...samplingFields(conversation.settings), model: this.#page.modelName() ?? undefined },
+        body: {
+          ...body,
+          ...samplingFields(conversation.settings),
+          model: this.#page.modelName() ?? undefined,
+        },
         signal,
         onText: (text) => {
           answer.content += text;
@@ -106,9 +112,16 @@ export class Chat {
     const isGrowing = !isUser && this.#isGrowing(node);
     const name = isUser ? "You" : (this.#page.modelName() ?? "Model");
     const body = element("div", { class: "body" });
-    const view = element("article", { class: `message ${node.role}${isGrowing ? " growing" : ""}`, "aria-label": name,
-      "aria-busy": isGrowing ? "true" : null },
-      element("p", { class: "who" }, name), body);
+    const view = element(
+      "article",
+      {
+        class: `message ${node.role}${isGrowing ? " growing" : ""}`,
+        "aria-label": name,
+        "aria-busy": isGrowing ? "true" : null,
+      },
+      element("p", { class: "who" }, name),
+      body,
+    );
     if (isUser) body.textContent = node.content;
     else this.#fill(body, node);
     if (node.error) view.append(this.#failure(node));
@@ -121,28 +134,54 @@ export class Chat {
   }
 
   #fill(body, node) {
-    const thoughts = node.reasoning &&
-      element("details", { class: "thoughts", open: body.querySelector(".thoughts")?.open ?? false },
-        element("summary", {}, "Thoughts"), element("div", {}, node.reasoning));
+    const thoughts =
+      node.reasoning &&
+      element(
+        "details",
+        { class: "thoughts", open: body.querySelector(".thoughts")?.open ?? false },
+        element("summary", {}, "Thoughts"),
+        element("div", {}, node.reasoning),
+      );
     body.replaceChildren(...[thoughts, markdown(node.content)].filter(Boolean));
   }
 
   #failure(node) {
-    const again = element("button", { type: "button", class: "button small", onclick: () => this.#again(node) }, "Try again");
+    const again = element(
+      "button",
+      { type: "button", class: "button small", onclick: () => this.#again(node) },
+      "Try again",
+    );
     return element("div", { class: "failure", role: "alert" }, element("p", {}, node.error), again);
   }
 
   #foot(node, view) {
     const isUser = node.role === "user";
-    const tools = [this.#branches(node), iconButton("copy", "Copy", (event) => copyText(node.content, event.currentTarget))];
+    const tools = [
+      this.#branches(node),
+      iconButton("copy", "Copy", (event) => copyText(node.content, event.currentTarget)),
+    ];
     if (isUser) tools.push(iconButton("edit", "Edit and send again", () => this.#edit(node, view)));
     else tools.push(iconButton("again", "Answer again", () => this.#again(node)));
     if (!isUser && node.content && node.figures?.finish !== "stop") {
-      tools.push(element("button", { type: "button", class: "button small", onclick: () => this.#continue(node) }, "Go on"));
+      tools.push(
+        element(
+          "button",
+          { type: "button", class: "button small", onclick: () => this.#continue(node) },
+          "Go on",
+        ),
+      );
     }
-    const words = isUser ? "" : node.figures ? answerFigures(node.figures) : "not finished: the page was left";
-    return element("div", { class: "foot" }, element("div", { class: "tools" }, tools.filter(Boolean)),
-      words && element("p", { class: "figures" }, words));
+    const words = isUser
+      ? ""
+      : node.figures
+        ? answerFigures(node.figures)
+        : "not finished: the page was left";
+    return element(
+      "div",
+      { class: "foot" },
+      element("div", { class: "tools" }, tools.filter(Boolean)),
+      words && element("p", { class: "figures" }, words),
+    );
   }
 
   #branches(node) {
@@ -154,10 +193,13 @@ export class Chat {
       this.#page.save(this.#conversation);
       this.render();
     };
-    return element("span", { class: "branches" },
+    return element(
+      "span",
+      { class: "branches" },
       iconButton("previous", "Previous version", go(-1), { disabled: at === 0 }),
       element("span", {}, `${at + 1}/${siblings.length}`),
-      iconButton("next", "Next version", go(1), { disabled: at === siblings.length - 1 }));
+      iconButton("next", "Next version", go(1), { disabled: at === siblings.length - 1 }),
+    );
   }
 
   #again(answer) {
@@ -165,12 +207,22 @@ export class Chat {
   }
 
   #edit(node, view) {
-    const input = element("textarea", { rows: Math.min(12, node.content.split("\n").length + 1), "aria-label": "Edit the message" });
+    const input = element("textarea", {
+      rows: Math.min(12, node.content.split("\n").length + 1),
+      "aria-label": "Edit the message",
+    });
     input.value = node.content;
-    const form = element("form", { class: "edit" }, input,
-      element("div", { class: "dialog-actions" },
+    const form = element(
+      "form",
+      { class: "edit" },
+      input,
+      element(
+        "div",
+        { class: "dialog-actions" },
         element("button", { type: "button", class: "button small", onclick: () => this.render() }, "Cancel"),
-        element("button", { type: "submit", class: "button small primary" }, "Send as a new branch")));
+        element("button", { type: "submit", class: "button small primary" }, "Send as a new branch"),
+      ),
+    );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (!input.value.trim() || this.#page.isRunning(this.#conversation)) return;

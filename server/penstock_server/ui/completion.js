@@ -23,8 +23,14 @@ export class Completion {
   render() {
     const conversation = this.#conversation;
     const isRunning = this.#page.isRunning(conversation);
-    this.#paper = element("textarea", { id: "paper", class: "paper", "aria-label": "Text to complete",
-      placeholder: "Once upon a time", spellcheck: "false", readonly: isRunning });
+    this.#paper = element("textarea", {
+      id: "paper",
+      class: "paper",
+      "aria-label": "Text to complete",
+      placeholder: "Once upon a time",
+      spellcheck: "false",
+      readonly: isRunning,
+    });
     this.#paper.value = conversation.text;
     this.#paper.addEventListener("input", () => {
       conversation.text = this.#paper.value;
@@ -36,10 +42,22 @@ export class Completion {
     });
     const copy = element("button", { type: "button", class: "button small" }, "Copy");
     copy.addEventListener("click", () => copyText(conversation.text, copy));
-    const foot = element("div", { class: "foot" }, element("div", { class: "tools" }, copy),
-      conversation.figures && element("p", { class: "figures" }, answerFigures(conversation.figures)));
-    this.#page.stage.replaceChildren(element("div", { class: "paper-box" }, this.#paper, foot,
-      conversation.error && element("div", { class: "failure", role: "alert" }, element("p", {}, conversation.error))));
+    const foot = element(
+      "div",
+      { class: "foot" },
+      element("div", { class: "tools" }, copy),
+      conversation.figures && element("p", { class: "figures" }, answerFigures(conversation.figures)),
+    );
+    this.#page.stage.replaceChildren(
+      element(
+        "div",
+        { class: "paper-box" },
+        this.#paper,
+        foot,
+        conversation.error &&
+          element("div", { class: "failure", role: "alert" }, element("p", {}, conversation.error)),
+      ),
+    );
     this.#paper.scrollTop = this.#paper.scrollHeight;
   }
 

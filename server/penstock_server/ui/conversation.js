@@ -6,10 +6,21 @@
 // `before` what it was before the last one.
 
 /** Begins with a letter: names of digits would not keep their order in an object. */
-export const makeId = () => `m${Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(36)).join("")}`;
+export const makeId = () =>
+  `m${Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(36)).join("")}`;
 
 export function newConversation(mode, settings) {
-  return { id: makeId(), title: "", mode, changed: Date.now(), settings, nodes: {}, leaf: null, text: "", before: null };
+  return {
+    id: makeId(),
+    title: "",
+    mode,
+    changed: Date.now(),
+    settings,
+    nodes: {},
+    leaf: null,
+    text: "",
+    before: null,
+  };
 }
 
 export const isEmpty = (conversation) => conversation.leaf === null && conversation.text === "";
@@ -17,7 +28,8 @@ export const isEmpty = (conversation) => conversation.leaf === null && conversat
 /** From the first message to the one that is shown last. */
 export function pathOf(conversation) {
   const path = [];
-  for (let id = conversation.leaf; id !== null; id = conversation.nodes[id].parent) path.unshift(conversation.nodes[id]);
+  for (let id = conversation.leaf; id !== null; id = conversation.nodes[id].parent)
+    path.unshift(conversation.nodes[id]);
   return path;
 }
 
@@ -30,13 +42,20 @@ export function addMessage(conversation, parent, role, content) {
 }
 
 export function siblingsOf(conversation, node) {
-  return Object.values(conversation.nodes).filter((each) => each.parent === node.parent && each.role === node.role);
+  return Object.values(conversation.nodes).filter(
+    (each) => each.parent === node.parent && each.role === node.role,
+  );
 }
 
 /** Shows `node` and what was last said after it. */
 export function showBranch(conversation, node) {
   let leaf = node;
-  for (let next = leaf; next; next = Object.values(conversation.nodes).findLast((each) => each.parent === leaf.id)) leaf = next;
+  for (
+    let next = leaf;
+    next;
+    next = Object.values(conversation.nodes).findLast((each) => each.parent === leaf.id)
+  )
+    leaf = next;
   conversation.leaf = leaf.id;
 }
 
@@ -54,7 +73,8 @@ export function readConversation(data) {
   const nodes = {};
   for (const node of Object.values(data.nodes ?? {})) {
     const { id, parent, role, content, reasoning, figures, error } = node ?? {};
-    if (!/^m\w+$/.test(id) || typeof content !== "string" || !["user", "assistant"].includes(role)) return null;
+    if (!/^m\w+$/.test(id) || typeof content !== "string" || !["user", "assistant"].includes(role))
+      return null;
     // A parent comes before its child, as it did when they were written: so there are no circles.
     if (parent !== null && !(parent in nodes)) return null;
     nodes[id] = { id, parent, role, content, reasoning, figures, error };

@@ -27,7 +27,8 @@ const ICONS = {
   list: "M4 6h16M4 12h16M4 18h10",
   settings: "M4 7h10M18 7h2M4 17h2M10 17h10M14 4v6M10 14v6",
   key: "M14 10a4 4 0 1 0-3.5 4L13 16.500h2.500v2.500H18V21h3v-3.500L13.700 11.500M9 9.500h.01",
-  light: "M12 8a4 4 0 1 0 0 8a4 4 0 1 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.400 1.400M17.600 17.600L19 19M5 19l1.400-1.400M17.600 6.400L19 5",
+  light:
+    "M12 8a4 4 0 1 0 0 8a4 4 0 1 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.400 1.400M17.600 17.600L19 19M5 19l1.400-1.400M17.600 6.400L19 5",
   dark: "M20 14.500A8.500 8.500 0 1 1 9.500 4a7 7 0 0 0 10.500 10.500z",
   system: "M4 5h16v11H4zM9 20h6M12 16v4",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
@@ -47,8 +48,11 @@ export function icon(name) {
 
 /** A button that shows an icon; `label` is its name. */
 export function iconButton(name, label, onclick, attributes = {}) {
-  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick,
-    ...attributes }, icon(name));
+  return element(
+    "button",
+    { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...attributes },
+    icon(name),
+  );
 }
 
 /** Copies, and says so on the button for a moment. Without a secure context browsers offer no clipboard. */

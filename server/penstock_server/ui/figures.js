@@ -16,7 +16,9 @@ export function bytes(value) {
 
 /** Bytes per second, in the units in which disks and links are sold. */
 export function byteRate(value) {
-  return value >= 1e9 ? `${(value / 1e9).toFixed(2)} GB/s` : `${(value / 1e6).toFixed(value >= 1e7 ? 0 : 1)} MB/s`;
+  return value >= 1e9
+    ? `${(value / 1e9).toFixed(2)} GB/s`
+    : `${(value / 1e6).toFixed(value >= 1e7 ? 0 : 1)} MB/s`;
 }
 
 export function rate(value) {
@@ -24,14 +26,16 @@ export function rate(value) {
 }
 
 export const percent = (part) => `${Math.round(100 * part)}%`;
-export const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+export const count = (number, one, many = `${one}s`) =>
+  `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
 const FINISH = { length: "ended at the limit", stopped: "stopped", tool_calls: "asks for a tool" };
 
 /** One line about an answer: what it took and what it cost. */
 export function answerFigures(figures) {
   const parts = [];
-  if (figures.outputTokens) parts.push(`${figures.isCounted ? "" : "≈ "}${count(figures.outputTokens, "token")}`);
+  if (figures.outputTokens)
+    parts.push(`${figures.isCounted ? "" : "≈ "}${count(figures.outputTokens, "token")}`);
   if (figures.tokensPerS) parts.push(`${rate(figures.tokensPerS)} tokens/s`);
   if (figures.firstTokenS != null) parts.push(`first after ${seconds(figures.firstTokenS)}`);
   if (figures.promptTokens != null) parts.push(`prompt ${count(figures.promptTokens, "token")}`);

@@ -87,7 +87,9 @@ async function patiently(work, signal, onWait) {
 
 /** Busy, loading, or over a rate limit; not where only a restart can help. */
 const isForLater = (error) =>
-  error instanceof ApiError && [429, 503].includes(error.status) && !["engine_dead", "shutting_down"].includes(error.code);
+  error instanceof ApiError &&
+  [429, 503].includes(error.status) &&
+  !["engine_dead", "shutting_down"].includes(error.code);
 
 async function countDown(seconds, signal, onWait) {
   for (let left = seconds; left > 0; left -= 1) {
@@ -100,7 +102,9 @@ async function untilLoaded(signal, onWait) {
   for (;;) {
     const now = await health(signal);
     if (now.status !== "loading") return;
-    onWait(`The model is loading: ${now.loaded_layers} of ${now.total_layers} layers. Your message is sent when it is ready.`);
+    onWait(
+      `The model is loading: ${now.loaded_layers} of ${now.total_layers} layers. Your message is sent when it is ready.`,
+    );
     await pause(500, signal);
   }
 }
@@ -114,9 +118,13 @@ function pause(ms, signal) {
       signal.removeEventListener("abort", end);
       resolve();
     }, ms);
-    signal.addEventListener("abort", () => {
-      clearTimeout(timer);
-      end();
-    }, { once: true });
+    signal.addEventListener(
+      "abort",
+      () => {
+        clearTimeout(timer);
+        end();
+      },
+      { once: true },
+    );
   });
 }

@@ -37,11 +37,15 @@ function showDialog() {
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => {
-      const given = dialog.returnValue === "ok" ? input.value.trim() : "";
-      if (given) setApiKey(given);
-      resolve(given !== "");
-    }, { once: true });
+    dialog.addEventListener(
+      "close",
+      () => {
+        const given = dialog.returnValue === "ok" ? input.value.trim() : "";
+        if (given) setApiKey(given);
+        resolve(given !== "");
+      },
+      { once: true },
+    );
   });
 }
 

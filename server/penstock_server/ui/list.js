@@ -18,31 +18,64 @@ export class ConversationList {
     const open = this.#page.openId();
     const items = listConversations().map((each) => this.#item(each, each.id === open));
     this.#place.replaceChildren(
-      element("div", { class: "panel-head" },
+      element(
+        "div",
+        { class: "panel-head" },
         element("h2", {}, "Conversations"),
-        element("button", { type: "button", class: "button small", onclick: () => this.#page.openNew() }, icon("more"), "New")),
-      items.length > 0 ? element("ul", { class: "items" }, items) : element("p", { class: "hint" }, "None is kept yet."),
-      element("div", { class: "list-foot" },
+        element(
+          "button",
+          { type: "button", class: "button small", onclick: () => this.#page.openNew() },
+          icon("more"),
+          "New",
+        ),
+      ),
+      items.length > 0
+        ? element("ul", { class: "items" }, items)
+        : element("p", { class: "hint" }, "None is kept yet."),
+      element(
+        "div",
+        { class: "list-foot" },
         element("button", { type: "button", class: "button small", onclick: () => this.#export() }, "Export"),
-        this.#importButton()),
-      element("p", { class: "hint" }, "They stay in this browser."));
+        this.#importButton(),
+      ),
+      element("p", { class: "hint" }, "They stay in this browser."),
+    );
   }
 
   #item(conversation, isOpen) {
     const title = titleOf(conversation);
-    const open = element("button", { type: "button", class: "item-open", "aria-current": isOpen ? "true" : null,
-      onclick: () => this.#page.open(conversation.id) },
+    const open = element(
+      "button",
+      {
+        type: "button",
+        class: "item-open",
+        "aria-current": isOpen ? "true" : null,
+        onclick: () => this.#page.open(conversation.id),
+      },
       element("span", { class: "item-title" }, title),
-      conversation.mode === "completion" && element("span", { class: "item-mode" }, "completion"));
-    const item = element("li", { class: isOpen ? "item open" : "item" }, open,
-      element("span", { class: "item-tools" },
+      conversation.mode === "completion" && element("span", { class: "item-mode" }, "completion"),
+    );
+    const item = element(
+      "li",
+      { class: isOpen ? "item open" : "item" },
+      open,
+      element(
+        "span",
+        { class: "item-tools" },
         iconButton("edit", `Rename “${title}”`, () => this.#rename(conversation, item)),
-        iconButton("remove", `Delete “${title}”`, () => this.#delete(conversation, title))));
+        iconButton("remove", `Delete “${title}”`, () => this.#delete(conversation, title)),
+      ),
+    );
     return item;
   }
 
   #rename(conversation, item) {
-    const input = element("input", { class: "rename", value: titleOf(conversation), "aria-label": "Name", maxlength: "120" });
+    const input = element("input", {
+      class: "rename",
+      value: titleOf(conversation),
+      "aria-label": "Name",
+      maxlength: "120",
+    });
     const finish = (isKept) => {
       const current = this.#page.live(conversation.id) ?? conversation;
       if (isKept) {
@@ -75,8 +108,13 @@ export class ConversationList {
   }
 
   #importButton() {
-    const input = element("input", { type: "file", accept: "application/json,.json", class: "unseen", tabindex: "-1",
-      "aria-label": "File to import" });
+    const input = element("input", {
+      type: "file",
+      accept: "application/json,.json",
+      class: "unseen",
+      tabindex: "-1",
+      "aria-label": "File to import",
+    });
     input.addEventListener("change", async () => {
       try {
         importAll(await input.files[0].text());
@@ -85,6 +123,9 @@ export class ConversationList {
         this.#page.warn(error.message);
       }
     });
-    return [element("button", { type: "button", class: "button small", onclick: () => input.click() }, "Import"), input];
+    return [
+      element("button", { type: "button", class: "button small", onclick: () => input.click() }, "Import"),
+      input,
+    ];
   }
 }

@@ -13,7 +13,7 @@ const IDLE_MS = 4000;
 const AWAY_MS = 10000;
 
 export class Machine {
-  #strip = new Strip(byId("strip"));
+  #strip = new Strip(byId("strip"), byId("caption"));
   #readings = new Readings(byId("readings"));
   #onState;
   #onModel;
@@ -69,7 +69,10 @@ export class Machine {
     const now = await health();
     if (now.status === "loading") {
       this.#strip.load(now.loaded_layers, now.total_layers);
-      this.#onState("loading", now.total_layers ? `loading, ${now.loaded_layers} of ${now.total_layers} layers` : "loading");
+      this.#onState(
+        "loading",
+        now.total_layers ? `loading, ${now.loaded_layers} of ${now.total_layers} layers` : "loading",
+      );
       this.#delay = LOADING_MS;
       return false;
     }
@@ -80,8 +83,8 @@ export class Machine {
     this.#onModel(models.data[0]);
     this.#readings.plan(plan, Object.keys(stats.links));
     if (plan) this.#strip.plan(plan);
-    byId("ledger").hidden = !plan;
-    byId("ledger-body").replaceChildren(...(plan ? ledger(plan) : []));
+    byId("ledger-toggle").hidden = !plan;
+    byId("ledger").replaceChildren(...(plan ? ledger(plan) : []));
     this.#isKnown = true;
     return true;
   }
@@ -100,9 +103,11 @@ export class Machine {
   #lose(error) {
     this.#isKnown = false;
     const words = { 0: "can't be reached", 401: "needs a key" }[error.status] ?? "not ready";
-    this.#strip.clear(error.status === 401 ? "No key, no view of the machine" : "Nothing is known of the machine now");
+    this.#strip.clear(
+      error.status === 401 ? "No key, no view of the machine" : "Nothing is known of the machine now",
+    );
     this.#readings.clear();
-    byId("ledger").hidden = true;
+    byId("ledger").hidden = byId("ledger-toggle").hidden = true;
     this.#onState(error.status === 401 ? "locked" : "away", words);
     // A dialog that was cancelled shall not come back by itself.
     this.#delay = error.status === 401 ? Infinity : Math.min(AWAY_MS, Math.max(1000, 1.5 * this.#delay));

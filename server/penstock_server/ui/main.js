@@ -26,7 +26,10 @@ class Page {
   #list = new ConversationList(this, byId("list"));
   #model = null;
   #pending = false;
-  #machine = new Machine((state, words) => this.#showState(state, words), (model) => this.#showModel(model));
+  #machine = new Machine(
+    (state, words) => this.#showState(state, words),
+    (model) => this.#showModel(model),
+  );
 
   start() {
     prepareTheme();
@@ -34,7 +37,9 @@ class Page {
     this.#prepareButtons();
     this.#prepareKeys();
     store.onChangeElsewhere((id) => this.#changedElsewhere(id));
-    addEventListener("pagehide", () => this.#running.forEach(({ conversation }) => store.saveConversation(conversation)));
+    addEventListener("pagehide", () =>
+      this.#running.forEach(({ conversation }) => store.saveConversation(conversation)),
+    );
     this.#show(this.#conversation);
     this.#machine.watch();
     if (!isTouched.matches) byId("prompt").focus();
@@ -103,7 +108,10 @@ class Page {
 
   save(conversation) {
     if (!isEmpty(conversation)) store.saveConversation(conversation);
-    if (isStorageFull()) this.warn("The browser's storage is full: delete conversations, or export them, before you leave this page.");
+    if (isStorageFull())
+      this.warn(
+        "The browser's storage is full: delete conversations, or export them, before you leave this page.",
+      );
     this.#list.render();
     byId("title").textContent = titleOf(this.#conversation);
   }
@@ -152,7 +160,8 @@ class Page {
 
   #show(conversation) {
     this.#conversation = conversation;
-    this.#view = conversation.mode === "chat" ? new Chat(this, conversation) : new Completion(this, conversation);
+    this.#view =
+      conversation.mode === "chat" ? new Chat(this, conversation) : new Completion(this, conversation);
     store.rememberOpen(conversation.id);
     this.warn(this.#running.get(conversation.id)?.words ?? null);
     this.#list.render();
@@ -175,7 +184,11 @@ class Page {
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
     byId("undo").hidden = isChat || !this.#view.canUndo;
-    const keys = isChat ? (isTouched.matches ? [] : ["Enter sends", "Shift+Enter: new line"]) : ["Ctrl+Enter completes"];
+    const keys = isChat
+      ? isTouched.matches
+        ? []
+        : ["Enter sends", "Shift+Enter: new line"]
+      : ["Ctrl+Enter completes"];
     byId("keys").textContent = [...keys, isRunning && "Esc stops"].filter(Boolean).join(" · ");
     if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
   }
@@ -183,7 +196,8 @@ class Page {
   /** Keeps the end in sight, unless the reader has scrolled away from it. */
   follow(isForced) {
     const stage = this.stage;
-    if (isForced || stage.scrollHeight - stage.scrollTop - stage.clientHeight < 120) stage.scrollTop = stage.scrollHeight;
+    if (isForced || stage.scrollHeight - stage.scrollTop - stage.clientHeight < 120)
+      stage.scrollTop = stage.scrollHeight;
   }
 
   // -- settings and the machine ---------------------------------------------------------------
@@ -197,7 +211,8 @@ class Page {
     };
     const isChat = this.#conversation.mode === "chat";
     byId("settings").replaceChildren(
-      ...settingsPanel(this.#conversation.settings, isChat, change, () => this.#toggle("settings", false)));
+      ...settingsPanel(this.#conversation.settings, isChat, change, () => this.#toggle("settings", false)),
+    );
   }
 
   #showState(state, words) {
@@ -208,7 +223,9 @@ class Page {
 
   #showModel(model) {
     this.#model = model;
-    byId("model").textContent = model.max_model_len ? `${model.id} · ${model.max_model_len.toLocaleString("en")} tokens` : model.id;
+    byId("model").textContent = model.max_model_len
+      ? `${model.id} · ${model.max_model_len.toLocaleString("en")} tokens`
+      : model.id;
     document.title = `${model.id} · Penstock`;
     this.rerender(this.#conversation);
   }
@@ -227,8 +244,17 @@ class Page {
   }
 
   #prepareButtons() {
-    for (const [id, name] of [["list-toggle", "list"], ["settings-toggle", "settings"], ["key-button", "key"]]) byId(id).append(icon(name));
+    for (const [id, name] of [
+      ["list-toggle", "list"],
+      ["settings-toggle", "settings"],
+      ["key-button", "key"],
+    ])
+      byId(id).append(icon(name));
     byId("list-toggle").addEventListener("click", () => this.#toggle("list"));
+    byId("ledger-toggle").addEventListener("click", () => {
+      const isShown = (byId("ledger").hidden = !byId("ledger").hidden) === false;
+      byId("ledger-toggle").setAttribute("aria-expanded", String(isShown));
+    });
     byId("settings-toggle").addEventListener("click", () => this.#toggle("settings"));
     byId("key-button").addEventListener("click", async () => {
       await askForKey();

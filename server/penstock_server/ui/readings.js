@@ -22,7 +22,10 @@ export class Window {
   }
 
   #isWideWithout(first, last) {
-    return last.time_s - first.time_s >= WINDOW_S && (last.num_steps - first.num_steps >= WINDOW_STEPS || last.time_s - first.time_s > 60);
+    return (
+      last.time_s - first.time_s >= WINDOW_S &&
+      (last.num_steps - first.num_steps >= WINDOW_STEPS || last.time_s - first.time_s > 60)
+    );
   }
 
   /** Tokens per second of computing; 0 where no step ended. */
@@ -45,7 +48,7 @@ export class Readings {
   #place;
   #plan;
   #window = new Window();
-  #history = [];
+  #history = Array(HISTORY).fill(0);
   #shown = {};
 
   constructor(place) {
@@ -56,9 +59,13 @@ export class Readings {
   plan(plan, links) {
     this.#plan = plan;
     this.#window = new Window();
-    this.#shown = { tokens: reading("Tokens/s", "spark"), step: reading("Step", "bar"),
+    this.#shown = {
+      tokens: reading("Tokens/s", "spark"),
+      step: reading("Step", "bar"),
       ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "bar")])),
-      kv: reading("KV cache", "bar"), queue: reading("Sequences") };
+      kv: reading("KV cache", "bar"),
+      queue: reading("Sequences"),
+    };
     this.#place.replaceChildren(...Object.values(this.#shown).map((each) => each.view));
   }
 
@@ -69,13 +76,20 @@ export class Readings {
   show(stats, isRunning) {
     this.#window.add(stats);
     const tokens = isRunning ? this.#window.tokensPerS : 0;
-    this.#history = [...this.#history.slice(1 - HISTORY), tokens];
-    this.#shown.tokens.set(tokens ? rate(tokens) : "0", `${stats.generated_tokens.toLocaleString("en")} since the start`);
+    this.#history = [...this.#history.slice(1), tokens];
+    this.#shown.tokens.set(
+      tokens ? rate(tokens) : "0",
+      `${stats.generated_tokens.toLocaleString("en")} since the start`,
+    );
     this.#shown.tokens.draw(this.#history);
     this.#showStep(stats.last_step);
-    for (const name of Object.keys(stats.links)) this.#showLink(name, isRunning ? this.#window.linkRate(name) : 0);
+    for (const name of Object.keys(stats.links))
+      this.#showLink(name, isRunning ? this.#window.linkRate(name) : 0);
     const used = stats.kv_blocks_total ? stats.kv_blocks_used / stats.kv_blocks_total : 0;
-    this.#shown.kv.set(percent(used), `${stats.kv_blocks_used.toLocaleString("en")} of ${count(stats.kv_blocks_total, "block")}`);
+    this.#shown.kv.set(
+      percent(used),
+      `${stats.kv_blocks_used.toLocaleString("en")} of ${count(stats.kv_blocks_total, "block")}`,
+    );
     this.#shown.kv.fill(used);
     this.#shown.queue.set(`${stats.num_running}`, `running, ${stats.num_waiting} waiting`);
   }
@@ -84,7 +98,7 @@ export class Readings {
     const expected = this.#plan?.step.seconds;
     if (!step) return this.#shown.step.set("–", expected ? `predicted ${seconds(expected)}` : "none yet");
     const words = step.predicted_s
-      ? `predicted ${seconds(step.predicted_s)}, floor ${percent(step.floor_s / step.duration_s)}`
+      ? `predicted ${seconds(step.predicted_s)}; ${percent(step.floor_s / step.duration_s)} of the floor`
       : `of ${count(step.num_tokens, "token")}`;
     this.#shown.step.set(seconds(step.duration_s), words);
     const longest = Math.max(step.duration_s, step.predicted_s);
@@ -95,8 +109,8 @@ export class Readings {
     const able = this.#ableRate(name);
     const shown = this.#shown[name];
     if (this.#plan && !this.#plan.streamed_bytes) return shown.set("idle", "every layer is resident");
-    shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "");
-    shown.fill(able ? Math.min(1, now / able) : 0);
+    shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "its best is not known");
+    shown.fill(able ? Math.min(1, now / able) : null);
   }
 
   /** What the link reached when it was measured, from the plan's own arithmetic; 0 if unknown. */
@@ -118,10 +132,25 @@ function reading(title, kind) {
   const fill = element("i", { class: "fill" });
   const mark = element("i", { class: "mark" });
   const line = svg("polyline", {});
-  const picture = kind === "spark"
-    ? svg("svg", { class: "spark", viewBox: `0 0 ${HISTORY} 12`, preserveAspectRatio: "none", "aria-hidden": "true" }, line)
-    : kind === "bar" && element("span", { class: "gauge", "aria-hidden": "true" }, fill, mark);
-  const view = element("div", { class: "reading" }, element("dt", {}, title), element("dd", {}, value, picture, words));
+  const picture =
+    kind === "spark"
+      ? svg(
+          "svg",
+          {
+            class: "spark",
+            viewBox: `0 0 ${HISTORY} 12`,
+            preserveAspectRatio: "none",
+            "aria-hidden": "true",
+          },
+          line,
+        )
+      : element("span", { class: "gauge", "aria-hidden": "true", hidden: kind !== "bar" }, fill, mark);
+  const view = element(
+    "div",
+    { class: "reading" },
+    element("dt", {}, title),
+    element("dd", {}, value, picture, words),
+  );
   return {
     view,
     set(text, sentence) {
@@ -129,14 +158,17 @@ function reading(title, kind) {
       if (words.textContent !== sentence) words.textContent = sentence;
     },
     fill(part, marked = null) {
+      picture.hidden = part === null;
       fill.style.inlineSize = `${100 * part}%`;
       mark.hidden = !marked;
       if (marked) mark.style.insetInlineStart = `${100 * marked}%`;
     },
     draw(values) {
       const most = Math.max(...values, 1e-9);
-      const start = HISTORY - values.length;
-      line.setAttribute("points", values.map((each, index) => `${start + index},${11.5 - 11 * (each / most)}`).join(" "));
+      line.setAttribute(
+        "points",
+        values.map((each, index) => `${index},${11.5 - 11 * (each / most)}`).join(" "),
+      );
     },
   };
 }
@@ -145,26 +177,72 @@ function reading(title, kind) {
 export function ledger(plan) {
   const compute = plan.has_gpu ? "GPU" : "RAM";
   const homes = { disk: "disk", host: plan.has_gpu ? "pinned RAM" : "RAM", device: "GPU" };
-  const rows = [["embedding", "RAM", plan.embedding_bytes, ""], ["head", compute, plan.head_bytes, ""]];
+  const rows = [
+    ["embedding", "RAM", plan.embedding_bytes, ""],
+    ["head", compute, plan.head_bytes, ""],
+  ];
   for (const home of ["device", "host", "disk"]) {
     const layers = plan.layers.filter((layer) => layer.home === home);
     if (layers.length === 0) continue;
     const size = layers.reduce((sum, layer) => sum + layer.num_bytes, 0);
-    rows.push([count(layers.length, "layer"), homes[home], size, layers[0].is_resident ? "resident" : "streamed in each step"]);
+    rows.push([
+      count(layers.length, "layer"),
+      homes[home],
+      size,
+      layers[0].is_resident ? "resident" : "streamed in each step",
+    ]);
   }
-  rows.push(["staging", compute, plan.num_staging_slots * plan.staging_slot_bytes, count(plan.num_staging_slots, "slot")]);
-  if (plan.num_host_slots) rows.push(["staging", "RAM", plan.num_host_slots * plan.staging_slot_bytes, "on the way to the GPU"]);
+  rows.push([
+    "staging",
+    compute,
+    plan.num_staging_slots * plan.staging_slot_bytes,
+    count(plan.num_staging_slots, "slot"),
+  ]);
+  if (plan.num_host_slots)
+    rows.push(["staging", "RAM", plan.num_host_slots * plan.staging_slot_bytes, "on the way to the GPU"]);
   rows.push(["keys and values", compute, plan.kv_bytes, count(plan.num_kv_tokens, "token")]);
   rows.push(["activations", compute, plan.workspace_bytes, "at the largest step"]);
   const budgets = [["RAM", plan.host_used_bytes, plan.host_budget_bytes]];
   if (plan.has_gpu) budgets.push(["GPU", plan.device_used_bytes, plan.device_budget_bytes]);
   return [
-    element("table", {},
-      element("thead", {}, element("tr", {}, ["What", "Where", "Bytes", ""].map((text) => element("th", { scope: "col" }, text || element("span", { class: "unseen" }, "Remark"))))),
-      element("tbody", {}, rows.map(([what, where, size, remark]) =>
-        element("tr", {}, element("th", { scope: "row" }, what), element("td", {}, where), element("td", { class: "number" }, bytes(size)), element("td", {}, remark))))),
-    ...budgets.map(([name, used, budget]) => element("p", {}, `${name}: ${bytes(used)} of a budget of ${bytes(budget)}`)),
-    plan.step.seconds > 0 && element("p", {}, `A step of one token should take ${seconds(plan.step.seconds)}; it waits for ${plan.step.binding}.`),
+    element(
+      "table",
+      {},
+      element(
+        "thead",
+        {},
+        element(
+          "tr",
+          {},
+          ["What", "Where", "Bytes", ""].map((text) =>
+            element("th", { scope: "col" }, text || element("span", { class: "unseen" }, "Remark")),
+          ),
+        ),
+      ),
+      element(
+        "tbody",
+        {},
+        rows.map(([what, where, size, remark]) =>
+          element(
+            "tr",
+            {},
+            element("th", { scope: "row" }, what),
+            element("td", {}, where),
+            element("td", { class: "number" }, bytes(size)),
+            element("td", {}, remark),
+          ),
+        ),
+      ),
+    ),
+    ...budgets.map(([name, used, budget]) =>
+      element("p", {}, `${name}: ${bytes(used)} of a budget of ${bytes(budget)}`),
+    ),
+    plan.step.seconds > 0 &&
+      element(
+        "p",
+        {},
+        `A step of one token should take ${seconds(plan.step.seconds)}; it waits for ${plan.step.binding}.`,
+      ),
     ...[...plan.notes, ...plan.warnings].map((text) => element("p", {}, text)),
   ].filter(Boolean);
 }

@@ -8,7 +8,9 @@ const OPEN = "penstock.open";
 const SETTINGS = "penstock.settings";
 
 export function listConversations() {
-  const found = namesWith(PREFIX).map((name) => recallJson(name, null)).filter((each) => each?.nodes);
+  const found = namesWith(PREFIX)
+    .map((name) => recallJson(name, null))
+    .filter((each) => each?.nodes);
   return found.sort((one, other) => other.changed - one.changed);
 }
 
@@ -40,7 +42,8 @@ export function importAll(text) {
     throw new Error("This file is no JSON, so it can't be an export of Penstock's.");
   }
   const found = Array.isArray(data?.conversations) ? data.conversations.map(readConversation) : [null];
-  if (found.includes(null)) throw new Error("This file is no export of Penstock's conversations; nothing was added.");
+  if (found.includes(null))
+    throw new Error("This file is no export of Penstock's conversations; nothing was added.");
   found.reverse().forEach(saveConversation);
   return found.length;
 }

@@ -16,19 +16,25 @@ export class Strip {
   #cells = [];
   #streamed = []; // indices of layers that come down in each sweep
   #marker = element("i", { class: "marker" });
-  #caption = element("p", { class: "caption" });
+  #caption;
   #sample = null;
   #shown = null;
   #frame = null;
+  summary = "";
 
-  constructor(place) {
+  constructor(place, caption) {
     this.#place = place;
+    this.#caption = caption;
   }
 
   /** While the model loads: so many of the layers that stay in memory are there. */
   load(loaded, total) {
     if (this.#cells.length !== total || this.#place.dataset.state !== "loading") {
-      this.#build(Array.from({ length: total }, () => ({ home: "host", is_resident: true })), ["host"], {});
+      this.#build(
+        Array.from({ length: total }, () => ({ home: "host", is_resident: true })),
+        ["host"],
+        {},
+      );
       this.#place.dataset.state = "loading";
     }
     this.#cells.forEach((cell, index) => cell.classList.toggle("absent", index >= loaded));
@@ -37,7 +43,9 @@ export class Strip {
 
   /** `plan` as GET /v1/plan has it. */
   plan(plan) {
-    const homes = ["disk", "host", "device"].filter((home) => plan.layers.some((layer) => layer.home === home));
+    const homes = ["disk", "host", "device"].filter((home) =>
+      plan.layers.some((layer) => layer.home === home),
+    );
     const sums = {};
     for (const home of homes) {
       const there = plan.layers.filter((layer) => layer.home === home);
@@ -45,8 +53,12 @@ export class Strip {
     }
     this.#build(plan.layers, homes, sums, plan.has_gpu);
     this.#place.dataset.state = "ready";
-    const parts = homes.map((home) => `${sums[home].split(" ")[0]} in ${this.#name(home, plan.has_gpu)}`);
-    this.summary = `${count(plan.layers.length, "layer")}: ${parts.join(", ")}`;
+    const parts = homes.map(
+      (home) =>
+        `${sums[home].split(" ")[0]} ${home === "disk" ? "on disk" : `in ${this.#name(home, plan.has_gpu)}`}`,
+    );
+    const isWhole = plan.layers.every((layer) => layer.is_resident);
+    this.summary = `${count(plan.layers.length, "layer")}, ${parts.join(", ")}; ${isWhole ? "nothing is" : `${bytes(plan.streamed_bytes)} are`} streamed in a sweep.`;
     this.#describe(this.summary);
   }
 
@@ -86,11 +98,22 @@ export class Strip {
     });
     this.#streamed = layers.flatMap((layer, index) => (layer.is_resident ? [] : [index]));
     const lanes = homes.map((home) =>
-      element("p", { class: `lane ${home}` }, element("b", {}, this.#name(home, hasGpu)), sums[home] && ` ${sums[home]}`));
+      element(
+        "p",
+        { class: `lane ${home}` },
+        element("b", {}, this.#name(home, hasGpu)),
+        sums[home] && ` ${sums[home]}`,
+      ),
+    );
     this.#place.replaceChildren(
       element("div", { class: "lanes" }, lanes),
-      element("div", { class: "section" }, element("div", { class: "cells" }, this.#cells), element("div", { class: "shaft" }, this.#marker)),
-      this.#caption);
+      element(
+        "div",
+        { class: "section" },
+        element("div", { class: "cells" }, this.#cells),
+        element("div", { class: "shaft" }, this.#marker),
+      ),
+    );
   }
 
   #move() {
@@ -106,7 +129,7 @@ export class Strip {
 
   #show(position) {
     const total = this.#cells.length;
-    const { layer, stepS } = this.#sample;
+    const { stepS } = this.#sample;
     this.#place.dataset.sweep = "on";
     this.#marker.style.insetInlineStart = `${(100 * Math.min(position ?? 0, total)) / total}%`;
     const current = Math.min(Math.floor(position ?? 0), total - 1);
@@ -119,8 +142,8 @@ export class Strip {
       cell.classList.toggle("next", index === next && index !== current);
     });
     const slower = stepS && stepS < SHORTEST_SHOWN_S ? Math.round(SHORTEST_SHOWN_S / stepS) : 1;
-    if (slower > 1) this.#caption.textContent = `A sweep takes ${seconds(stepS)}; shown ${slower}× slower`;
-    else this.#caption.textContent = `Layer ${Math.min((layer ?? 0) + 1, total)} of ${total}`;
+    if (slower > 1) this.#caption.textContent = `A sweep takes ${seconds(stepS)}; shown ${slower}× slower.`;
+    else this.#caption.textContent = `Layer ${current + 1} of ${total}`;
   }
 
   #stop() {
@@ -128,11 +151,11 @@ export class Strip {
     this.#frame = this.#shown = null;
     delete this.#place.dataset.sweep;
     for (const cell of this.#cells) cell.classList.remove("done", "now", "next");
-    this.#caption.textContent = "";
+    this.#caption.textContent = this.#place.dataset.state === "ready" ? this.summary : "";
   }
 
   #describe(words) {
     this.#place.setAttribute("aria-label", words);
-    this.#caption.textContent = this.#place.dataset.state === "ready" ? "" : words;
+    this.#caption.textContent = words;
   }
 }
