@@ -15,6 +15,7 @@ from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
 
@@ -82,6 +83,7 @@ class FakeModel:
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
         self.plan: MemoryPlan | None = None
+        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
 

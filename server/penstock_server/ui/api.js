@@ -62,14 +62,14 @@ export async function get(path, signal) {
   return answer.json();
 }
 
-/** {status, loaded_layers, total_layers}; this path answers JSON whatever the state is, and asks for no key. */
+/** {status, loaded_layers, total_layers}; JSON whatever the state is, and no key is asked for. */
 export async function health(signal) {
   const answer = await send("health", { signal });
   return answer.json().catch(() => ({ status: "unknown" }));
 }
 
-/** Yields the objects of a streamed answer. Throws ApiError, also for an error event, and where the stream ends
- * before its [DONE]; an AbortError when `signal` says so. */
+/** Yields the objects of a streamed answer. Throws ApiError, also for an error event, and where the stream
+ * ends before its [DONE]; an AbortError when `signal` says so. */
 export async function* stream(path, body, signal) {
   const answer = await send(path, {
     body: { ...body, stream: true, stream_options: { include_usage: true } },

@@ -94,7 +94,7 @@ export class Completion {
     }
   }
 
-  /** Where nobody said how many tokens and the context has no room for the usual number, as many as it has. */
+  /** Where nobody said how many tokens and there is no room for the usual number: as many as there is. */
   async #ask(signal, reader) {
     const body = { max_tokens: MAX_TOKENS, ...samplingFields(this.#conversation.settings) };
     try {

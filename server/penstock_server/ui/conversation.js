@@ -1,9 +1,10 @@
 // A conversation: a tree of messages, of which one path is shown. Plain data and functions on it.
 //
 // {id, title, mode: "chat" | "completion", changed, settings, nodes: {id: node}, leaf, text, before}
-// A node is {id, parent, role: "user" | "assistant", content, reasoning, figures, error}. Editing a message or
-// asking again makes a sibling, so nothing that was said is lost. `text` is the paper of a completion, and
-// `before` what it was before the last one.
+//
+// A node is {id, parent, role: "user" | "assistant", content, reasoning, figures, error}. Editing a message
+// or asking again makes a sibling, so nothing that was said is lost. `text` is the paper of a completion,
+// and `before` what it was before the last one.
 
 /** Begins with a letter: names of digits would not keep their order in an object. */
 export const makeId = () =>

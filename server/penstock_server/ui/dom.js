@@ -2,7 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** element("button", {class: "x", onclick: f, hidden: true}, "text", child, null). null and false are left out. */
+/** element("button", {class: "x", onclick: f, hidden: true}, "text", child, null). null and false are left
+ * out. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -28,7 +29,8 @@ const ICONS = {
   settings: "M4 7h10M18 7h2M4 17h2M10 17h10M14 4v6M10 14v6",
   key: "M14 10a4 4 0 1 0-3.5 4L13 16.500h2.500v2.500H18V21h3v-3.500L13.700 11.500M9 9.500h.01",
   light:
-    "M12 8a4 4 0 1 0 0 8a4 4 0 1 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.400 1.400M17.600 17.600L19 19M5 19l1.400-1.400M17.600 6.400L19 5",
+    "M12 8a4 4 0 1 0 0 8a4 4 0 1 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2" +
+    "M5 5l1.400 1.400M17.600 17.600L19 19M5 19l1.400-1.400M17.600 6.400L19 5",
   dark: "M20 14.500A8.500 8.500 0 1 1 9.500 4a7 7 0 0 0 10.500 10.500z",
   system: "M4 5h16v11H4zM9 20h6M12 16v4",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",

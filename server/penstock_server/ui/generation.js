@@ -9,8 +9,8 @@ const WAIT_S = 5;
  * Streams an answer and returns its figures:
  * {promptTokens, outputTokens, firstTokenS, tokensPerS, finish}.
  *
- * onText(text) and onReasoning(text) get what was added; onWait(message | null) what is waited for. Throws ApiError;
- * once `signal` says stop, returns what there is, with finish "stopped".
+ * onText(text) and onReasoning(text) get what was added; onWait(message | null) what is waited for. Throws
+ * ApiError; once `signal` says stop, returns what there is, with finish "stopped".
  */
 export async function generate({ path, body, signal, onText, onReasoning, onWait }) {
   const clock = new Clock();
@@ -103,7 +103,7 @@ async function untilLoaded(signal, onWait) {
     const now = await health(signal);
     if (now.status !== "loading") return;
     onWait(
-      `The model is loading: ${now.loaded_layers} of ${now.total_layers} layers. Your message is sent when it is ready.`,
+      `Loading, ${now.loaded_layers} of ${now.total_layers} layers. Your message is sent when that is done.`,
     );
     await pause(500, signal);
   }

@@ -5,8 +5,8 @@ import { byId } from "./dom.js";
 
 let asking = null;
 
-/** The result of `work`; where it fails for want of a key, of another try with the key that was given. Throws the
- * ApiError 401 if none is. */
+/** The result of `work`; where it fails for want of a key, of another try with the key that was given. Throws
+ * the ApiError 401 if none is. */
 export async function whenAllowed(work) {
   for (;;) {
     const key = apiKey();
@@ -20,18 +20,20 @@ export async function whenAllowed(work) {
   }
 }
 
-/** True if there is a new one. */
-export function askForKey() {
-  asking ??= showDialog().finally(() => (asking = null));
+/** True if there is a new one; `isWanted` says that the server asks. */
+export function askForKey(isWanted = true) {
+  asking ??= showDialog(isWanted).finally(() => (asking = null));
   return asking;
 }
 
-function showDialog() {
+function showDialog(isWanted) {
   const dialog = byId("key-dialog");
   const input = byId("key");
-  byId("key-text").textContent = apiKey()
-    ? "The key that this browser keeps is not accepted, or you want another."
-    : "Whoever runs the server has it.";
+  byId("key-title").textContent = isWanted ? "This server asks for an API key" : "API key";
+  byId("key-text").textContent =
+    isWanted && apiKey()
+      ? "It does not accept the one that this browser keeps."
+      : "Whoever runs the server has it.";
   byId("key-forget").hidden = !apiKey();
   input.value = "";
   dialog.returnValue = "";

@@ -1,10 +1,11 @@
-// Watches the engine: whether it can be reached, how far it has loaded, and what it does. Asks four times a second
-// while something is computed, ever less while nothing is, and not at all while nobody looks.
+// Watches the engine: whether it can be reached, how far it has loaded, and what it does. Asks four times a
+// second while something is computed, ever less while nothing is, and not at all while nobody looks.
 
 import { get, health } from "./api.js";
 import { byId } from "./dom.js";
 import { whenAllowed } from "./key.js";
-import { ledger, Readings } from "./readings.js";
+import { ledger } from "./ledger.js";
+import { Readings } from "./readings.js";
 import { Strip } from "./strip.js";
 
 const BUSY_MS = 250;

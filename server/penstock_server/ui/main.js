@@ -257,7 +257,7 @@ class Page {
     });
     byId("settings-toggle").addEventListener("click", () => this.#toggle("settings"));
     byId("key-button").addEventListener("click", async () => {
-      await askForKey();
+      await askForKey(false);
       this.#machine.wake();
     });
     byId("stop").addEventListener("click", () => this.stopRunning());

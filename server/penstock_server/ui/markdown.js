@@ -1,5 +1,5 @@
-// Markdown to elements. marked makes HTML of the model's text, DOMPurify takes out all that could act: no images
-// (an address can carry away what was said), no forms, no styles, no scripts.
+// Markdown to elements. marked makes HTML of the model's text, DOMPurify takes out all that could act: no
+// images (an address can carry away what was said), no forms, no styles, no scripts.
 
 import { copyText, element } from "./dom.js";
 import DOMPurify from "./vendor/dompurify.js";

@@ -1,8 +1,8 @@
-// The instruments below the strip: rates over the last seconds, the last step against what was predicted, links,
-// keys and values, the queue. And the ledger: where every byte lies.
+// The instruments below the strip: rates over the last seconds, the last step against what was predicted,
+// links, keys and values, the queue.
 
 import { element, svg } from "./dom.js";
-import { byteRate, bytes, count, percent, rate, seconds } from "./figures.js";
+import { byteRate, count, percent, rate, seconds } from "./figures.js";
 
 /** Rates are taken over so many seconds, and at least so many steps. */
 const WINDOW_S = 3;
@@ -108,7 +108,10 @@ export class Readings {
   #showLink(name, now) {
     const able = this.#ableRate(name);
     const shown = this.#shown[name];
-    if (this.#plan && !this.#plan.streamed_bytes) return shown.set("idle", "every layer is resident");
+    if (this.#plan && !this.#plan.streamed_bytes) {
+      shown.fill(null);
+      return shown.set("idle", "every layer is resident");
+    }
     shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "its best is not known");
     shown.fill(able ? Math.min(1, now / able) : null);
   }
@@ -130,7 +133,7 @@ function reading(title, kind) {
   const value = element("b", {}, "–");
   const words = element("span", { class: "words" });
   const fill = element("i", { class: "fill" });
-  const mark = element("i", { class: "mark" });
+  const mark = element("i", { class: "mark", hidden: true });
   const line = svg("polyline", {});
   const picture =
     kind === "spark"
@@ -171,78 +174,4 @@ function reading(title, kind) {
       );
     },
   };
-}
-
-/** Rows of what lies where, as `penstock plan` prints it. */
-export function ledger(plan) {
-  const compute = plan.has_gpu ? "GPU" : "RAM";
-  const homes = { disk: "disk", host: plan.has_gpu ? "pinned RAM" : "RAM", device: "GPU" };
-  const rows = [
-    ["embedding", "RAM", plan.embedding_bytes, ""],
-    ["head", compute, plan.head_bytes, ""],
-  ];
-  for (const home of ["device", "host", "disk"]) {
-    const layers = plan.layers.filter((layer) => layer.home === home);
-    if (layers.length === 0) continue;
-    const size = layers.reduce((sum, layer) => sum + layer.num_bytes, 0);
-    rows.push([
-      count(layers.length, "layer"),
-      homes[home],
-      size,
-      layers[0].is_resident ? "resident" : "streamed in each step",
-    ]);
-  }
-  rows.push([
-    "staging",
-    compute,
-    plan.num_staging_slots * plan.staging_slot_bytes,
-    count(plan.num_staging_slots, "slot"),
-  ]);
-  if (plan.num_host_slots)
-    rows.push(["staging", "RAM", plan.num_host_slots * plan.staging_slot_bytes, "on the way to the GPU"]);
-  rows.push(["keys and values", compute, plan.kv_bytes, count(plan.num_kv_tokens, "token")]);
-  rows.push(["activations", compute, plan.workspace_bytes, "at the largest step"]);
-  const budgets = [["RAM", plan.host_used_bytes, plan.host_budget_bytes]];
-  if (plan.has_gpu) budgets.push(["GPU", plan.device_used_bytes, plan.device_budget_bytes]);
-  return [
-    element(
-      "table",
-      {},
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          ["What", "Where", "Bytes", ""].map((text) =>
-            element("th", { scope: "col" }, text || element("span", { class: "unseen" }, "Remark")),
-          ),
-        ),
-      ),
-      element(
-        "tbody",
-        {},
-        rows.map(([what, where, size, remark]) =>
-          element(
-            "tr",
-            {},
-            element("th", { scope: "row" }, what),
-            element("td", {}, where),
-            element("td", { class: "number" }, bytes(size)),
-            element("td", {}, remark),
-          ),
-        ),
-      ),
-    ),
-    ...budgets.map(([name, used, budget]) =>
-      element("p", {}, `${name}: ${bytes(used)} of a budget of ${bytes(budget)}`),
-    ),
-    plan.step.seconds > 0 &&
-      element(
-        "p",
-        {},
-        `A step of one token should take ${seconds(plan.step.seconds)}; it waits for ${plan.step.binding}.`,
-      ),
-    ...[...plan.notes, ...plan.warnings].map((text) => element("p", {}, text)),
-  ].filter(Boolean);
 }

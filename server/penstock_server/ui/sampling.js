@@ -1,4 +1,5 @@
-// How answers are sampled: the panel, and what it puts into a request. An empty field is the model's own default.
+// How answers are sampled: the panel, and what it puts into a request. An empty field is the model's own
+// default.
 
 import { element } from "./dom.js";
 

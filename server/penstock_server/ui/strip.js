@@ -1,6 +1,6 @@
-// The layers, each at the height of its home, as in a section through a power station: disk above, the compute
-// device below. What isn't resident hangs on a pipe, because it has to come down in every sweep. A marker shows
-// which layer is being computed.
+// The layers, each at the height of its home, as in a section through a power station: disk above, the
+// compute device below. What isn't resident hangs on a pipe, because it has to come down in every sweep. A
+// marker shows which layer is being computed.
 
 import { element } from "./dom.js";
 import { bytes, count, seconds } from "./figures.js";
@@ -9,6 +9,7 @@ import { bytes, count, seconds } from "./figures.js";
 const SHORTEST_SHOWN_S = 0.9;
 
 const NAMES = { disk: "Disk", host: "RAM", device: "GPU" };
+const PLACES = { disk: "on disk", host: "in RAM", device: "on the GPU" };
 const isStill = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Strip {
@@ -47,18 +48,16 @@ export class Strip {
       plan.layers.some((layer) => layer.home === home),
     );
     const sums = {};
+    const parts = [count(plan.layers.length, "layer")];
     for (const home of homes) {
       const there = plan.layers.filter((layer) => layer.home === home);
       sums[home] = `${there.length} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
+      parts.push(`${there.length} ${PLACES[home]}`);
     }
     this.#build(plan.layers, homes, sums, plan.has_gpu);
     this.#place.dataset.state = "ready";
-    const parts = homes.map(
-      (home) =>
-        `${sums[home].split(" ")[0]} ${home === "disk" ? "on disk" : `in ${this.#name(home, plan.has_gpu)}`}`,
-    );
-    const isWhole = plan.layers.every((layer) => layer.is_resident);
-    this.summary = `${count(plan.layers.length, "layer")}, ${parts.join(", ")}; ${isWhole ? "nothing is" : `${bytes(plan.streamed_bytes)} are`} streamed in a sweep.`;
+    const streamed = plan.streamed_bytes ? `${bytes(plan.streamed_bytes)} are` : "nothing is";
+    this.summary = `${parts.join(", ")}; ${streamed} streamed in a sweep.`;
     this.#describe(this.summary);
   }
 
@@ -82,7 +81,7 @@ export class Strip {
   }
 
   #name(home, hasGpu) {
-    return home === "host" && hasGpu ? "pinned RAM" : NAMES[home];
+    return home === "host" && hasGpu ? "Pinned RAM" : NAMES[home];
   }
 
   #build(layers, homes, sums, hasGpu = false) {
@@ -93,7 +92,8 @@ export class Strip {
     this.#cells = layers.map((layer, index) => {
       const cell = element("i", { class: `cell ${layer.home}${layer.is_resident ? "" : " streamed"}` });
       cell.style.gridColumn = index + 1;
-      cell.style.gridRow = `${homes.indexOf(layer.home) + 1} / ${layer.is_resident ? homes.indexOf(layer.home) + 2 : -1}`;
+      const lane = homes.indexOf(layer.home) + 1;
+      cell.style.gridRow = `${lane} / ${layer.is_resident ? lane + 1 : -1}`;
       return cell;
     });
     this.#streamed = layers.flatMap((layer, index) => (layer.is_resident ? [] : [index]));
