@@ -229,9 +229,7 @@ def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:
             expect(cells.nth(layer)).to_have_class(re.compile("now"))
             expect(page.locator(".cell.done")).to_have_count(layer)
         expect(page.locator("#state")).to_have_text("working")
-        expect(page.locator(".reading", has_text="Step")).to_contain_text(
-            "predicted 1.60 s; 60% of the floor"
-        )
+        expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted 1.60 s, 60% of floor")
         metrics.current_layer, metrics.num_running = None, 0
         expect(page.locator("#state")).to_have_text("ready")
         expect(page.locator(".cell.now")).to_have_count(0)
@@ -242,7 +240,7 @@ def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
     engine.model.metrics.links["host to device"] = Traffic()
     with serving(engine) as url:
         page = open_page(url)
-        expect(page.locator(".lane b")).to_have_text(["Disk", "Pinned RAM", "GPU"])
+        expect(page.locator(".lane b")).to_have_text(["Disk", "RAM", "GPU"])
         expect(page.locator(".reading dt")).to_contain_text(["From disk", "To the GPU"])
 
 
@@ -293,6 +291,21 @@ def test_a_key_is_asked_for_and_kept(open_page: OpenPage) -> None:
         assert page.get_by_role("dialog").count() == 0
 
 
+def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(open_page: OpenPage) -> None:
+    with serving(FakeAsyncEngine(), api_key=("open sesame",)) as url:
+        page = open_page(url)
+        page.get_by_role("dialog").wait_for()
+        page.keyboard.press("Escape")
+        expect(page.locator("#state")).to_have_text("needs a key")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        say(page, "Hello")
+        page.get_by_role("textbox", name="API key").fill("open sesame")
+        page.keyboard.press("Enter")
+        expect(answer(page).locator(".body")).to_have_text("Hello!")
+        expect(page.locator("#state")).to_have_text("ready")
+
+
 def test_a_busy_server_is_asked_again(open_page: OpenPage) -> None:
     full = [QueueFull("2 requests run or wait", 2)]
     engine = FakeAsyncEngine()
@@ -307,7 +320,7 @@ def test_a_busy_server_is_asked_again(open_page: OpenPage) -> None:
     with serving(engine) as url:
         page = open_page(url)
         say(page, "Hello")
-        expect(page.get_by_role("alert").first).to_have_text(re.compile(r"busy. Trying again in \d s"))
+        expect(page.get_by_role("alert")).to_have_text(re.compile(r"busy. Trying again in \d s"))
         expect(answer(page).locator(".body")).to_have_text("Hello!")
         expect(page.locator("#notice")).to_be_hidden()
 
@@ -331,7 +344,7 @@ def test_an_error_within_a_stream_is_shown_and_can_be_tried_again(open_page: Ope
     with serving(engine) as url:
         page = open_page(url)
         say(page, "Hello")
-        expect(answer(page).get_by_role("alert")).to_contain_text("layer 3 is damaged")
+        expect(answer(page).locator(".failure")).to_contain_text("layer 3 is damaged")
         assert "Up to here" in answer(page).inner_text()
         page.get_by_role("button", name="Try again").click()
         expect(answer(page).locator(".body")).to_have_text("Fine.")
@@ -344,10 +357,10 @@ def test_a_server_that_is_gone_is_said_to_be(open_page: OpenPage) -> None:
         page = open_page(url)
         say(page, "Hello")
         expect(answer(page).locator(".body")).to_have_text("Hel")
-    expect(answer(page).get_by_role("alert")).to_be_visible()
+    expect(answer(page).locator(".failure")).to_be_visible()
     expect(page.locator("#state")).to_have_text("can't be reached")
     say(page, "Hello again")
-    expect(answer(page).get_by_role("alert")).to_contain_text("can't be reached")
+    expect(answer(page).locator(".failure")).to_contain_text("can't be reached")
 
 
 def test_editing_a_message_makes_a_branch(open_page: OpenPage) -> None:

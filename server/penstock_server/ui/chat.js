@@ -90,7 +90,7 @@ export class Chat {
     } catch (error) {
       answer.figures = error.figures;
       answer.error = error.message;
-      reader.end();
+      reader.end(error.message);
     } finally {
       this.#page.end(conversation);
     }
@@ -151,7 +151,7 @@ export class Chat {
       { type: "button", class: "button small", onclick: () => this.#again(node) },
       "Try again",
     );
-    return element("div", { class: "failure", role: "alert" }, element("p", {}, node.error), again);
+    return element("div", { class: "failure" }, element("p", {}, node.error), again);
   }
 
   #foot(node, view) {

@@ -54,8 +54,7 @@ export class Completion {
         { class: "paper-box" },
         this.#paper,
         foot,
-        conversation.error &&
-          element("div", { class: "failure", role: "alert" }, element("p", {}, conversation.error)),
+        conversation.error && element("div", { class: "failure" }, element("p", {}, conversation.error)),
       ),
     );
     this.#paper.scrollTop = this.#paper.scrollHeight;
@@ -88,7 +87,7 @@ export class Completion {
       reader.end("The completion is done.");
     } catch (error) {
       conversation.error = error.message;
-      reader.end();
+      reader.end(error.message);
     } finally {
       this.#page.end(conversation);
     }

@@ -17,7 +17,7 @@ export function bytes(value) {
 /** Bytes per second, in the units in which disks and links are sold. */
 export function byteRate(value) {
   return value >= 1e9
-    ? `${(value / 1e9).toFixed(2)} GB/s`
+    ? `${(value / 1e9).toFixed(value >= 1e10 ? 1 : 2)} GB/s`
     : `${(value / 1e6).toFixed(value >= 1e7 ? 0 : 1)} MB/s`;
 }
 

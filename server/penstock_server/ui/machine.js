@@ -1,7 +1,7 @@
 // Watches the engine: whether it can be reached, how far it has loaded, and what it does. Asks four times a
 // second while something is computed, ever less while nothing is, and not at all while nobody looks.
 
-import { get, health } from "./api.js";
+import { apiKey, get, health } from "./api.js";
 import { byId } from "./dom.js";
 import { whenAllowed } from "./key.js";
 import { ledger } from "./ledger.js";
@@ -18,11 +18,11 @@ export class Machine {
   #readings = new Readings(byId("readings"));
   #onState;
   #onModel;
-  #stats = null;
   #steps = 0;
   #delay = BUSY_MS;
   #wake = null;
   #isKnown = false;
+  #refusedKey = null; // the key with which the reader let it rest
 
   /** onState(name, words) comes with each change, onModel({id, max_model_len}) once the model is loaded. */
   constructor(onState, onModel) {
@@ -57,6 +57,8 @@ export class Machine {
   }
 
   async #look() {
+    if (this.#refusedKey === apiKey()) return;
+    this.#refusedKey = null;
     try {
       if (!this.#isKnown && !(await this.#learn())) return;
       this.#show(await whenAllowed(() => get("v1/engine/stats")));
@@ -93,8 +95,8 @@ export class Machine {
   #show(stats) {
     const isRunning = stats.current_layer !== null || stats.num_running > 0;
     const hasMoved = stats.num_steps !== this.#steps;
+    this.#isKnown = stats.num_steps >= this.#steps; // else it is another process, perhaps with another model
     this.#steps = stats.num_steps;
-    this.#stats = stats;
     this.#strip.sample(stats.current_layer, stats.last_step?.duration_s, isRunning);
     this.#readings.show(stats, isRunning || hasMoved);
     this.#onState(isRunning ? "working" : "ready", isRunning ? "working" : "ready");
@@ -110,7 +112,8 @@ export class Machine {
     this.#readings.clear();
     byId("ledger").hidden = byId("ledger-toggle").hidden = true;
     this.#onState(error.status === 401 ? "locked" : "away", words);
-    // A dialog that was cancelled shall not come back by itself.
+    // A dialog that was cancelled does not come back by itself.
+    if (error.status === 401) this.#refusedKey = apiKey();
     this.#delay = error.status === 401 ? Infinity : Math.min(AWAY_MS, Math.max(1000, 1.5 * this.#delay));
   }
 }

@@ -70,6 +70,7 @@ class Page {
     const wasRunning = this.#running.delete(conversation.id);
     if (wasRunning) this.save(conversation);
     this.rerender(conversation);
+    this.#machine.wake();
   }
 
   stopRunning(id = this.#conversation.id) {
@@ -222,12 +223,13 @@ class Page {
   }
 
   #showModel(model) {
+    const isOther = this.modelName() !== model.id;
     this.#model = model;
     byId("model").textContent = model.max_model_len
       ? `${model.id} · ${model.max_model_len.toLocaleString("en")} tokens`
       : model.id;
     document.title = `${model.id} · Penstock`;
-    this.rerender(this.#conversation);
+    if (isOther) this.rerender(this.#conversation);
   }
 
   // -- buttons and keys -----------------------------------------------------------------------

@@ -98,7 +98,7 @@ export class Readings {
     const expected = this.#plan?.step.seconds;
     if (!step) return this.#shown.step.set("–", expected ? `predicted ${seconds(expected)}` : "none yet");
     const words = step.predicted_s
-      ? `predicted ${seconds(step.predicted_s)}; ${percent(step.floor_s / step.duration_s)} of the floor`
+      ? `predicted ${seconds(step.predicted_s)}, ${percent(step.floor_s / step.duration_s)} of floor`
       : `of ${count(step.num_tokens, "token")}`;
     this.#shown.step.set(seconds(step.duration_s), words);
     const longest = Math.max(step.duration_s, step.predicted_s);

@@ -51,10 +51,12 @@ export class Strip {
     const parts = [count(plan.layers.length, "layer")];
     for (const home of homes) {
       const there = plan.layers.filter((layer) => layer.home === home);
-      sums[home] = `${there.length} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
+      const kind = home === "host" && plan.has_gpu ? "pinned " : "";
+      sums[home] =
+        `${kind}${there.length} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
       parts.push(`${there.length} ${PLACES[home]}`);
     }
-    this.#build(plan.layers, homes, sums, plan.has_gpu);
+    this.#build(plan.layers, homes, sums);
     this.#place.dataset.state = "ready";
     const streamed = plan.streamed_bytes ? `${bytes(plan.streamed_bytes)} are` : "nothing is";
     this.summary = `${parts.join(", ")}; ${streamed} streamed in a sweep.`;
@@ -80,11 +82,7 @@ export class Strip {
     this.#stop();
   }
 
-  #name(home, hasGpu) {
-    return home === "host" && hasGpu ? "Pinned RAM" : NAMES[home];
-  }
-
-  #build(layers, homes, sums, hasGpu = false) {
+  #build(layers, homes, sums) {
     this.#stop();
     this.#place.style.setProperty("--layers", layers.length);
     this.#place.style.setProperty("--lanes", homes.length);
@@ -98,12 +96,7 @@ export class Strip {
     });
     this.#streamed = layers.flatMap((layer, index) => (layer.is_resident ? [] : [index]));
     const lanes = homes.map((home) =>
-      element(
-        "p",
-        { class: `lane ${home}` },
-        element("b", {}, this.#name(home, hasGpu)),
-        sums[home] && ` ${sums[home]}`,
-      ),
+      element("p", { class: `lane ${home}` }, element("b", {}, NAMES[home]), sums[home] && ` ${sums[home]}`),
     );
     this.#place.replaceChildren(
       element("div", { class: "lanes" }, lanes),
