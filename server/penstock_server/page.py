@@ -1,8 +1,8 @@
 """The web page at `/`, and the files it is made of below `/ui`. They come with the package and need no key.
 
 All of it is read once, when the application is made: some 300 KB, and no request touches the disk. Browsers
-keep the files and ask each time whether they are still good (ETag), so that a page never mixes two versions of
-Penstock. The page finds everything by relative addresses, and so works behind a proxy that adds a prefix.
+keep the files and ask each time whether they are still good (ETag), so that a page never mixes two versions
+of Penstock. The page finds everything by relative addresses, and so works behind a proxy that adds a prefix.
 """
 
 from __future__ import annotations
