@@ -14,7 +14,8 @@ BIN := $(VENV)/bin
 install: $(VENV)/installed
 
 # torch first and alone: any looser request for it would pull in another, much larger build.
-$(VENV)/installed: pyproject.toml clients/python/pyproject.toml docker/constraints.txt engine/penstock/kernels/cpu.c
+$(VENV)/installed: pyproject.toml clients/python/pyproject.toml docker/constraints.txt \
+		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python

@@ -39,6 +39,8 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     #: The same in tokens.
     num_kv_tokens: int | None = None
+    #: The same as a share of the budget of what computes, between 0 and 1.
+    kv_cache_share: float | None = None
     #: Tokens per KV block.
     block_size: int = 16
     #: Longest sequence, prompt and answer together. None: what the model was made for, capped by
@@ -74,8 +76,13 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(choices))}"
                 )
-        if self.kv_cache_bytes is not None and self.num_kv_tokens is not None:
-            raise ConfigError("kv_cache_bytes and num_kv_tokens say the same thing twice; give one of them")
+        sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
+        if sum(size is not None for size in sizes) > 1:
+            raise ConfigError(
+                "kv_cache_bytes, num_kv_tokens and kv_cache_share say the same thing; give one of them"
+            )
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share < 1:
+            raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
         if self.group_size not in (None, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
         # The native attention kernel works on 16 keys at a time.

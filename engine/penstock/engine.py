@@ -78,6 +78,7 @@ class Engine:
             kv_blocks_total=scheduler.block_manager.num_blocks,
             num_resident_layers=streamer.num_resident,
             num_streamed_layers=streamer.store.num_layers - streamer.num_resident,
+            pinned_bytes=streamer.pinned_bytes,
             unpinned_bytes=streamer.unpinned_bytes,
             links=streamer.traffic,
         )

@@ -18,7 +18,8 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Scheduler
-from penstock.kernels import QuantizedTensor, choose_kernels
+from penstock.generation.warm_up import largest_step, measure_activations
+from penstock.kernels import Kernels, QuantizedTensor, choose_kernels
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.device import CudaDevice, find_device
 from penstock.memory.direct_io import DirectReader, aligned_buffer
@@ -30,18 +31,17 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib, plan_memory
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, context, gib, plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
-from penstock.model.family import Family
-from penstock.model.registry import open_model
+from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
 from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights, WeightStore
+from penstock.weights.store import LayerWeights
 from penstock.weights.streamer import LayerStreamer
 
 logger = logging.getLogger(__name__)
@@ -100,18 +100,17 @@ def load_model(
         if device is not None and hardware.device is None:
             hardware = replace(hardware, device=device.profile())
         size = footprint(opened.spec, opened.store.tensors, _kv_dtype(config).itemsize)
-        plan = plan_memory(size, hardware, config)
+        activation_bytes = _measure_activations(opened, kernels, config, context(size, config), torch_device)
+        plan = plan_memory(size, hardware, config, activation_bytes)
         max_model_len = _max_model_len(opened.spec, config, plan)
-        family = opened.family(opened.spec, kernels, max_model_len, torch_device)
-        kv_cache = _allocate_kv(opened.spec, plan, config, device)
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
         reader = StoreReader(opened.store, num_threads, direct)
         undo.callback(reader.close)
-        executor, streamer = _begin_reading(opened.store, reader, plan, family, kv_cache, device)
+        executor, streamer = _begin_reading(opened, reader, plan, config, kernels, max_model_len, device)
         undo.callback(streamer.close)
         _compare(plan, reader, streamer, config)
         undo.pop_all()
-    blocks = BlockManager(kv_cache.num_blocks, config.block_size)
+    blocks = BlockManager(plan.num_kv_blocks, config.block_size)
     return LoadedModel(
         opened.spec,
         tokenizer,
@@ -130,33 +129,45 @@ def _kv_dtype(config: EngineConfig) -> torch.dtype:
     return torch.float16 if config.kv_dtype == "float16" else torch.float32
 
 
+def _measure_activations(
+    opened: OpenModel, kernels: Kernels, config: EngineConfig, longest: int, device: torch.device | None
+) -> int:
+    """Bytes of the largest step. `longest` is the longest sequence: only kernels that gather keys and values
+    take more for a longer one."""
+    num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
+    batch = largest_step(config, longest, num_past)
+    num_positions = batch.scheduled[0].sequence.num_tokens
+    family = opened.family(opened.spec, kernels.without_arithmetic(), num_positions, device)
+    num_bytes = measure_activations(family, opened.store.tensors, config, batch)
+    if device is not None:
+        torch.cuda.empty_cache()  # the weights of the warm-up were real
+    return num_bytes
+
+
 def _allocate_kv(
     spec: ModelSpec, plan: MemoryPlan, config: EngineConfig, device: CudaDevice | None
 ) -> KVCache:
-    if device is not None:
-        device.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     pool = MemoryPool("KV cache", plan.kv_bytes, device.allocate if device else aligned_buffer)
     return KVCache(spec, plan.num_kv_blocks, config.block_size, _kv_dtype(config), pool)
 
 
 def _begin_reading(
-    store: WeightStore,
+    opened: OpenModel,
     reader: StoreReader,
     plan: MemoryPlan,
-    family: Family,
-    kv_cache: KVCache,
+    config: EngineConfig,
+    kernels: Kernels,
+    max_model_len: int,
     device: CudaDevice | None,
 ) -> tuple[Executor, LayerStreamer]:
-    """Embedding and head are there when this returns, layers are on their way."""
-    embedding = reader.read_resident(store.tensors.embedding)
-    head = reader.read_resident(store.tensors.head)
-    tied = None
+    """Embedding and head are there when this returns, layers are on their way: whatever takes the processor
+    is done while they arrive."""
+    tensors = opened.store.tensors
+    embedding_there, head_there = reader.begin(tensors.embedding), reader.begin(tensors.head)
     if device is not None:
-        if "head" not in head:
-            tied = LayerWeights({"embedding": embedding.matrix("embedding")}).to(device.torch_device)
-        head = head.to(device.torch_device)
+        device.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     streamer = LayerStreamer(
-        store,
+        opened.store,
         reader,
         plan.resident,
         plan.num_staging_slots,
@@ -164,6 +175,18 @@ def _begin_reading(
         plan.at_home("host") if device else frozenset(),
         plan.num_host_slots,
     )
+    try:
+        family = opened.family(opened.spec, kernels, max_model_len, streamer.torch_device)
+        kv_cache = _allocate_kv(opened.spec, plan, config, device)
+        embedding, head = embedding_there(), head_there()
+        tied = None
+        if device is not None:
+            if "head" not in head:
+                tied = LayerWeights({"embedding": embedding.matrix("embedding")}).to(device.torch_device)
+            head = head.to(device.torch_device)
+    except BaseException:
+        streamer.close()
+        raise
     return Executor(family, embedding, head, streamer, kv_cache, tied), streamer
 
 

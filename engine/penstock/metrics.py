@@ -51,7 +51,8 @@ class EngineMetrics:
     kv_blocks_total: int = 0
     num_resident_layers: int = 0
     num_streamed_layers: int = 0
-    #: Of what feeds a GPU, memory that could not be pinned.
+    #: Of what feeds a GPU, memory that is pinned, and that could not be.
+    pinned_bytes: int = 0
     unpinned_bytes: int = 0
     #: The layer that is being computed or waited for, the number of layers once all are; None between steps.
     current_layer: int | None = None

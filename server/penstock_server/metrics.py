@@ -6,6 +6,7 @@ Names and buckets are vLLM's, so that its dashboards work; what only Penstock ha
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterable
 
@@ -137,7 +138,10 @@ class _EngineCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", used)
         yield self._gauge("penstock:resident_layers", "Layers kept in memory", now.num_resident_layers)
         yield self._gauge("penstock:streamed_layers", "Layers read in each step", now.num_streamed_layers)
+        yield self._gauge("penstock:pinned_bytes", "Memory pinned to feed a GPU", now.pinned_bytes)
         yield self._gauge("penstock:unpinned_bytes", "Memory that could not be pinned", now.unpinned_bytes)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield self._gauge("penstock:peak_rss_bytes", "Most memory this process ever had resident", peak)
         if now.step_seconds and now.floor_seconds:
             share = now.floor_seconds / now.step_seconds
             yield self._gauge(

@@ -144,7 +144,7 @@ def plan_table(plan: MemoryPlan) -> list[str]:
         rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, on the way to the GPU"))
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
-        ("activations", compute, plan.workspace_bytes, "at the largest step"),
+        ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
     ]
     if plan.has_gpu:
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
@@ -155,6 +155,10 @@ def plan_table(plan: MemoryPlan) -> list[str]:
     if plan.has_gpu:
         lines.append(_budget("device", plan.device_used_bytes, plan.device_budget_bytes))
     return [*lines, *plan.notes, *plan.warnings]
+
+
+def _workspace_text(plan: MemoryPlan) -> str:
+    return "at the largest step, " + ("measured" if plan.is_workspace_measured else "estimated")
 
 
 def _layer_rows(plan: MemoryPlan, compute: str) -> list[tuple[str, str, int, str]]:

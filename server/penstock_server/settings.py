@@ -38,6 +38,20 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * base ** (" kmgt".index(letter) if letter else 0))
 
 
+def parse_bytes_or_share(text: str) -> int | float:
+    """Bytes as above, or a float between 0 and 1 from "20%"."""
+    number = text.strip().removesuffix("%")
+    if number == text.strip():
+        return parse_bytes(text)
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ValueError(f"{text!r} is no share; write for example 20%")
+    return share
+
+
 def parse_bool(text: str) -> bool:
     word = text.strip().lower()
     if word in ("1", "true", "yes", "on"):
@@ -205,11 +219,11 @@ class Settings:
         EngineConfig.num_kv_tokens,
         parse=parse_int,
     )
-    kv_cache_memory: int | None = _setting(
+    kv_cache_memory: int | float | None = _setting(
         "engine",
-        "the same as memory, such as 2GiB",
+        "the same as memory, such as 2GiB, or as a share of what the engine may take, such as 20%",
         EngineConfig.kv_cache_bytes,
-        parse=parse_bytes,
+        parse=parse_bytes_or_share,
         metavar="SIZE",
     )
     kv_dtype: KVDtype = _setting(
@@ -318,7 +332,8 @@ class Settings:
             strict_plan=self.strict_plan,
             host_memory_bytes=self.host_memory,
             device_memory_bytes=self.device_memory,
-            kv_cache_bytes=self.kv_cache_memory,
+            kv_cache_bytes=self.kv_cache_memory if isinstance(self.kv_cache_memory, int) else None,
+            kv_cache_share=self.kv_cache_memory if isinstance(self.kv_cache_memory, float) else None,
             num_kv_tokens=self.kv_tokens,
             block_size=self.block_size,
             max_model_len=self.max_model_len,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -13,7 +14,14 @@ import pytest
 import torch
 
 from penstock.errors import CorruptFile
-from penstock.memory.direct_io import PAGE, DirectReader, aligned_buffer, round_up
+from penstock.memory.direct_io import (
+    PAGE,
+    POPULATED_BYTES,
+    DirectReader,
+    PopulatedAhead,
+    aligned_buffer,
+    round_up,
+)
 
 
 @pytest.fixture
@@ -168,3 +176,22 @@ def test_our_own_mistakes_are_refused(file: Path) -> None:
     with pytest.raises(ValueError, match="depth"):
         DirectReader(depth=0)
     assert round_up(0) == 0 and round_up(1) == PAGE == round_up(PAGE)
+
+
+def resident_pages(buffer: torch.Tensor) -> int:
+    """By the system's own account."""
+    num_pages = buffer.numel() // PAGE
+    found = (ctypes.c_ubyte * num_pages)()
+    address = ctypes.c_void_p(buffer.data_ptr())
+    assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(buffer.numel()), found) == 0
+    return sum(page & 1 for page in found)
+
+
+def test_pages_are_there_before_they_are_written() -> None:
+    buffer = aligned_buffer(3 * POPULATED_BYTES + PAGE)
+    buffer[:5] = 7
+    assert resident_pages(buffer) < buffer.numel() // PAGE
+    pages = PopulatedAhead(buffer)
+    pages.wait()
+    assert resident_pages(buffer) == buffer.numel() // PAGE
+    assert buffer[:5].tolist() == [7] * 5 and not buffer[5:].any()

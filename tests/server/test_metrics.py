@@ -81,9 +81,11 @@ def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAs
     totals = engine.model.metrics
     totals.step_seconds, totals.floor_seconds, totals.predicted_seconds = 2.0, 1.5, 1.75
     totals.links = {"disk": Traffic(4 * 10**9, 1.0), "host to device": Traffic(10**9, 0.5)}
-    totals.unpinned_bytes = 7
+    totals.unpinned_bytes, totals.pinned_bytes = 7, 8
     found = samples(metrics)
     assert found["penstock:floor_share"] == 0.75 and found["penstock:unpinned_bytes"] == 7
+    assert found["penstock:pinned_bytes"] == 8
+    assert found["penstock:peak_rss_bytes"] > 2**20
     assert found["penstock:predicted_seconds_total"] == 1.75
     assert found["penstock:link_bytes_total/disk"] == 4e9
     assert found["penstock:link_busy_seconds_total/host to device"] == 0.5

@@ -110,7 +110,7 @@ def test_wrong_usage_is_told_before_anything_is_measured(
     for arguments, message in (
         (["plan"], "no model given"),
         ([*shape, "--card", "Voodoo 2"], "Voodoo 2"),
-        ([*shape, "--kv-tokens", "1", "--kv-cache-memory", "1GiB"], "twice"),
+        ([*shape, "--kv-tokens", "1", "--kv-cache-memory", "1GiB"], "say the same thing"),
         (["plan", "--shape", "gpt-5"], "gpt-5"),
     ):
         assert cli.main(arguments) == 2

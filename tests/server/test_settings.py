@@ -147,8 +147,9 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         ignore_unexpected_tensors=True,
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
+    assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
     for field in dataclasses.fields(EngineConfig):
-        if field.name == "num_kv_tokens":  # another way to say kv_cache_bytes
+        if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +14,21 @@ from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
 from penstock.weights.store import LayerWeights
-from penstock.weights.streamer import LayerStreamer
 
 
 class Cancelled(Exception):
     """The sweep was stopped between two layers because nobody wants its result any more."""
+
+
+class LayerSource(Protocol):
+    """What brings the layers, one after the other, to where they are computed: a LayerStreamer."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def layers(self) -> Generator[LayerWeights, None, None]: ...
+
+    def synchronize(self) -> None: ...
 
 
 class Executor:
@@ -28,7 +39,7 @@ class Executor:
         family: Family,
         embedding: LayerWeights,
         head: LayerWeights,
-        streamer: LayerStreamer,
+        streamer: LayerSource,
         kv_cache: KVCache,
         tied: LayerWeights | None = None,
     ) -> None:

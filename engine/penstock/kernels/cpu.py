@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,6 +102,8 @@ class NativeKernels(ReferenceKernels):
         Raises ConfigError where there is none.
         """
         super().__init__(activations)
+        self.build: str
+        self._library: Any
         self.build, self._library = _load(build)
         self._rows_per_token = 2 if activations == "int16" else 1
 
@@ -110,6 +114,11 @@ class NativeKernels(ReferenceKernels):
         if there != num_threads:
             logger.warning("native kernels compute with %d threads instead of %d", there, num_threads)
         return there
+
+    def without_arithmetic(self) -> NativeKernels:
+        twin = copy.copy(self)
+        twin._library = _Idle()
+        return twin
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
         num_tokens, in_features = x.shape
@@ -188,6 +197,13 @@ class NativeKernels(ReferenceKernels):
             spec.scale, spec.softcap, spec.window, _pointer(spec.alibi_slopes), tiles.data_ptr(),
         )  # fmt: skip
         return y
+
+
+class _Idle:
+    """A library whose functions do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

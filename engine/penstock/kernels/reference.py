@@ -58,6 +58,11 @@ class ReferenceKernels:
     def __init__(self, activations: str = "int16") -> None:
         self.activations = activations
 
+    def without_arithmetic(self) -> ReferenceKernels:
+        """Kernels that allocate what these allocate, whatever it then holds: to see what a step takes. Where
+        that can't be had apart from the arithmetic, these."""
+        return self
+
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
         """x W^T + bias: float32 [num_tokens, in_features] -> float32 [num_tokens, out_features]."""
         q, token_scale = quantize_activations(x, self.activations)

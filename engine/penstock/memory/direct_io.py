@@ -9,6 +9,7 @@ and those of the next range begin while the last ones are still in flight.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import mmap
@@ -31,6 +32,9 @@ PAGE = 4096
 #: What is used without a trial on the disk at hand.
 DEFAULT_BLOCK_BYTES, DEFAULT_DEPTH = 4 << 20, 4
 
+#: Linux' number, which Python does not name; pages that are asked for at a time.
+MADV_POPULATE_WRITE, POPULATED_BYTES = 23, 4 << 20
+
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 
 
@@ -51,6 +55,35 @@ def aligned_buffer(num_bytes: int) -> Tensor:
         except OSError:  # a kernel without them
             logger.debug("no huge pages")
     return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+class PopulatedAhead:
+    """A thread that has the system find (and clear) the pages of a buffer, from its start on, while they are
+    read into. A read that meets pages which are not there yet waits for them with the disk idle: of 10 GB
+    into fresh memory on two cores that was a third of the time."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="penstock-pages", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all pages are there."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Ask for no more of them."""
+        self._is_stopped = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        start, end = self._buffer.data_ptr(), self._buffer.data_ptr() + self._buffer.numel()
+        madvise = ctypes.CDLL(None).madvise  # mmap's own would keep the interpreter waiting
+        for at in range(start, end, POPULATED_BYTES):
+            num_bytes = ctypes.c_size_t(min(POPULATED_BYTES, end - at))
+            if self._is_stopped or madvise(ctypes.c_void_p(at), num_bytes, MADV_POPULATE_WRITE):
+                break  # a kernel before 5.14: pages come as they are needed
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,10 @@ class MemoryPlan:
     block_size: int
     num_kv_blocks: int
     kv_bytes: int
-    #: Activations and tables at the largest step, an upper estimate.
+    #: Activations at the largest step, and rope's tables.
     workspace_bytes: int
+    #: Such a step was computed; otherwise it is an upper estimate.
+    is_workspace_measured: bool
     has_gpu: bool
     host_budget_bytes: int
     #: 0 without a GPU.
@@ -122,16 +124,18 @@ def plan_memory(
     footprint: ModelFootprint,
     hardware: HardwareProfile,
     config: EngineConfig,
+    activation_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Decide where everything lies. Raises CapacityError, which says what is the least that would work, and
-    ConfigError for a budget of a device that is not there."""
+    """Decide where everything lies. `activation_bytes` is what the largest step takes on the compute device,
+    if that was measured. Raises CapacityError, which says what is the least that would work, and ConfigError
+    for a budget of a device that is not there."""
     if config.device_memory_bytes is not None and hardware.device is None:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
-    return _Planner(footprint, hardware, config).plan()
+    return _Planner(footprint, hardware, config, activation_bytes).plan()
 
 
-def workspace_bytes(footprint: ModelFootprint, config: EngineConfig) -> int:
-    """An upper estimate of what activations take at the largest step, and exactly what rope's tables take.
+def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """An upper estimate of what activations take at the largest step, for models that are not here.
 
     Per token some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers of
     each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary. The
@@ -140,8 +144,7 @@ def workspace_bytes(footprint: ModelFootprint, config: EngineConfig) -> int:
     per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
     per_seq = 4 * 4 * footprint.vocab_size
     times = 1.0 if config.kernels in ("auto", "native") else FALLBACK_WORKSPACE
-    activations = config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
-    return int(times * activations) + context(footprint, config) * footprint.rope_bytes_per_token
+    return int(times * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq))
 
 
 def context(footprint: ModelFootprint, config: EngineConfig) -> int:
@@ -157,6 +160,7 @@ class _Planner:
         footprint: ModelFootprint,
         hardware: HardwareProfile,
         config: EngineConfig,
+        activation_bytes: int | None,
     ) -> None:
         self.footprint = footprint
         self.hardware = hardware
@@ -167,8 +171,13 @@ class _Planner:
         self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if hardware.device else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
-        self.workspace = workspace_bytes(footprint, config) + (GPU_SCRATCH_BYTES if hardware.device else 0)
         self.context = context(footprint, config)
+        self.is_measured = activation_bytes is not None
+        self.workspace = self.context * footprint.rope_bytes_per_token
+        self.workspace += (
+            estimate_activations(footprint, config) if activation_bytes is None else activation_bytes
+        )
+        self.workspace += GPU_SCRATCH_BYTES if hardware.device else 0
         self.gpu = hardware.device
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
         self.device_budget = 0
@@ -181,7 +190,9 @@ class _Planner:
         fixed += CUDA_CONTEXT_BYTES if self.gpu else self.embedding_bytes
         wanted, least = self._kv_blocks_wanted(), self._kv_blocks_least()
         num_blocks = wanted
-        is_explicit = self.config.kv_cache_bytes is not None or self.config.num_kv_tokens is not None
+        config = self.config
+        sizes = (config.kv_cache_bytes, config.num_kv_tokens, config.kv_cache_share)
+        is_explicit = any(size is not None for size in sizes)
         if not is_explicit and fixed + sum(self.sizes) + wanted * self.block_bytes > budget:
             affordable = int(KV_SHARE * budget) // self.block_bytes
             num_blocks = max(least, min(wanted, affordable))
@@ -210,6 +221,7 @@ class _Planner:
             num_kv_blocks=num_blocks,
             kv_bytes=num_blocks * self.block_bytes,
             workspace_bytes=self.workspace,
+            is_workspace_measured=self.is_measured,
             has_gpu=self.gpu is not None,
             host_budget_bytes=self.host_budget,
             device_budget_bytes=self.device_budget,
@@ -221,6 +233,9 @@ class _Planner:
         config = self.config
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes // self.block_bytes
+        if config.kv_cache_share is not None:
+            budget = self.device_budget if self.gpu else self.host_budget
+            return int(config.kv_cache_share * budget) // self.block_bytes
         if config.num_kv_tokens is not None:
             return -(-config.num_kv_tokens // config.block_size)
         tokens = max(config.max_num_seqs * min(self.context, USUAL_TOKENS), self.context)

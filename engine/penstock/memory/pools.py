@@ -30,7 +30,7 @@ class MemoryPool:
         self.budget_bytes = budget_bytes
         self.allocations: dict[str, int] = {}
         self.used_bytes = 0
-        self._arena = make_arena(budget_bytes)
+        self.arena = make_arena(budget_bytes)
         self._prepare = prepare
 
     def allocate(self, name: str, num_bytes: int) -> Tensor:
@@ -44,7 +44,7 @@ class MemoryPool:
                 f"{name} needs {num_bytes} bytes, but the {self.name} budget of {self.budget_bytes} has "
                 f"{self.budget_bytes - self.used_bytes} left"
             )
-        piece = self._arena[self.used_bytes : self.used_bytes + num_bytes]
+        piece = self.arena[self.used_bytes : self.used_bytes + num_bytes]
         self.allocations[name] = num_bytes
         self.used_bytes += num_bytes
         if self._prepare is not None and num_bytes:

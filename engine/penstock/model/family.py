@@ -36,6 +36,7 @@ class Family(ABC):
         """`device` is where layers and head are computed (None: the host); embed() always on the host."""
         self.spec = spec
         self.kernels = kernels
+        self.device = device or torch.device("cpu")
         self.rope_table = RopeTable(spec.rope, max_model_len, device) if spec.rope else None
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
@@ -54,14 +54,20 @@ class StoreReader:
             return self._thread.submit(self._read, index, buffer)
         return self._direct.submit(*found, buffer)
 
-    def read_resident(self, tensors: tuple[TensorSpec, ...]) -> LayerWeights:
-        """Embedding or head, into memory of its own. Raises CheckpointError kinds."""
+    def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
+        """Begin to read embedding or head into memory of its own. What is returned waits for it, and raises
+        CheckpointError kinds."""
         found = self._store.contiguous(tensors)
         if found is None or self._direct is None:
-            return self._store.read_resident(tensors)
+            return self._thread.submit(self._store.read_resident, tensors).result
         buffer = aligned_buffer(found.num_bytes)
-        self._direct.submit(*found, buffer).result()
-        return LayerWeights.views(LayerLayout.of(tensors), buffer)
+        reading = self._direct.submit(*found, buffer)
+
+        def wait() -> LayerWeights:
+            reading.result()
+            return LayerWeights.views(LayerLayout.of(tensors), buffer)
+
+        return wait
 
     def close(self) -> None:
         self._thread.shutdown()

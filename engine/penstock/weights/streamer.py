@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 import torch
 
 from penstock.memory.device import Device
-from penstock.memory.direct_io import aligned_buffer, round_up
+from penstock.memory.direct_io import PopulatedAhead, aligned_buffer, round_up
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic
 from penstock.weights.readers import LinkReader
@@ -39,11 +39,13 @@ class LayerStreamer:
         self.store = store
         self._device = device
         self._host: LayerTier | None = None
+        self._host_pool: MemoryPool | None = None
         # The device's memory first: where it is too little, nothing has begun yet.
         make_arena = aligned_buffer if device is None else device.allocate
         self.pool = MemoryPool("weights", LayerTier.pool_bytes(sizes, resident, num_slots), make_arena)
+        self._pages = PopulatedAhead(self.pool.arena) if device is None else None
         if device is not None:
-            host_pool = MemoryPool(
+            host_pool = self._host_pool = MemoryPool(
                 "pinned weights",
                 LayerTier.pool_bytes(sizes, pinned, num_host_slots),
                 prepare=device.pin,
@@ -62,6 +64,11 @@ class LayerStreamer:
     def unpinned_bytes(self) -> int:
         """Of the host's buffers that feed a GPU, what the system refused to pin."""
         return self._device.unpinned_bytes if self._device is not None else 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Of those, what is locked in memory."""
+        return 0 if self._host_pool is None else self._host_pool.used_bytes - self.unpinned_bytes
 
     @property
     def num_resident(self) -> int:
@@ -133,5 +140,7 @@ class LayerStreamer:
     def close(self) -> None:
         """Ask for nothing more, and wait for what is being read into our buffers."""
         self._tier.close()
+        if self._pages is not None:
+            self._pages.close()
         if self._device is not None:
             self._device.close()

@@ -1,0 +1,133 @@
+"""What a step takes beside weights, keys and values: measured by computing the largest one that the config
+allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from penstock.config import EngineConfig
+from penstock.generation.batch import ModelInputs
+from penstock.generation.executor import Executor
+from penstock.generation.sampler import Sampler
+from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.memory.kv_cache import KVCache
+from penstock.memory.pools import MemoryPool
+from penstock.model.family import Family
+from penstock.spec import LayerLayout, TensorSpec
+from penstock.weights.store import LayerWeights, ModelTensors
+
+#: Takes the sampler's longest way.
+_PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
+
+
+def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch:
+    """The most tokens of the most sequences, each after `num_past` computed ones, none longer than `longest`.
+    All keys and values lie in block 0."""
+    num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+    left = config.max_num_batched_tokens
+    scheduled = []
+    for index in range(num_seqs):
+        num_new = min(longest - num_past, left - (num_seqs - index - 1))
+        left -= num_new
+        sequence = Sequence(index, [0] * (num_past + num_new), _PARAMS, longest + 1)
+        sequence.num_computed_tokens = num_past
+        sequence.block_table = [0] * -(-sequence.num_tokens // config.block_size)
+        scheduled.append(ScheduledSequence.of(sequence, num_new))
+    return Batch(tuple(scheduled))
+
+
+@torch.inference_mode()
+def measure_activations(family: Family, tensors: ModelTensors, config: EngineConfig, batch: Batch) -> int:
+    """Bytes at the peak of a step of this batch, on the family's device. Its weights are not initialized, and
+    may be no more than addresses: on the CPU pages that nothing writes take no memory."""
+    device = family.device
+    embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
+    tied = None if "head" in head else _unread(tensors.embedding, device)
+    largest = max(tensors.layers, key=lambda layer: LayerLayout.of(layer).num_bytes)
+    layers = _Twice(_unread(largest, device), device)
+    dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
+    num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
+    num_bytes *= config.block_size * dtype.itemsize
+
+    def make_arena(num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+    kv_cache = KVCache(family.spec, 1, config.block_size, dtype, MemoryPool("warm-up", num_bytes, make_arena))
+    executor = Executor(family, embedding, head, layers, kv_cache, tied)
+    sampler = Sampler(family.spec.vocab_size, frozenset())
+
+    def step() -> None:
+        logits = executor.forward(ModelInputs.of(batch, config.block_size))
+        sampler.sample(logits[:1].zero_(), batch.sampled[:1])  # it takes row by row
+
+    if device.type == "cuda":
+        before = torch.cuda.memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return int(torch.cuda.max_memory_reserved(device)) - int(before)
+    recorder = _PeakRecorder()
+    with recorder:
+        step()
+    return recorder.peak_bytes
+
+
+def _unread(tensors: tuple[TensorSpec, ...], device: torch.device) -> LayerWeights:
+    layout = LayerLayout.of(tensors)
+    return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
+
+
+class _Twice:
+    """A LayerSource: one layer, which gets its own result, so that input and output are both there."""
+
+    def __init__(self, weights: LayerWeights, device: torch.device) -> None:
+        self._weights = weights
+        self.torch_device = device
+
+    def layers(self) -> Generator[LayerWeights, None, None]:
+        yield self._weights
+        yield self._weights
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _PeakRecorder(TorchFunctionMode):
+    """Bytes of the tensors that operations make and that live at once. A TorchDispatchMode would also
+    see what some operations make on the way, but its import takes a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._num_bytes = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and _storage(leaf) not in given:
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        num_bytes = storage.nbytes()
+        self._num_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self._num_bytes)
+        weakref.finalize(storage, self._free, num_bytes)
+
+    def _free(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,133 @@
+/* What works row by row: norms, activations, rope. Part of cpu.c. */
+#pragma once
+
+typedef struct {
+    const float *x, *weight, *bias;
+    float *y;
+    int64_t x_stride, width;
+    float eps, offset;
+} norm;
+
+static void rms_norm_row(void *context, int64_t row) {
+    const norm *n = context;
+    const float *x = n->x + row * n->x_stride;
+    float *y = n->y + row * n->width;
+    const int64_t whole = n->width / LANES * LANES;
+    vec sum = {};
+    for (int64_t i = 0; i < whole; i += LANES) sum += load(x + i) * load(x + i);
+    vec rest = load_some(x + whole, n->width - whole);
+    sum += rest * rest;
+    const float inverse = 1.0f / sqrtf(sum_lanes(sum) / (float)n->width + n->eps);
+    for (int64_t i = 0; i < n->width; i++) y[i] = x[i] * inverse * (n->weight[i] + n->offset);
+}
+
+static void layer_norm_row(void *context, int64_t row) {
+    const norm *n = context;
+    const float *x = n->x + row * n->x_stride;
+    float *y = n->y + row * n->width;
+    const int64_t whole = n->width / LANES * LANES;
+    vec sum = load_some(x + whole, n->width - whole);
+    for (int64_t i = 0; i < whole; i += LANES) sum += load(x + i);
+    const float mean = sum_lanes(sum) / (float)n->width;
+    vec squares = {};
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vec d = load(x + i) - splat(mean);
+        squares += d * d;
+    }
+    for (int64_t i = whole; i < n->width; i++) squares[i - whole] += (x[i] - mean) * (x[i] - mean);
+    const float inverse = 1.0f / sqrtf(sum_lanes(squares) / (float)n->width + n->eps);
+    for (int64_t i = 0; i < n->width; i++) {
+        float normed = (x[i] - mean) * inverse;
+        if (n->weight) normed *= n->weight[i];
+        y[i] = n->bias ? normed + n->bias[i] : normed;
+    }
+}
+
+EXPORT void penstock_rms_norm(const float *x, int64_t x_stride, int64_t num_rows, int64_t width, const float *weight,
+                              float offset, float eps, float *y) {
+    norm n = {x, weight, NULL, y, x_stride, width, eps, offset};
+    for_rows(num_rows, width, rms_norm_row, &n);
+}
+
+EXPORT void penstock_layer_norm(const float *x, int64_t x_stride, int64_t num_rows, int64_t width,
+                                const float *weight, const float *bias, float eps, float *y) {
+    norm n = {x, weight, bias, y, x_stride, width, eps, 0.0f};
+    for_rows(num_rows, width, layer_norm_row, &n);
+}
+
+enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3 };
+
+INLINE vec activate(vec x, int kind) {
+    switch (kind) {
+    case SILU:
+        return x / (splat(1.0f) + exp_vec(-x));
+    case GELU_TANH: {
+        vec inner = splat(0.7978845608f) * (x + splat(0.044715f) * x * x * x);
+        return splat(0.5f) * x * (splat(1.0f) + tanh_vec(inner));
+    }
+    case GELU_ERF: {
+        vec e;
+        for (int i = 0; i < LANES; i++) e[i] = erff(x[i] * 0.70710678f);
+        return splat(0.5f) * x * (splat(1.0f) + e);
+    }
+    default:
+        return max_vec(x, splat(0.0f));
+    }
+}
+
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t x_stride, width;
+    int kind, is_gated;
+} activation;
+
+static void activation_row(void *context, int64_t row) {
+    const activation *a = context;
+    const float *x = a->x + row * a->x_stride, *up = x + a->width;
+    float *y = a->y + row * a->width;
+    int64_t i = 0;
+    for (; i + LANES <= a->width; i += LANES) {
+        vec v = activate(load(x + i), a->kind);
+        store(y + i, a->is_gated ? v * load(up + i) : v);
+    }
+    const int64_t n = a->width - i;
+    vec v = activate(load_some(x + i, n), a->kind);
+    if (a->is_gated) v *= load_some(up + i, n);
+    memcpy(y + i, &v, n * sizeof(float));
+}
+
+/* y [num_rows, width]; x has width columns, or twice that if gated: y = f(first half) * second half. */
+EXPORT void penstock_activation(const float *x, int64_t x_stride, int64_t num_rows, int64_t width, int kind,
+                                int is_gated, float *y) {
+    activation a = {x, y, x_stride, width, kind, is_gated};
+    for_rows(num_rows, 4 * width, activation_row, &a);
+}
+
+typedef struct {
+    float *x;
+    int64_t x_stride, num_heads, head_dim, half;
+    const float *cos, *sin;
+    int is_interleaved;
+} rope;
+
+static void rope_row(void *context, int64_t token) {
+    const rope *r = context;
+    const float *cos = r->cos + token * r->half, *sin = r->sin + token * r->half;
+    for (int64_t head = 0; head < r->num_heads; head++) {
+        float *x = r->x + token * r->x_stride + head * r->head_dim;
+        for (int64_t i = 0; i < r->half; i++) {
+            const int64_t first = r->is_interleaved ? 2 * i : i, second = r->is_interleaved ? 2 * i + 1 : i + r->half;
+            const float a = x[first], b = x[second];
+            x[first] = a * cos[i] - b * sin[i];
+            x[second] = b * cos[i] + a * sin[i];
+        }
+    }
+}
+
+/* In place on x [num_tokens, num_heads, head_dim]; cos and sin are [num_tokens, half]. */
+EXPORT void penstock_rope(float *x, int64_t x_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                          int64_t half, const float *cos, const float *sin, int is_interleaved) {
+    rope r = {x, x_stride, num_heads, head_dim, half, cos, sin, is_interleaved};
+    for_rows(num_tokens, num_heads * head_dim, rope_row, &r);
+}

@@ -1,0 +1,125 @@
+/* A pool of plain threads, and loops over rows that are worth it. Part of cpu.c. */
+#pragma once
+
+typedef void (*task_fn)(void *context, int64_t task);
+
+static struct {
+    pthread_mutex_t caller; /* one parallel region at a time, whoever calls */
+    pthread_mutex_t lock;
+    pthread_cond_t wake, resized;
+    int num_workers;      /* there are so many, */
+    atomic_int num_wanted; /* and so many take part; the others sleep */
+    atomic_uint generation;
+    atomic_long next, num_tasks;
+    atomic_bool is_open; /* fn, context and num_tasks are those of a region that has tasks left */
+    atomic_int num_inside;
+    task_fn fn;
+    void *context;
+} pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
+          .resized = PTHREAD_COND_INITIALIZER};
+
+INLINE void relax(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+static void run_tasks(void) {
+    int64_t num_tasks = atomic_load(&pool.num_tasks), task;
+    while ((task = atomic_fetch_add(&pool.next, 1)) < num_tasks) pool.fn(pool.context, task);
+}
+
+/* A worker spins for about 0.1 ms after a region (the next one is usually that near: a step is a chain of
+ * short regions, and waking up takes as long), then sleeps. */
+enum { SPINS = 10000 };
+
+static void *worker(void *argument) {
+    const int index = (int)(uintptr_t)argument;
+    unsigned seen = atomic_load(&pool.generation);
+    for (;;) {
+        if (index >= atomic_load(&pool.num_wanted)) {
+            pthread_mutex_lock(&pool.lock);
+            while (index >= atomic_load(&pool.num_wanted)) pthread_cond_wait(&pool.resized, &pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        for (int i = 0; i < SPINS && atomic_load(&pool.generation) == seen; i++) relax();
+        if (atomic_load(&pool.generation) == seen) {
+            pthread_mutex_lock(&pool.lock);
+            while (atomic_load(&pool.generation) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        seen = atomic_load(&pool.generation);
+        /* Whoever comes late finds the region closed, or the next one open: either is fine. */
+        atomic_fetch_add(&pool.num_inside, 1);
+        if (atomic_load(&pool.is_open)) run_tasks();
+        atomic_fetch_sub(&pool.num_inside, 1);
+    }
+    return NULL;
+}
+
+/* Threads for arithmetic, the calling one included; returns how many there are, which is less only where the
+ * system gives no more. */
+EXPORT int penstock_set_num_threads(int num_threads) {
+    pthread_mutex_lock(&pool.caller);
+    while (pool.num_workers < num_threads - 1) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, worker, (void *)(uintptr_t)pool.num_workers)) break;
+        pthread_detach(thread);
+        pool.num_workers++;
+    }
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.num_wanted, MAX(0, MIN(num_threads - 1, pool.num_workers)));
+    pthread_cond_broadcast(&pool.resized);
+    pthread_mutex_unlock(&pool.lock);
+    int have = atomic_load(&pool.num_wanted) + 1;
+    pthread_mutex_unlock(&pool.caller);
+    return have;
+}
+
+/* A forked child has the parent's counters and none of its threads. */
+static void forget_workers(void) {
+    pthread_mutex_init(&pool.caller, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.resized, NULL);
+    pool.num_workers = 0;
+    atomic_store(&pool.num_wanted, 0);
+    atomic_store(&pool.is_open, false);
+    atomic_store(&pool.num_inside, 0);
+}
+
+__attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_workers); }
+
+static void parallel(int64_t num_tasks, task_fn fn, void *context) {
+    if (num_tasks <= 1 || atomic_load(&pool.num_wanted) == 0) {
+        for (int64_t task = 0; task < num_tasks; task++) fn(context, task);
+        return;
+    }
+    pthread_mutex_lock(&pool.caller);
+    pool.fn = fn;
+    pool.context = context;
+    atomic_store(&pool.next, 0);
+    atomic_store(&pool.num_tasks, num_tasks);
+    atomic_store(&pool.is_open, true);
+    pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add(&pool.generation, 1);
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    run_tasks();
+    /* Wait for those who are inside; a worker that has not woken up yet has missed nothing. */
+    atomic_store(&pool.is_open, false);
+    for (int spins = 0; atomic_load(&pool.num_inside) > 0; spins++)
+        if (spins < 10 * SPINS) relax();
+        else sched_yield();
+    pthread_mutex_unlock(&pool.caller);
+}
+
+/* Rows of `width` elements, some operations each: below this many elements a second thread costs more than
+ * it brings. */
+enum { SMALL = 1 << 16 };
+
+static void for_rows(int64_t num_rows, int64_t width, task_fn fn, void *context) {
+    if (num_rows * width > SMALL) parallel(num_rows, fn, context);
+    else
+        for (int64_t row = 0; row < num_rows; row++) fn(context, row);
+}

@@ -1,0 +1,119 @@
+/* Vectors of 16 floats, float16, and the functions that every kernel shares. Part of cpu.c. */
+#pragma once
+
+/* GCC's vector type: one register with AVX-512, two with AVX2, four with SSE or NEON. The lanes of a
+ * sum are the same everywhere. */
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+enum { LANES = 16 };
+
+INLINE vec load(const float *p) {
+    vec v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
+INLINE vec splat(float x) { return (vec){} + x; }
+/* n < 16 elements, the other lanes 0. */
+INLINE vec load_some(const float *p, int64_t n) {
+    vec v = {};
+    memcpy(&v, p, n * sizeof(float));
+    return v;
+}
+INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
+INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
+/* NaN, once there, stays. */
+INLINE vec max_or_nan(vec a, vec b) { return select_vec((a > b) | (a != a), a, b); }
+INLINE float sum_lanes(vec v) {
+    float s[LANES];
+    store(s, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) s[i] += s[i + width];
+    return s[0];
+}
+INLINE float max_lanes(vec v) {
+    float m = v[0];
+    for (int i = 1; i < LANES; i++) m = m > v[i] || m != m ? m : v[i];
+    return m;
+}
+INLINE vec abs_vec(vec v) { return (vec)((ivec)v & 0x7fffffff); }
+
+/* e^x: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody and Waite's reduction; Taylor to degree 7, error
+ * below 2e-8 there). 0 below -87, the smallest normal result; +88 and above saturate. */
+INLINE vec exp_vec(vec x) {
+    vec clamped = max_vec(x, splat(-87.0f));
+    clamped = select_vec(clamped < splat(88.0f), clamped, splat(88.0f));
+    /* Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits. */
+    const vec magic = splat(12582912.0f);
+    vec shifted = clamped * splat(1.44269504f) + magic;
+    vec n = shifted - magic;
+    vec r = clamped - n * splat(0.693359375f);
+    r = r + n * splat(2.12194440e-4f);
+    vec p = splat(1.0f / 5040.0f);
+    p = p * r + splat(1.0f / 720.0f);
+    p = p * r + splat(1.0f / 120.0f);
+    p = p * r + splat(1.0f / 24.0f);
+    p = p * r + splat(1.0f / 6.0f);
+    p = p * r + splat(0.5f);
+    p = p * r + splat(1.0f);
+    p = p * r + splat(1.0f);
+    ivec exponent = ((ivec)shifted - (ivec)magic) << 23;
+    vec result = (vec)((ivec)p + exponent);
+    return select_vec(x < splat(-87.0f), splat(0.0f), result);
+}
+
+/* tanh x = 1 - 2 / (e^2x + 1): absolute error below 2e-7, which is what its users need. */
+INLINE vec tanh_vec(vec x) { return splat(1.0f) - splat(2.0f) / (exp_vec(x + x) + splat(1.0f)); }
+
+/* float16 */
+
+INLINE float half_to_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023, bits;
+    if (exponent == 31) bits = sign | 0x7f800000 | mantissa << 13;
+    else if (exponent) bits = sign | (exponent + 112) << 23 | mantissa << 13;
+    else {
+        float f = (float)mantissa * 5.9604644775390625e-8f; /* 2^-24 */
+        memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* Rounds to nearest even; what exceeds float16 becomes its largest finite value. */
+INLINE uint16_t float_to_half(float f) {
+    f = MIN(MAX(f, -65504.0f), 65504.0f);
+#if defined(__F16C__)
+    return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
+#else
+    uint32_t bits, sign;
+    memcpy(&bits, &f, 4);
+    sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits < 0x38800000) { /* below 2^-14: subnormal, unit 2^-24 */
+        float a;
+        memcpy(&a, &bits, 4);
+        return sign | (uint16_t)nearbyintf(a * 16777216.0f);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (uint16_t)((bits >> 13) - (112 << 10));
+#endif
+}
+
+INLINE vec load_half(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#else
+    vec v;
+#if defined(__F16C__)
+    __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+    __m256 high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)));
+    memcpy(&v, &low, 32);
+    memcpy((char *)&v + 32, &high, 32);
+#else
+    for (int i = 0; i < LANES; i++) v[i] = half_to_float(p[i]);
+#endif
+    return v;
+#endif
+}

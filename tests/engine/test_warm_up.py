@@ -1,0 +1,58 @@
+"""What a step takes beside weights and KV, against torch's own record of what it allocates."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_convert import Ids
+from tiny_models import build
+
+from penstock.config import EngineConfig, KernelChoice
+from penstock.engine import Engine
+from penstock.generation.sequence import SamplingParams
+from penstock.generation.warm_up import largest_step
+from penstock.kernels.cpu import compiled_builds
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "GPT-2", "Falcon, untied, biases", "BLOOM, 6 heads"])
+def test_the_largest_step_takes_what_was_measured(name: str, kernels: KernelChoice, tmp_path: Path) -> None:
+    """No step of the largest size takes more, and what is set aside for nothing is a layer streamed."""
+    if kernels == "native" and not compiled_builds():
+        pytest.skip("no compiled kernels here")
+    build(name, tmp_path)
+    config = EngineConfig(
+        max_num_batched_tokens=128, max_num_seqs=4, kernels=kernels, num_kv_tokens=1024, num_threads=1
+    )
+    params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=5, max_tokens=8, ignore_eos=True)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:
+        for number in range(4):
+            engine.add(str(number), [3 + number] * 100, params)
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            while engine.has_work:
+                engine.step()
+        plan = engine.plan
+    assert plan is not None and plan.is_workspace_measured
+    assert 0.7 * plan.workspace_bytes < peak_bytes(profiler) <= 1.05 * plan.workspace_bytes
+
+
+def peak_bytes(profiler: torch.profiler.profile) -> int:
+    """The most that was allocated at a time while the profiler ran."""
+    events: Any = profiler.profiler
+    records = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(records, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes))
+
+
+@pytest.mark.parametrize(("num_tokens", "num_seqs", "longest"), [(512, 64, 4096), (512, 64, 5), (7, 64, 99)])
+def test_the_largest_step_is_what_the_config_allows(num_tokens: int, num_seqs: int, longest: int) -> None:
+    config = EngineConfig(max_num_batched_tokens=num_tokens, max_num_seqs=num_seqs)
+    batch = largest_step(config, longest)
+    assert batch.num_tokens == min(num_tokens, num_seqs * longest)
+    assert len(batch.sampled) == min(num_seqs, num_tokens)
+    assert max(sequence.num_tokens for sequence in batch.sampled) <= longest
