@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
@@ -82,6 +83,7 @@ class FakeModel:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
+        self.streamer = SimpleNamespace(current_layer=None)
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked

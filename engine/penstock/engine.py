@@ -230,12 +230,10 @@ class Engine:
     def _compute(self, batch: Batch, aborted: Container[str]) -> Tensor | None:
         """Logits [num_sampled, vocab_size]; None once nobody wants them any more. Raises StepFailed."""
         ids = [self._by_sequence[item.sequence.sequence_id].request_id for item in batch.scheduled]
-        self.metrics.current_layer = 0
         try:
             return self.executor.forward(
                 ModelInputs.of(batch, self.scheduler.block_manager.block_size),
                 is_cancelled=lambda: all(request_id in aborted for request_id in ids),
-                observe=self._pass_layer,
             )
         except Cancelled:
             return None
@@ -243,11 +241,6 @@ class Engine:
             for request_id in ids:
                 self._end(self._requests[request_id], FinishReason.ERROR)
             raise StepFailed(ids, str(error)) from error
-        finally:
-            self.metrics.current_layer = None
-
-    def _pass_layer(self, index: int, hidden: Tensor) -> None:
-        self.metrics.current_layer = index + 1
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]

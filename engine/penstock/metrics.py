@@ -54,8 +54,6 @@ class EngineMetrics:
     #: Of what feeds a GPU, memory that is pinned, and that could not be.
     pinned_bytes: int = 0
     unpinned_bytes: int = 0
-    #: The layer that is being computed or waited for, the number of layers once all are; None between steps.
-    current_layer: int | None = None
     last_step: StepStats | None = None
     #: By name: what went over each link.
     links: dict[str, Traffic] = field(default_factory=dict)

@@ -75,9 +75,12 @@ class OperationRoutes:
         return plan_data(engine.plan) | {"step": step_data(engine.predict(1, 1))}
 
     async def stats(self) -> dict[str, Any]:
-        """The engine's totals and gauges, the last step, and the layer that is being computed. `time_s` is a
-        clock: differences of two answers over its difference are rates. 503 while the model loads."""
-        return {"time_s": time.monotonic()} | dataclasses.asdict(ready_engine(self._engine).metrics)
+        """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
+        `time_s` is a clock: differences of two answers over its difference are rates. 503 while the model
+        loads."""
+        engine = ready_engine(self._engine)
+        now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
+        return now | dataclasses.asdict(engine.metrics)
 
     def _health(self) -> Health:
         status = self._engine.status

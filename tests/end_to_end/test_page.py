@@ -224,13 +224,13 @@ def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:
         metrics.record(StepStats(2.0, 1, 1, 1, 10**9, 0.1, 1.2, 1.6))
         metrics.num_running = 1
         for layer in (5, 17):
-            metrics.current_layer = layer
+            engine.model.streamer.current_layer = layer
             expect(page.locator("#caption")).to_have_text(f"Layer {layer + 1} of 48")
             expect(cells.nth(layer)).to_have_class(re.compile("now"))
             expect(page.locator(".cell.done")).to_have_count(layer)
         expect(page.locator("#state")).to_have_text("working")
         expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted 1.60 s, 60% of floor")
-        metrics.current_layer, metrics.num_running = None, 0
+        engine.model.streamer.current_layer, metrics.num_running = None, 0
         expect(page.locator("#state")).to_have_text("ready")
         expect(page.locator(".cell.now")).to_have_count(0)
 

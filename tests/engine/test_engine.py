@@ -105,24 +105,22 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
 def test_the_layer_in_work_can_be_seen_from_outside(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layer by layer, the head last, and nothing between steps, however a step ends."""
+    """Layer by layer, and nothing between sweeps, however one ends."""
     with Engine.load(tiny_llama, EngineConfig(num_resident_layers=1)) as engine:
         seen: list[int | None] = []
-        family = engine.executor._family
-        layer, head = family.layer, family.head
+        layer = engine.executor._family.layer
 
-        def watched(function: Any) -> Any:
-            return lambda *arguments: seen.append(engine.metrics.current_layer) or function(*arguments)
+        def watched(*arguments: Any) -> torch.Tensor:
+            seen.append(engine.streamer.current_layer)
+            return layer(*arguments)
 
-        monkeypatch.setattr(family, "layer", watched(layer))
-        monkeypatch.setattr(family, "head", watched(head))
+        monkeypatch.setattr(engine.executor._family, "layer", watched)
         engine.add("r", PROMPTS[0], SamplingParams(max_tokens=2))
-        assert engine.metrics.current_layer is None and engine.metrics.last_step is None
+        assert engine.streamer.current_layer is None and engine.metrics.last_step is None
         engine.step()
-        assert seen == list(range(engine.spec.num_layers + 1))
-        assert engine.metrics.current_layer is None
+        assert seen == list(range(engine.spec.num_layers)) and engine.streamer.current_layer is None
         assert engine.metrics.last_step and engine.metrics.last_step.num_tokens == len(PROMPTS[0])
-        assert engine.step(aborted={"r"}) == [] and engine.metrics.current_layer is None
+        assert engine.step(aborted={"r"}) == [] and engine.streamer.current_layer is None
 
 
 def generate_with_one_thread(folder: str, result: str) -> None:

@@ -121,7 +121,7 @@ def test_stats(make_client: MakeClient) -> None:
     idle = client.get(STATS).json()
     assert idle["current_layer"] is None and idle["last_step"] is None and idle["links"] == {}
     metrics.record(StepStats(0.5, 7, 2, 2, 1000, 0.1, 0.3, 0.4))
-    metrics.current_layer, metrics.num_waiting = 3, 5
+    engine.model.streamer.current_layer, metrics.num_waiting = 3, 5
     metrics.links["disk"] = Traffic(4000, 0.25)
     now = client.get(STATS).json()
     assert now["time_s"] > idle["time_s"]

@@ -53,14 +53,9 @@ class Executor:
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
-    def forward(
-        self,
-        inputs: ModelInputs,
-        is_cancelled: Callable[[], bool] = lambda: False,
-        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
-    ) -> Tensor:
+    def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
         """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest."""
-        hidden = self.sweep(inputs, is_cancelled, observe)
+        hidden = self.sweep(inputs, is_cancelled)
         return self.head(hidden[inputs.logits_indices.to(hidden.device)])
 
     @torch.inference_mode()

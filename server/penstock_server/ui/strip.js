@@ -115,7 +115,7 @@ export class Strip {
     const now = performance.now();
     let position;
     if (stepS && stepS < SHORTEST_SHOWN_S) position = ((now / 1000 / SHORTEST_SHOWN_S) % 1) * total;
-    else position = Math.min((layer ?? 0) + (stepS ? ((now - at) / 1000 / stepS) * total : 0), total);
+    else position = Math.min((layer ?? total) + (stepS ? ((now - at) / 1000 / stepS) * total : 0), total);
     this.#show(position);
     this.#frame = requestAnimationFrame(() => this.#move());
   }
@@ -124,8 +124,8 @@ export class Strip {
     const total = this.#cells.length;
     const { stepS } = this.#sample;
     this.#place.dataset.sweep = "on";
-    this.#marker.style.insetInlineStart = `${(100 * Math.min(position ?? 0, total)) / total}%`;
-    const current = Math.min(Math.floor(position ?? 0), total - 1);
+    this.#marker.style.insetInlineStart = `${(100 * Math.min(position ?? total, total)) / total}%`;
+    const current = Math.min(Math.floor(position ?? total), total - 1);
     if (current === this.#shown) return;
     this.#shown = current;
     const next = this.#streamed.find((index) => index > current) ?? this.#streamed[0];
