@@ -112,7 +112,7 @@ export class Readings {
       shown.fill(null);
       return shown.set("idle", "every layer is resident");
     }
-    shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "its best is not known");
+    shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "no rate was measured");
     shown.fill(able ? Math.min(1, now / able) : null);
   }
 
