@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from penstock.async_engine import EngineStatus
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
+from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock.memory.cost import UNKNOWN, StepPrediction
@@ -38,7 +39,12 @@ class FakeTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS})
+    special_token_ids = frozenset({EOS})
     bos_token_id = None
+
+    special_token_ids = frozenset({EOS})
+    #: Of a template that knows no tools.
+    tool_template = ""
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
@@ -82,12 +88,15 @@ class FakeModel:
     def __init__(self, max_model_len: int = 1000, has_chat_template: bool = True) -> None:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
+        self.is_context_cut = False
         self.metrics = EngineMetrics()
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
+        tokenizer: Any = self.tokenizer
+        self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         fake: Any = self
@@ -154,6 +163,7 @@ class FakeStream:
             num_output_tokens=self._num_output_tokens,
             finish_reason=finish_reason,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
+            has_end_token=is_stop,
         )
 
     def abort(self) -> None:
@@ -188,7 +198,11 @@ class FakeAsyncEngine:
         return self.model
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        **options: Any,
     ) -> FakeStream:
         self.engine.validate(prompt_token_ids, params)
         script = self.scripts(prompt_token_ids, params)

@@ -26,6 +26,7 @@ LEVELS: list[set[str]] = [
 TORCH_FREE = (
     "engine/penstock/generation/sequence.py",
     "engine/penstock/generation/block_manager.py",
+    "engine/penstock/generation/fair_queue.py",
     "engine/penstock/generation/scheduler.py",
     "engine/penstock/memory/plan.py",
     "engine/penstock/spec.py",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
     from penstock.config import EngineConfig
     from penstock.engine import Completion, Engine
+    from penstock.generation.grammar import Grammar
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 
@@ -26,6 +27,7 @@ _HOMES = {
     "EngineConfig": "penstock.config",
     "EngineStatus": "penstock.async_engine",
     "FinishReason": "penstock.generation.sequence",
+    "Grammar": "penstock.generation.grammar",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.async_engine",
     "SamplingParams": "penstock.generation.sequence",
@@ -39,6 +41,7 @@ __all__ = [
     "EngineConfig",
     "EngineStatus",
     "FinishReason",
+    "Grammar",
     "RequestOutput",
     "RequestStream",
     "SamplingParams",

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Literal
 
 from penstock.engine import Engine
-from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull, StepFailed
+from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull, QueueTimeout, StepFailed
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import SamplingParams
 
@@ -57,6 +57,11 @@ class _Add:
     key: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    priority: int
+    client: str
+    cache_salt: str
+    start_by: float
+    finish_by: float
 
 
 @dataclass(frozen=True)
@@ -119,15 +124,21 @@ class RequestStream:
 class AsyncEngine:
     """An Engine on a thread of its own, for one event loop."""
 
-    def __init__(self, load: Callable[[Callable[[int, int], None]], Engine]) -> None:
-        """load(report_progress) makes the engine; it runs on the engine's thread."""
+    def __init__(
+        self,
+        load: Callable[[Callable[[int, int], None]], Engine],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """load(report_progress) makes the engine; it runs on the engine's thread. clock() says the time in
+        seconds, on any thread."""
         self._load = load
+        self._clock = clock
         self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
         #: The engine knows requests by keys of ours: an id that comes again after an abort must not get the
         #: outputs that were under way.
         self._keys = map(str, itertools.count())
         self._streams: dict[str, RequestStream] = {}
-        #: When the last requests finished, since the engine was idle; seconds of the monotonic clock.
+        #: When the last requests finished, since the engine was idle; seconds of the clock.
         self._finished: deque[float] = deque(maxlen=RATE_WINDOW)
         #: Keys of requests whose callers left; read by the engine thread between layers.
         self._aborted: set[str] = set()
@@ -170,20 +181,44 @@ class AsyncEngine:
         return config.max_num_seqs + config.max_queued_seqs
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+        queue_timeout_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> RequestStream:
         """Queue a request. Its outputs carry the `request_id`, which need not be unique.
+
+        priority: lower runs earlier. client: whose share of the engine it counts against. cache_salt: K and V
+        are shared only among requests with the same one. queue_timeout_s, deadline_s: seconds from now until
+        which its first step must have begun, and all must have ended; it fails with QueueTimeout or
+        DeadlineExceeded after the step that is being computed then. None: no limit.
 
         Raises ContextOverflow, InvalidParameter and QueueFull at once, EngineDead if there is no engine.
         """
         self.engine.validate(prompt_token_ids, params)
         if len(self._streams) >= self.max_requests:
-            later = retry_after_s(self._finished, time.monotonic(), self.engine.config.max_num_seqs)
-            raise QueueFull(f"{len(self._streams)} requests run or wait, and no more may", later)
+            raise QueueFull(
+                f"{len(self._streams)} requests run or wait, and no more may", self._retry_after_s()
+            )
         key = next(self._keys)
         stream = self._streams[key] = RequestStream(request_id or key, partial(self._abort, key))
-        self._commands.put(_Add(key, prompt_token_ids, params))
+        start_by, finish_by = (
+            math.inf if limit_s is None else self._clock() + limit_s
+            for limit_s in (queue_timeout_s, deadline_s)
+        )
+        self._commands.put(
+            _Add(key, prompt_token_ids, params, priority, client, cache_salt, start_by, finish_by)
+        )
         return stream
+
+    def _retry_after_s(self) -> int | None:
+        return retry_after_s(self._finished, self._clock(), self.engine.config.max_num_seqs)
 
     async def stop(self) -> None:
         """Abort everything and end the thread, after the layer that it is computing or loading."""
@@ -205,10 +240,13 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted in the meantime
+            if isinstance(output.error, QueueTimeout):  # this one says nothing about the rate
+                output.error.retry_after_s = self._retry_after_s()
+            elif output.finish_reason is not None:
+                self._finished.append(self._clock())
             stream.put(output.error or output)
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
-                self._finished.append(time.monotonic())
         if not self._streams:
             self._finished.clear()  # an idle time says nothing about the rate
 
@@ -260,6 +298,8 @@ class AsyncEngine:
                 self._engine.close()
 
     def _step(self, engine: Engine) -> None:
+        if expired := engine.expire(self._clock()):
+            self._call(self._deliver, expired)
         try:
             outputs = engine.step(self._aborted)
         except StepFailed as error:
@@ -295,7 +335,16 @@ class AsyncEngine:
 
     def _begin(self, engine: Engine, command: _Add) -> None:
         try:
-            engine.add(command.key, command.prompt_token_ids, command.params)
+            engine.add(
+                command.key,
+                command.prompt_token_ids,
+                command.params,
+                priority=command.priority,
+                client=command.client,
+                cache_salt=command.cache_salt,
+                start_by=command.start_by,
+                finish_by=command.finish_by,
+            )
         except PenstockError as error:
             logger.error("a request failed: %s", error, exc_info=error.__cause__)
             self._call(self._fail, command.key, error)

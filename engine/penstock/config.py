@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -52,6 +53,11 @@ class EngineConfig:
     max_queued_seqs: int = 1024
     #: Most tokens in a step: long prompts advance by chunks of what is left of it.
     max_num_batched_tokens: int = 512
+    #: Seconds that a step should take at most: long prompts then advance by smaller chunks, and answers flow
+    #: beside them. A chunk that fits into the time in which layers are read is taken anyway. None or 0: none.
+    step_time_target_s: float | None = None
+    #: Keep keys and values of what was computed, while there is room, for prompts that begin alike.
+    enable_prefix_caching: bool = True
     #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
@@ -103,3 +109,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}")
+        if self.step_time_target_s is not None and not 0 <= self.step_time_target_s < math.inf:
+            raise ConfigError(
+                f"step_time_target_s is {self.step_time_target_s}; it must be a number of seconds, or 0"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ from penstock.errors import (
 )
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Cancelled, Executor
+from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
 from penstock.loader import load_model
-from penstock.memory.cost import UNKNOWN, StepPrediction
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
@@ -32,6 +34,7 @@ from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.streamer import LayerStreamer
 
+KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]
 
 
@@ -67,11 +70,16 @@ class Engine:
         """Puts loaded parts together; Engine.load() makes them from a model."""
         self.spec = spec
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
+        manager = scheduler.block_manager
+        num_kv_tokens = manager.num_blocks * manager.block_size
+        self.max_model_len = min(max_model_len, num_kv_tokens)
+        #: It is the KV cache that holds no more.
+        self.is_context_cut = self.max_model_len == num_kv_tokens
         self.scheduler = scheduler
         self.executor = executor
         self.streamer = streamer
         self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
+        self.grammars = GrammarCompiler(tokenizer, spec.vocab_size)
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
         self.default_sampling: dict[str, object] = {}
         self.metrics = EngineMetrics(
@@ -87,6 +95,8 @@ class Engine:
         self.plan: MemoryPlan | None = None
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.config = EngineConfig()
+        self._measured = MeasuredSteps()
+        scheduler.predict_s = self._predict_s
         self._requests: dict[str, Request] = {}
         self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
@@ -151,7 +161,7 @@ class Engine:
         return self.scheduler.has_work
 
     def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse what could never be computed. Safe from any thread.
+        """Refuse what could never be computed. Safe from any thread; a new grammar may take a while.
 
         Raises InvalidParameter and ContextOverflow.
         """
@@ -162,28 +172,51 @@ class Engine:
             raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{vocab_size - 1}")
         if params.logit_bias and max(params.logit_bias) >= vocab_size:
             raise InvalidParameter("logit_bias", f"logit_bias has a token id above {vocab_size - 1}")
+        if params.grammar is not None:
+            self.grammars.check(params.grammar)
         wanted = params.max_tokens or 1
         if num_prompt + wanted > self.max_model_len:
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens. Shorten "
-                "the prompt or ask for fewer",
+                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens"
+                f"{KV_LIMIT if self.is_context_cut else ''}. Shorten the prompt or ask for fewer",
                 num_prompt,
                 self.max_model_len,
             )
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Queue a request. Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't
-        take the prompt."""
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
+    ) -> None:
+        """Queue a request. Sequence and Request say what the keywords are. Raises InvalidParameter and
+        ContextOverflow, RequestFailed if the tokenizer can't take the prompt."""
         self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = len(prompt_token_ids) + params.max_tokens
-        sequence = Sequence(self._num_added, prompt_token_ids, params, limit)
+        matcher = self.grammars.matcher(params.grammar) if params.grammar else None
+        sequence = Sequence(
+            self._num_added,
+            prompt_token_ids,
+            params,
+            limit,
+            matcher,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
         self._num_added += 1
-        request = Request(request_id, sequence, self.tokenizer)
+        request = Request(request_id, sequence, self.tokenizer, start_by, finish_by)
         self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
         self.scheduler.add(sequence)
         self.metrics.prompt_tokens += len(prompt_token_ids)
@@ -193,6 +226,14 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, FinishReason.ABORT)
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose time is up; each gets an output with its error, QueueTimeout or
+        DeadlineExceeded. `now` is of the same clock as their start_by and finish_by."""
+        outputs = [output for request in self._requests.values() if (output := request.expire(now))]
+        for output in outputs:
+            self._end(self._requests[output.request_id], FinishReason.ERROR)
+        return outputs
 
     def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
         """Compute one sweep; [] if nothing is pending.
@@ -219,6 +260,7 @@ class Engine:
                 num_tokens=batch.num_tokens,
                 num_seqs=len(batch.scheduled),
                 num_sampled=sum(len(output.token_ids) for output in outputs),
+                num_fast_forwarded=sum(max(0, len(output.token_ids) - 1) for output in outputs),
                 streamed_bytes=self.streamer.streamed_bytes - streamed_before,
                 stall_s=self.streamer.stall_s - stall_before,
                 floor_s=expected.floor_s,
@@ -236,8 +278,10 @@ class Engine:
                 is_cancelled=lambda: all(request_id in aborted for request_id in ids),
             )
         except Cancelled:
+            self.scheduler.rollback(batch)
             return None
         except CheckpointError as error:
+            self.scheduler.rollback(batch)
             for request_id in ids:
                 self._end(self._requests[request_id], FinishReason.ERROR)
             raise StepFailed(ids, str(error)) from error
@@ -275,7 +319,13 @@ class Engine:
         del self._by_sequence[request.sequence.sequence_id]
         self._update_gauges()
 
+    def _predict_s(self, num_tokens: int) -> float:
+        """Seconds of a step, by what was measured of the hardware or, without that, of steps."""
+        expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
+        return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
+
     def _record(self, stats: StepStats) -> None:
+        self._measured.record(stats.num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 
@@ -284,4 +334,6 @@ class Engine:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
+        metrics.prefix_cache_queries = manager.num_queried_tokens
+        metrics.prefix_cache_hits = manager.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

@@ -17,7 +17,9 @@ PenstockError
 │   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
 ├── QueueFull                  as many requests wait as may: it is refused, and could be taken later
 ├── RequestFailed              one request could not be computed: it is lost, the engine and the others go on
-│   └── ComputationError       its numbers are not numbers any more
+│   ├── ComputationError       its numbers are not numbers any more
+│   ├── QueueTimeout           it waited longer for its first step than it was to
+│   └── DeadlineExceeded       its time was up before it ended
 ├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
 └── EngineDead                 the engine thread ended; nothing more will be computed
     └── EngineStopped          it ended because it was told to
@@ -110,6 +112,19 @@ class RequestFailed(PenstockError):
 
 class ComputationError(RequestFailed):
     """The model computed NaN for it."""
+
+
+class QueueTimeout(RequestFailed):
+    """It waited for its first step as long as it was to wait: it could be taken later."""
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        """retry_after_s: when there may be room again; None if that is unknown."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RequestFailed):
+    """Its time was up before its answer ended."""
 
 
 class StepFailed(PenstockError):

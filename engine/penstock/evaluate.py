@@ -178,7 +178,9 @@ def _compare(engine: Engine, expected: Computed | None, group: list[Window], tal
     it finished. Sequences are admitted whole and don't grow, so none is preempted and computed again."""
     scheduler, targets, length = engine.scheduler, _targets(group), len(group[0].token_ids)
     for number, window in enumerate(group):
-        scheduler.add(TokenSequence(number, list(window.token_ids), SamplingParams(), length))
+        sequence = TokenSequence(number, list(window.token_ids), SamplingParams(), length)
+        sequence.reads_prefix_cache = False  # every token's logits are wanted
+        scheduler.add(sequence)
     while batch := scheduler.schedule():
         inputs = ModelInputs.of(batch, scheduler.block_manager.block_size)
         numbers = torch.tensor([item.sequence.sequence_id for item in batch.scheduled])

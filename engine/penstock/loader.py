@@ -110,12 +110,14 @@ def load_model(
         undo.callback(streamer.close)
         _compare(plan, reader, streamer, config)
         undo.pop_all()
-    blocks = BlockManager(plan.num_kv_blocks, config.block_size)
+    blocks = BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching)
     return LoadedModel(
         opened.spec,
         tokenizer,
         executor,
-        Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens),
+        Scheduler(
+            blocks, config.max_num_seqs, config.max_num_batched_tokens, config.step_time_target_s or 0.0
+        ),
         streamer,
         plan,
         functools.partial(predict_step, plan, size, hardware, config),

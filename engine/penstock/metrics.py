@@ -29,6 +29,8 @@ class StepStats:
     #: predicts; 0 where nothing was measured.
     floor_s: float = 0.0
     predicted_s: float = 0.0
+    #: Of num_sampled, tokens that a grammar forced: they took no step of their own.
+    num_fast_forwarded: int = 0
 
 
 @dataclass
@@ -44,6 +46,10 @@ class EngineMetrics:
     streamed_bytes: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    fast_forwarded_tokens: int = 0
+    #: Prompt tokens that were looked up among those computed before, and found.
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_running: int = 0
     num_waiting: int = 0
@@ -67,3 +73,4 @@ class EngineMetrics:
         self.predicted_seconds += step.predicted_s
         self.streamed_bytes += step.streamed_bytes
         self.generated_tokens += step.num_sampled
+        self.fast_forwarded_tokens += step.num_fast_forwarded

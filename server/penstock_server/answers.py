@@ -51,8 +51,7 @@ class Answer:
 
 def _without_end_token(output: RequestOutput) -> RequestOutput:
     """The token that ended an answer is no part of its text, so that it should not be told of."""
-    is_end_token = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
-    return replace(output, logprobs=output.logprobs[:-1]) if is_end_token else output
+    return replace(output, logprobs=output.logprobs[:-1]) if output.has_end_token else output
 
 
 class Answers:

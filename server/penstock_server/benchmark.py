@@ -8,7 +8,7 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def run_bench(
     settings: Settings, shape: str | None, sequences: tuple[int, ...], with_prompt: bool, is_json: bool
 ) -> int:
     """Writes a random model of the shape where there is none yet, and measures. Raises PenstockError."""
-    config = settings.engine_config()
+    config = replace(settings.engine_config(), enable_prefix_caching=False)  # every prompt is to be computed
     check_step(sequences, config)
     if shape:
         folder = _random_folder(settings, shape)
@@ -135,7 +135,7 @@ def check_memory(
 def _longest(num_seqs: int, config: EngineConfig, plan: MemoryPlan) -> int | None:
     """Tokens of the longest sequence when the timed steps are over; None if not all have room until then.
     It is the scheduler that knows: it is run without a model."""
-    blocks = BlockManager(plan.num_kv_blocks, plan.block_size)
+    blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
     for index in range(num_seqs):
         scheduler.add(Sequence(index, [0] * CONTEXT, SamplingParams(), 0))

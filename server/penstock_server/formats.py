@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.answers import Answers
+from penstock_server.answers import Answer, Answers
 from penstock_server.responses import (
     FINGERPRINT,
     ChatChoice,
@@ -24,6 +24,7 @@ from penstock_server.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinish,
     ChatLogprobs,
     ChatMessage,
     ChatTokenLogprob,
@@ -34,6 +35,11 @@ from penstock_server.responses import (
     TopLogprob,
     Usage,
 )
+from penstock_server.tools.answering import ToolAnswer
+from penstock_server.tools.use import ToolUse
+
+#: The members that say that a choice has not ended.
+_GOES_ON: dict[str, Any] = {"finish_reason": None}
 
 
 class Format(Protocol):
@@ -55,8 +61,11 @@ async def stream(
             if item is None:
                 yield None
             else:
-                for chunk in form.chunks(*item):
+                chunks = form.chunks(*item)
+                for chunk in chunks:
                     yield chunk
+                if not chunks and idle_s:
+                    yield None  # what came is held back, maybe for long
     if with_usage:
         yield form.usage_chunk(answers.usage)
 
@@ -81,24 +90,47 @@ class ChatFormat:
         tokenizer: Tokenizer,
         with_usage: bool,
         has_logprobs: bool,
+        tools: ToolUse | None = None,
     ) -> None:
+        """tools: how answers are read that may hold calls."""
         self._whole_head = _head("chat.completion", "chatcmpl", request_id, model)
         self._chunk_head = self._whole_head | {"object": "chat.completion.chunk"}
         if with_usage:
             self._chunk_head["usage"] = None
         self._tokenizer = tokenizer
         self._has_logprobs = has_logprobs
+        self._tools = tools
+        self._tool_answers: dict[int, ToolAnswer] = {}
         self._begun: set[int] = set()
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]:
         chunks = []
         if index not in self._begun:
             self._begun.add(index)
-            delta = ChatDelta(role="assistant", content="")
-            chunks.append(self._chunk(index, delta, None, {"finish_reason": None}))
+            # As at OpenAI, content is null until it is known that there is some.
+            delta = ChatDelta(role="assistant", content=None if self._tools else "")
+            chunks.append(self._chunk(index, delta, None, _GOES_ON))
+        if self._tools:
+            return chunks + self._tool_chunks(index, output, self._tools)
         if output.text or output.logprobs or output.finish_reason:
             delta = ChatDelta(content=output.text) if output.text else ChatDelta()
             chunks.append(self._chunk(index, delta, self._logprobs(output.logprobs), _end(output)))
+        return chunks
+
+    def _tool_chunks(self, index: int, output: RequestOutput, tools: ToolUse) -> list[BaseModel]:
+        """The end has a chunk of its own, behind all calls."""
+        answer = self._tool_answers.setdefault(index, ToolAnswer(tools))
+        deltas = answer.deltas(output.text, output.finish_reason is not None)
+        logprobs = self._logprobs(output.logprobs)
+        if not deltas and output.logprobs:
+            deltas = [ChatDelta()]
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(index, delta, logprobs, _GOES_ON))
+            logprobs = None
+        if output.finish_reason is not None:
+            end = _end(output) | {"finish_reason": answer.finish(output.finish_reason)}
+            chunks.append(self._chunk(index, ChatDelta(), None, end))
         return chunks
 
     def _chunk(
@@ -111,17 +143,23 @@ class ChatFormat:
         return ChatCompletionChunk(**(self._chunk_head | {"usage": usage}), choices=[])
 
     def whole(self, answers: Answers) -> ChatCompletion:
-        choices = [
-            ChatChoice(
-                index=index,
-                message=ChatMessage(content=answer.text),
-                logprobs=self._logprobs(answer.logprobs),
-                finish_reason=_finish(answer.finish_reason),
-                stop_reason=answer.stop_reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return ChatCompletion(**self._whole_head, choices=choices, usage=answers.usage)
+
+    def _choice(self, index: int, answer: Answer) -> ChatChoice:
+        message = ChatMessage(content=answer.text)
+        finish_reason: ChatFinish = _finish(answer.finish_reason)
+        if self._tools:
+            read = ToolAnswer(self._tools)
+            read.deltas(answer.text, is_last=True)
+            message, finish_reason = read.message(), read.finish(answer.finish_reason)
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self._logprobs(answer.logprobs),
+            finish_reason=finish_reason,
+            stop_reason=answer.stop_reason,
+        )
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._has_logprobs:

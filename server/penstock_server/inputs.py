@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.engine import Engine
+from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.errors import ApiError
@@ -17,6 +18,8 @@ from penstock_server.protocol import (
     GenerationRequest,
     Message,
 )
+from penstock_server.tools.templates import render_described
+from penstock_server.tools.use import ToolUse
 
 #: Request fields that have the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
@@ -82,21 +85,30 @@ def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
     return prompts
 
 
-def read_messages(engine: Engine, body: ChatCompletionRequest) -> Prompt:
-    """Raises RequestError if the model has no chat template, or if its template refuses."""
+def read_messages(engine: Engine, body: ChatCompletionRequest, use: ToolUse | None = None) -> Prompt:
+    """`use` None: as its tools are used by default. Raises RequestError if the model has no chat template, or
+    if its template refuses."""
     if taken := _TEMPLATE_ARGUMENTS & body.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
     goes_on = bool(body.continue_final_message)
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
-    token_ids = render_chat(
-        engine.tokenizer,
-        [template_message(message) for message in body.messages],
-        add_generation_prompt=begins,
-        continue_final_message=goes_on,
-        **body.template_kwargs,
-    )
-    return Prompt(token_ids, "")
+    use = use or ToolUse.of(body, engine.tokenizer, "auto")
+    kwargs = body.template_kwargs | ({"tools": use.shown_tools} if use.shown_tools else {})
+
+    def render(messages: list[dict[str, Any]]) -> list[int]:
+        return render_chat(
+            engine.tokenizer,
+            messages,
+            add_generation_prompt=begins,
+            continue_final_message=goes_on,
+            **kwargs,
+        )
+
+    messages = use.messages([template_message(message) for message in body.messages])
+    if use.description:
+        return Prompt(render_described(render, messages, use.description), "")
+    return Prompt(render(messages), "")
 
 
 def template_message(message: Message) -> dict[str, Any]:
@@ -106,6 +118,8 @@ def template_message(message: Message) -> dict[str, Any]:
         "content": message.text,
         "name": message.name,
         "reasoning_content": message.reasoning_content,
+        "tool_calls": [call.model_dump() for call in message.tool_calls or ()] or None,
+        "tool_call_id": message.tool_call_id,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -115,6 +129,7 @@ def sampling_params(
     defaults: Mapping[str, object],
     max_tokens: int | None,
     logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> list[SamplingParams]:
     """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
     `defaults`, else as in SamplingParams.
@@ -132,6 +147,7 @@ def sampling_params(
         logit_bias=read_logit_bias(body.logit_bias or {}),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        grammar=grammar,
     )
     if params.seed is None:
         return [params] * body.num_choices

@@ -150,6 +150,11 @@ class _EngineCollector(Collector):
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens computed", now.prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
+            (
+                "penstock:fast_forwarded_tokens",
+                "Of them, forced by a grammar, without a step of their own",
+                now.fast_forwarded_tokens,
+            ),
             ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
             ("penstock:steps", "Sweeps of the weights", now.num_steps),
             ("penstock:step_seconds", "Seconds in steps", now.step_seconds),

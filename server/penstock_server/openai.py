@@ -37,6 +37,8 @@ from penstock_server.responses import (
 )
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
+from penstock_server.structured_outputs import read_grammar
+from penstock_server.tools.use import ToolUse
 
 T = TypeVar("T")
 
@@ -122,9 +124,10 @@ class OpenAIRoutes:
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
         prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
+        grammar = await self._on_text_thread(lambda: read_grammar(engine, body))
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
         max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs)
+        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs, grammar)
         form = CompletionFormat(
             request.state.request_id,
             self._settings.model_names[0],
@@ -139,15 +142,20 @@ class OpenAIRoutes:
         self._check_model(body.model)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
-        prompt = await self._on_text_thread(lambda: read_messages(engine, body))
+        use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
+        prompt = await self._on_text_thread(lambda: read_messages(engine, body, use))
+        grammar = await self._on_text_thread(lambda: read_grammar(engine, body))
         max_tokens = body.max_completion_tokens or body.max_tokens
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs)
+        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs, grammar)
+        params = [use.bind(each) for each in params]
+        await self._on_text_thread(lambda: use.check(engine, params[0].grammar))
         form = ChatFormat(
             request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
             body.wants_usage_chunk,
             bool(body.logprobs),
+            use if use.parser() else None,
         )
         return await self._respond(request, body, form, [prompt], params)
 

@@ -6,8 +6,9 @@ as a matter of course and that could not change an answer here. They are accepte
 
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
-    parallel_tool_calls      says nothing while there are no tools
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
+    messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
+                                            libraries leave in the messages that they send back
 
 `reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
 is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
@@ -17,59 +18,38 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
+from penstock_server.tools.request import (
+    MAX_TOOLS,
+    AllowedToolChoice,
+    Deprecated,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolRef,
+)
+from penstock_server.wire import MAX_INT, Count, PositiveCount, Text, Unsupported, Wire, invalid
 
 #: Most answers to one prompt, as at OpenAI.
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
-#: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
-MAX_INT = 2**31 - 1
 
 
-def invalid(param: str, message: str) -> PydanticCustomError:
-    """An error about the field `param`, for checks that look at several fields."""
-    return PydanticCustomError("invalid_value", "{message}", {"param": param, "message": message})
+def _refuse_guided(value: object) -> None:
+    if value is not None:
+        raise PydanticCustomError(
+            "unsupported_parameter",
+            'not supported by this server; send structured_outputs instead, such as {"json": SCHEMA}, '
+            '{"regex": "..."}, {"choice": [...]} or {"grammar": "..."}',
+        )
 
 
-def _refuse(value: object) -> None:
-    if value not in (None, False, "", [], {}):
-        raise PydanticCustomError("unsupported_parameter", "not supported by this server")
-
-
-#: A field of OpenAI's that we do not have: only "nothing" is accepted.
-Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
-
-
-def _check_text(value: str) -> str:
-    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
-    return value
-
-
-Text = Annotated[str, AfterValidator(_check_text)]
-Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
-
-
-class Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+#: vLLM's name for structured_outputs, before 0.12.
+Guided = Annotated[None, PlainValidator(_refuse_guided), WithJsonSchema({"type": "null"})]
 
 
 def _kind_of_text(value: object) -> str:
@@ -88,6 +68,55 @@ StopStrings = Annotated[
 ]
 
 
+class TextFormat(Wire):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Wire):
+    """`strict` changes nothing: the answer follows the schema in any case."""
+
+    name: Text
+    description: Text | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Wire):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class StructuredOutputs(Wire):
+    """vLLM's. One of the first five says what the answer must be."""
+
+    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
+    regex: Text | None = Field(None, description="In Rust's syntax, without look-around.")
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = Field(None, description="llguidance's Lark, or GBNF.")
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = Field(None, description="true if null, unlike vLLM's")
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Text | None = None
+    structural_tag: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> StructuredOutputs:
+        is_json = self.json_schema is not None or self.json_object
+        others = [value for value in (self.regex, self.choice, self.grammar) if value is not None]
+        if len(others) + (self.json_schema is not None) + bool(self.json_object) != 1:
+            raise PydanticCustomError(
+                "invalid_value", "takes exactly one of json, regex, choice, grammar and json_object"
+            )
+        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+            if getattr(self, name) and not is_json:
+                raise PydanticCustomError("invalid_value", "{name} is for json only", {"name": name})
+        return self
+
+
 class GenerationRequest(Wire):
     """What both routes have in common. None is "not said": the model's own default holds."""
 
@@ -103,6 +132,9 @@ class GenerationRequest(Wire):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+    ) = Field(None, description="What the answer must be; see also structured_outputs.")
 
     # vLLM's extensions
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
@@ -114,6 +146,16 @@ class GenerationRequest(Wire):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
+    structured_outputs: StructuredOutputs | None = None
+
+    # vLLM's former names
+    guided_json: Guided = None
+    guided_regex: Guided = None
+    guided_choice: Guided = None
+    guided_grammar: Guided = None
+    guided_decoding_backend: Guided = None
+    guided_whitespace_pattern: Guided = None
+
     # accepted without effect
     user: str | None = None
 
@@ -121,6 +163,13 @@ class GenerationRequest(Wire):
     def _check_stream_options(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _check_one_grammar(self) -> GenerationRequest:
+        is_free = self.response_format is None or isinstance(self.response_format, TextFormat)
+        if self.structured_outputs is not None and not is_free:
+            raise invalid("structured_outputs", "not allowed together with a response_format; send one")
         return self
 
     @property
@@ -198,20 +247,26 @@ class Message(Wire):
     """One turn. The fields of an answer are accepted back, as long as there is nothing in those
     that we could not hand to the model."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
     refusal: Unsupported = None
     annotations: Unsupported = None
     audio: Unsupported = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
+    provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
+    tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
+    tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
+    function_call: Deprecated = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", "content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("misplaced_id", "a tool's message, and no other, has a tool_call_id")
         return self
 
     @property
@@ -220,10 +275,6 @@ class Message(Wire):
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content or ())
-
-
-class TextFormat(Wire):
-    type: Literal["text"]
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -235,7 +286,6 @@ class ChatCompletionRequest(GenerationRequest):
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None
     reasoning_effort: Text | None = Field(None, description="For the model's chat template.")
@@ -247,11 +297,13 @@ class ChatCompletionRequest(GenerationRequest):
     )
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
 
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto if null and there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+
     # not supported
-    tools: Unsupported = None
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: Unsupported = None
-    function_call: Literal["none", "auto"] | None = None
+    functions: Deprecated = None
+    function_call: Deprecated = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
@@ -265,7 +317,6 @@ class ChatCompletionRequest(GenerationRequest):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatCompletionRequest:
@@ -274,6 +325,44 @@ class ChatCompletionRequest(GenerationRequest):
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "contradicts add_generation_prompt")
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatCompletionRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise invalid(f"tools.{index}.function.name", f"there are two tools named {name!r}")
+        if not names and self.tool_choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "there are no tools to choose from; send them as tools")
+        for name in self.chosen_names - set(names):
+            raise invalid("tool_choice", f"names {name!r}, which is not among the tools")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_messages(self) -> ChatCompletionRequest:
+        """A result must follow the call that it is of, as at OpenAI: templates can't show it otherwise."""
+        called: set[str] = set()
+        for index, message in enumerate(self.messages):
+            if message.tool_call_id is not None and message.tool_call_id not in called:
+                raise invalid(
+                    f"messages.{index}.tool_call_id",
+                    f"no earlier message has a call {message.tool_call_id!r} in its tool_calls",
+                )
+            ids = [call.id for call in message.tool_calls or ()]
+            if len(ids) > len(set(ids)):
+                raise invalid(f"messages.{index}.tool_calls", "two calls have the same id")
+            called.update(ids)
+        return self
+
+    @property
+    def chosen_names(self) -> set[str]:
+        """The functions that tool_choice names."""
+        match self.tool_choice:
+            case ToolRef() as only:
+                return {only.function.name}
+            case AllowedToolChoice(allowed_tools=allowed):
+                return {each.function.name for each in allowed.tools}
+        return set()
 
     @property
     def num_logprobs(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from penstock_server import __version__
 
@@ -12,6 +12,7 @@ FINGERPRINT = f"penstock-{__version__}"
 
 #: Both may also carry vLLM's `stop_reason`: the stop string or stop token that ended the answer.
 Finish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(BaseModel):
@@ -72,17 +73,31 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class CalledFunction(BaseModel):
+    name: str
+    #: JSON, as the model wrote it: where nothing bound it to a schema it may not be valid.
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    #: null where the answer is calls alone.
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish
+    finish_reason: ChatFinish
     stop_reason: str | int | None = None
 
 
@@ -98,16 +113,32 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class FunctionDelta(BaseModel):
+    name: str | None = None
+    #: What came since the last chunk.
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """The first of a call has its id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish | None = None
+    finish_reason: ChatFinish | None = None
     stop_reason: str | int | None = None
 
 

@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
+from penstock_server.tools.parsers import ParserChoice
 
 PREFIX = "PENSTOCK_"
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
@@ -186,6 +187,22 @@ class Settings:
         EngineConfig.max_num_batched_tokens,
         parse=parse_int,
     )
+    step_time_target: float | None = _setting(
+        "engine",
+        "seconds that a step should take at most: long prompts advance by smaller chunks, and answers flow "
+        "beside them; default: none, for throughput",
+        EngineConfig.step_time_target_s,
+        commands=_GENERATING,
+        parse=parse_seconds,
+        metavar="SECONDS",
+    )
+    enable_prefix_caching: bool = _setting(
+        "engine",
+        "keep keys and values of what was computed, while there is room, for prompts that begin alike",
+        EngineConfig.enable_prefix_caching,
+        commands=_GENERATING,
+        parse=parse_bool,
+    )
     device: DeviceChoice = _setting(
         "engine",
         "what computes: the first GPU, the processor, or a GPU if there is one that can",
@@ -302,6 +319,13 @@ class Settings:
         parse=parse_seconds,
         metavar="SECONDS",
     )
+    tool_call_parser: ParserChoice = _setting(
+        "server",
+        "the format of the model's tool calls: the one that its chat template speaks of, a certain "
+        "one, or none, which leaves calls in the text",
+        "auto",
+        choices=get_args(ParserChoice),
+    )
     ui: bool = _setting("server", "serve a web page at /", True, parse=parse_bool)
     log_level: str = _setting(
         "server",
@@ -340,6 +364,8 @@ class Settings:
             max_num_seqs=self.max_num_seqs,
             max_queued_seqs=self.max_queued_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            step_time_target_s=self.step_time_target,
+            enable_prefix_caching=self.enable_prefix_caching,
             num_resident_layers=self.resident_layers,
             num_threads=self.threads,
             kernels=self.kernels,

@@ -120,6 +120,26 @@ def test_several_prompts_of_both_kinds(client: openai.OpenAI) -> None:
     assert len(ids.choices) == 2 and ids.usage is not None and ids.usage.prompt_tokens == 3
 
 
+def test_tools_go_around(client: openai.OpenAI) -> None:
+    """A forced call, its result, and an answer to it; streamed, the call is the same."""
+    place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": place}}]
+    messages: Any = [{"role": "user", "content": "How is the weather?"}]
+    fields: Any = {"model": MODEL, "tools": tools, "temperature": 0, "max_tokens": 80}
+    forced = fields | {"messages": messages, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = client.chat.completions.create(**forced).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in ("Rome", "Paris")
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**forced, stream=True)]
+    streamed = [delta.tool_calls[0].function.arguments for delta in deltas if delta.tool_calls]
+    assert "".join(streamed) == call.function.arguments
+    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    answer = client.chat.completions.create(**fields, messages=messages)
+    assert answer.choices[0].message.content
+
+
 def test_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         complete(client, max_tokens=600)

@@ -21,9 +21,11 @@ from penstock.errors import (
     ComputationError,
     ContextOverflow,
     CorruptFile,
+    DeadlineExceeded,
     EngineDead,
     EngineStopped,
     QueueFull,
+    QueueTimeout,
     RequestFailed,
     StepFailed,
 )
@@ -163,6 +165,79 @@ def test_a_full_queue_refuses_until_one_has_finished(
         last = engine.generate([8], PARAMS)
         may_step.release(100)
         assert [output async for output in again] and [output async for output in last]
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_limits_of_time_are_kept_between_steps(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_step, now = threading.Semaphore(3), 100.0
+
+    async def scenario() -> None:
+        nonlocal now
+        config = EngineConfig(max_num_seqs=1)
+        engine = AsyncEngine(lambda _: Engine.load(tiny_llama, config), clock=lambda: now)
+        engine.start()
+        await engine.wait_until_ready()
+        step = engine.engine.step
+        monkeypatch.setattr(engine.engine, "step", lambda aborted: may_step.acquire() and step(aborted))
+        endless = SamplingParams(temperature=0, ignore_eos=True)
+        running = engine.generate([5], endless, deadline_s=60.0)
+        await anext(running)
+        waiting = engine.generate([6], PARAMS, queue_timeout_s=5.0, deadline_s=60.0)
+        patient = engine.generate([7], PARAMS, queue_timeout_s=100.0)
+        now = 105.0
+        may_step.release()
+        with pytest.raises(QueueTimeout) as late:
+            await anext(waiting)
+        assert late.value.retry_after_s is None, "nobody has finished yet"
+        now = 160.0
+        may_step.release(100)
+        with pytest.raises(DeadlineExceeded, match="tokens of the answer"):
+            [output async for output in running]
+        assert len([output async for output in patient]) == 8
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_priority_client_and_salt_reach_the_scheduler(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_step = threading.Semaphore(1)
+
+    async def scenario() -> None:
+        engine = AsyncEngine(lambda _: Engine.load(tiny_llama, EngineConfig(max_num_seqs=1)))
+        engine.start()
+        await engine.wait_until_ready()
+        step, clients = engine.engine.step, set[str]()
+
+        def held(aborted: Container[str]) -> list[RequestOutput]:
+            may_step.acquire()
+            outputs = step(aborted)
+            clients.update(sequence.client for sequence in engine.engine.scheduler)
+            return outputs
+
+        monkeypatch.setattr(engine.engine, "step", held)
+        ended: list[str] = []
+        cached: dict[str, int] = {}
+
+        async def follow(stream: RequestStream) -> None:
+            async for output in stream:
+                cached[stream.request_id] = output.num_cached_tokens
+            ended.append(stream.request_id)
+
+        streams = [
+            engine.generate([9] * 40, PARAMS, "first", client="a"),
+            engine.generate([9] * 40, PARAMS, "last", priority=2, cache_salt="s"),
+            engine.generate([9] * 40, PARAMS, "second", priority=1, client="b"),
+        ]
+        tasks = [asyncio.create_task(follow(stream)) for stream in streams]
+        await asyncio.sleep(0)
+        may_step.release(100)
+        await asyncio.gather(*tasks)
+        assert ended == ["first", "second", "last"] and clients == {"a", "b", ""}
+        assert cached["first"] == cached["last"] == 0 and cached["second"] >= 32
         await engine.stop()
 
     asyncio.run(scenario())

@@ -24,7 +24,9 @@ from penstock.errors import (
     ComputationError,
     ConfigError,
     ContextOverflow,
+    DeadlineExceeded,
     InvalidParameter,
+    QueueTimeout,
     RequestFailed,
 )
 from penstock.generation.batch import ModelInputs
@@ -32,6 +34,7 @@ from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock.kernels import cpu
 from penstock.kernels.cpu import NativeKernels
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 
 #: KV bytes per block of the tiny model: 2 (K, V) * 3 layers * 2 heads * 16 dims * 2 bytes * 16 tokens.
@@ -293,6 +296,71 @@ def test_aborts_free_blocks_wherever_the_request_is(tiny_llama: Path) -> None:
     assert engine.scheduler.block_manager.num_free == engine.scheduler.block_manager.num_blocks
 
 
+def test_requests_end_when_their_time_is_up(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(max_num_seqs=1))
+    endless = SamplingParams(ignore_eos=True)
+    engine.add("runs", [5] * 40, endless, start_by=10.0, finish_by=20.0)
+    engine.add("waits", [6], endless, start_by=10.0, finish_by=20.0)
+    engine.add("patient", [7], SamplingParams(max_tokens=5, ignore_eos=True), start_by=30.0)
+    engine.step()
+    assert engine.expire(9.9) == []
+    (waited,) = engine.expire(10.0)
+    assert waited.request_id == "waits" and isinstance(waited.error, QueueTimeout)
+    assert (waited.finish_reason, waited.num_prompt_tokens) == (FinishReason.ERROR, 1)
+    engine.step()
+    (late,) = engine.expire(20.0)
+    assert late.request_id == "runs" and isinstance(late.error, DeadlineExceeded)
+    assert late.num_output_tokens == 2 and "2 tokens" in str(late.error)
+    assert engine.metrics.kv_blocks_used == 0
+    engine.step()
+    assert engine.expire(1000.0) == [], "it has started in time"
+    while engine.has_work:
+        outputs = engine.step()
+    assert outputs[0].finish_reason is FinishReason.LENGTH and engine.expire(1e9) == []
+
+
+def test_a_cancelled_sweep_is_not_found_by_others(tiny_llama: Path) -> None:
+    """Nor is one that failed; what was computed before is."""
+    engine = Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=32))
+    prompt, params = [9] * 70, SamplingParams(temperature=0, max_tokens=5, logprobs=1)
+    expected = exact(Engine.load(tiny_llama).generate([prompt], params))
+    engine.add("first", prompt, params)
+    engine.step()
+    assert engine.step(aborted={"first"}) == []
+    engine.abort("first")
+    completion = engine.generate([prompt], params)
+    assert exact(completion) == expected
+    assert engine.metrics.prefix_cache_hits == 32
+
+
+def test_a_prompt_is_found_only_with_its_salt(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama)
+    found = []
+    for index, salt in enumerate(("", "a", "a", "")):
+        engine.add(str(index), [9] * 40, SamplingParams(max_tokens=1), cache_salt=salt)
+        found += [output.num_cached_tokens for output in engine.step()]
+    assert found == [0, 0, 39, 39]
+    assert (engine.metrics.prefix_cache_queries, engine.metrics.prefix_cache_hits) == (160, 78)
+
+
+def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama: Path) -> None:
+    """By what was measured of the hardware, where there is something; else by the steps themselves."""
+    engine = Engine.load(tiny_llama, EngineConfig(step_time_target_s=1.0, max_num_batched_tokens=200))
+    engine.predict = lambda num_tokens, num_sampled: StepPrediction(
+        num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, 0.0
+    )
+    engine.add("first", [9] * 120, SamplingParams())
+    engine.step()
+    assert engine.scheduler.running[0].num_computed_tokens == 50
+    engine.predict = lambda num_tokens, num_sampled: UNKNOWN
+    engine._measured = MeasuredSteps()
+    engine._measured.record(10, 0.4)
+    engine._measured.record(100, 4.0)
+    engine.step()
+    # 40 ms a token would be 25; a chunk of 32 is the least.
+    assert engine.scheduler.running[0].num_computed_tokens == 82
+
+
 def test_a_sweep_nobody_wants_ends_between_layers(
     tiny_llama: Path, alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,10 +467,19 @@ def test_a_kv_budget_too_small_is_refused_and_a_modest_one_cuts_the_context(
     engine = Engine.load(tiny_llama, EngineConfig(kv_cache_bytes=3 * BLOCK_BYTES))
     assert engine.max_model_len == 48
     assert "cut to 48" in caplog.text
+    with pytest.raises(ContextOverflow, match="50 tokens and 1 more .* 48 tokens, which is .*--kv-tokens"):
+        engine.add("a", [5] * 50, SamplingParams())
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"block_size": 24}, {"max_num_seqs": 0}, {"activations": "int4"}, {"kv_dtype": "int8"}]
+    "wrong",
+    [
+        {"block_size": 24},
+        {"max_num_seqs": 0},
+        {"activations": "int4"},
+        {"kv_dtype": "int8"},
+        {"step_time_target_s": -1.0},
+    ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

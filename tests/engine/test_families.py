@@ -10,6 +10,7 @@ import json
 import random
 import sys
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,8 @@ class Model:
         )
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
-        random.Random(0).shuffle(self.blocks._free)
+        order = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
+        self.blocks._free = OrderedDict.fromkeys(order)
 
     def sequences(self) -> list[Sequence]:
         return [Sequence(i, p, SamplingParams(), MAX_LEN) for i, p in enumerate(PROMPTS)]
@@ -83,7 +85,7 @@ class Model:
     def batch(self, sequences: list[Sequence]) -> Batch:
         """All that is pending, in one ragged batch."""
         for sequence in sequences:
-            self.blocks.grow(sequence, sequence.num_tokens)
+            assert self.blocks.grow(sequence)
         return Batch(tuple(ScheduledSequence.of(s, s.num_pending_tokens) for s in sequences))
 
     def all_logits(self, sequences: list[Sequence]) -> Tensor:

@@ -1,5 +1,6 @@
 """The promise, for every family: token ids and log-probabilities of a request are those it gets alone,
-whatever its company, the chunks of its prompt, the moment it came, preemptions, streaming and threads.
+whatever its company, the chunks of its prompt, the moment it came, preemptions, streaming and threads, and
+whoever computed the beginning of its prompt.
 
 engine/README.md says what it rests on.
 """
@@ -17,14 +18,18 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.sequence import SamplingParams
 
-NUM_REQUESTS, MAX_TOKENS = 6, 34
+PLAIN = EngineConfig(max_model_len=96, enable_prefix_caching=False)
+NUM_REQUESTS, MAX_TOKENS = 8, 34
 
 
 def requests(dice: random.Random) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts of all lengths, greedy and drawn."""
-    made = []
+    """Prompts of all lengths, greedy and drawn; some are, or begin as, another."""
+    made: list[tuple[list[int], SamplingParams]] = []
+    shared = [dice.randrange(3, VOCAB_SIZE) for _ in range(50)]
     for seed in range(NUM_REQUESTS):
         prompt = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.choice((1, 2, 15, 16, 17, 31, 60)))]
+        if seed >= 4:
+            prompt = (shared[: dice.choice((33, 40, 50))] + dice.choice(([], prompt)))[:60]
         temperature = dice.choice((0.0, 0.7, 1.5))
         length = dice.randrange(17, MAX_TOKENS)
         params = SamplingParams(
@@ -68,14 +73,50 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(name: str, tmp_path: P
     build(name, tmp_path)
     dice = random.Random(name)
     asked = requests(dice)
-    with Engine.load(tmp_path, EngineConfig(max_model_len=96), tokenizer=Ids()) as engine:
+    with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
         kv_bytes_per_token = engine.spec.kv_bytes_per_token(2)
-    num_preemptions = 0
+    num_preemptions = num_hits = 0
     for _ in range(4):
         with Engine.load(tmp_path, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:
             together = arriving(engine, dice, asked)
             num_preemptions += engine.metrics.num_preemptions
+            num_hits += engine.metrics.prefix_cache_hits
+            assert engine.metrics.kv_blocks_used == 0
         for mine, expected in zip(together, alone, strict=True):
             assert (mine.token_ids, mine.logprobs) == (expected.token_ids, expected.logprobs), engine.config
     assert num_preemptions, "nothing was preempted: the cache is too large for this to be tested"
+    assert num_hits, "nothing was found in the prefix cache"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_resident", [1, None])
+def test_a_prompt_that_others_computed_gives_what_it_gives_alone(
+    name: str, num_resident: int | None, tmp_path: Path
+) -> None:
+    """Three choices that come at once; the same again; the conversation going on."""
+    build(name, tmp_path)
+    dice = random.Random(name)
+    prompt = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.choice((21, 32, 45)))]
+    choices = [
+        SamplingParams(temperature=0.9, seed=seed, max_tokens=8, ignore_eos=True, logprobs=2)
+        for seed in range(3)
+    ]
+    with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:
+        expected = [engine.generate([prompt], params)[0] for params in choices]
+        longer = [prompt + expected[0].token_ids + [dice.randrange(3, VOCAB_SIZE)], prompt[:-1] + [3]]
+        expected_longer = [engine.generate([each], choices[0])[0] for each in longer]
+        assert engine.metrics.prefix_cache_queries == 0
+    config = EngineConfig(max_model_len=96, num_resident_layers=num_resident, max_num_batched_tokens=64)
+    with Engine.load(tmp_path, config, tokenizer=Ids()) as engine:
+        assert engine.generate([prompt] * 3, choices) == expected
+        first = engine.metrics.prefix_cache_hits
+        assert engine.metrics.prefix_cache_queries == 3 * len(prompt) and first == 2 * (len(prompt) - 1)
+        assert engine.generate([prompt] * 3, choices) == expected
+        again = engine.metrics.prefix_cache_hits
+        # The first finds whole blocks for certain: the rest of the last one may have been overwritten.
+        assert again >= first + (len(prompt) - 1) // 16 * 16 + 2 * (len(prompt) - 1)
+        assert [engine.generate([each], choices[0])[0] for each in longer] == expected_longer
+        # Whole blocks: of the prompt and the answer but for its last token, and of what two prompts share.
+        whole = (len(prompt) + 7) // 16 + (len(prompt) - 1) // 16
+        assert engine.metrics.prefix_cache_hits == again + 16 * whole

@@ -63,6 +63,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     totals = engine.model.metrics
     totals.num_steps, totals.step_seconds, totals.streamed_bytes = 3, 1.5, 2**30
     totals.prompt_tokens, totals.generated_tokens, totals.num_preemptions = 40, 50, 6
+    totals.fast_forwarded_tokens = 7
     totals.num_running, totals.num_waiting = 2, 1
     totals.kv_blocks_used, totals.kv_blocks_total = 5, 20
     found = samples(metrics)
@@ -71,6 +72,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["penstock:streamed_bytes_total"] == 2**30
     assert found["vllm:prompt_tokens_total"] == 40
     assert found["vllm:generation_tokens_total"] == 50
+    assert found["penstock:fast_forwarded_tokens_total"] == 7
     assert found["vllm:num_preemptions_total"] == 6
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 1)
     assert found["vllm:kv_cache_usage_perc"] == 0.25

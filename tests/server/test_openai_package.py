@@ -35,8 +35,8 @@ def script_of(prompt: list[int], params: SamplingParams) -> Script:
 class LiveServer:
     """A server in a thread of this process."""
 
-    def __init__(self) -> None:
-        self.engine = FakeAsyncEngine(script_of)
+    def __init__(self, engine: FakeAsyncEngine | None = None) -> None:
+        self.engine = engine or FakeAsyncEngine(script_of)
         fake: Any = self.engine
         app = create_app(fake, Settings(model="tiny", api_key=("key",)))
         self._socket = socket.create_server(("127.0.0.1", 0))

@@ -39,11 +39,9 @@ def test_unknown_field_is_refused_by_name(make: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("functions", [{}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "yaml"}),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("web_search_options", {"search_context_size": "low"}),
@@ -78,7 +76,6 @@ def test_accepted_without_effect_as_the_module_says() -> None:
         prompt_cache_options={"mode": "auto"},
         prompt_cache_retention="24h",
         prediction={"type": "content", "content": "x"},
-        parallel_tool_calls=True,
         stream=True,
         stream_options={"include_obfuscation": False},
     )
@@ -164,7 +161,10 @@ def test_content_may_be_text_or_parts() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "tool", "content": "x", "tool_call_id": "1"},
+        {"role": "tool", "content": "x"},
+        {"role": "user", "content": "x", "tool_call_id": "1"},
+        {"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {}}]},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": ""}},
         {"role": "user"},
         {"role": "user", "content": None},
         {"role": "user", "content": 1},

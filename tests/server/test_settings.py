@@ -138,6 +138,8 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         max_num_seqs=3,
         max_queued_seqs=8,
         max_num_batched_tokens=4,
+        step_time_target=0.5,
+        enable_prefix_caching=False,
         resident_layers=5,
         threads=6,
         kernels="torch",

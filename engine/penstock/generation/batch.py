@@ -19,6 +19,8 @@ class ModelInputs:
     #: Rows of hidden whose logits are wanted, one per sampled sequence. int64 [num_sampled]
     logits_indices: Tensor
     layout: BatchLayout
+    #: KV blocks (source, destination) to copy before anything is written.
+    block_copies: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, batch: Batch, block_size: int) -> ModelInputs:
@@ -50,4 +52,5 @@ class ModelInputs:
             query_start=torch.tensor(query_start, dtype=torch.int32),
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
         )
-        return cls(torch.tensor(input_ids), torch.tensor(logits_indices, dtype=torch.int64), layout)
+        logits_rows = torch.tensor(logits_indices, dtype=torch.int64)
+        return cls(torch.tensor(input_ids), logits_rows, layout, batch.block_copies)

@@ -73,6 +73,7 @@ class Executor:
         the same tensor after each layer.
         """
         device = self._streamer.torch_device
+        self._kv_cache.copy_blocks(inputs.block_copies)
         hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
         layout = inputs.layout.to(device)
         with contextlib.closing(self._streamer.layers()) as sweep:

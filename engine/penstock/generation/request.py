@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
-from penstock.errors import RequestFailed
+from penstock.errors import DeadlineExceeded, QueueTimeout, RequestFailed
 from penstock.generation.sampler import SampledToken
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
@@ -24,6 +25,7 @@ class RequestOutput:
     #: New text, never half a character; may be empty while a character or a possible stop string
     #: is incomplete. All texts of a request concatenate to its answer.
     text: str
+    #: Several, where a grammar forces what follows.
     token_ids: tuple[int, ...]
     #: One entry per new token, if asked for.
     logprobs: tuple[TokenLogprobs, ...]
@@ -33,17 +35,30 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     #: The stop string or stop token that ended it; None for the model's own end token or the length.
     stop_reason: str | int | None = None
+    #: The last token is an end or stop token, which ended the answer and is no part of it.
+    has_end_token: bool = False
     #: Why it could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
+    #: Of the prompt, tokens whose K and V came from the prefix cache.
+    num_cached_tokens: int = 0
 
 
 class Request:
     """A sequence, and what makes text of its tokens."""
 
-    def __init__(self, request_id: str, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        """Raises RequestFailed if the tokenizer can't take the prompt."""
+    def __init__(
+        self,
+        request_id: str,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        start_by: float = math.inf,
+        finish_by: float = math.inf,
+    ) -> None:
+        """Raises RequestFailed if the tokenizer can't take the prompt. Its first step is to begin before
+        `start_by`, its last to end before `finish_by`: seconds of the clock that expire() is told."""
         self.request_id = request_id
         self.sequence = sequence
+        self._start_by, self._finish_by = start_by, finish_by
         self._eos_token_ids = tokenizer.eos_token_ids
         params = sequence.params
         try:
@@ -54,33 +69,89 @@ class Request:
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
+            self._gained = self._begin()
         except Exception as error:  # tokenizers are not ours
             raise RequestFailed(NO_TEXT) from error
 
+    def _begin(self) -> tuple[str, list[int]]:
+        """Text and tokens that the grammar forces before anything is computed: they ride along with the
+        prompt. Nothing that might end the answer, as that takes a step to tell of it."""
+        sequence, params = self.sequence, self.sequence.params
+        text, token_ids = "", list[int]()
+        while (forced := self._forced()) is not None and sequence.matcher is not None:
+            is_last = sequence.num_tokens + 1 >= sequence.max_total_tokens
+            if is_last or params.stop or forced in params.stop_token_ids:
+                break
+            sequence.matcher.advance(forced)
+            if sequence.matcher.is_complete:
+                sequence.matcher.retreat()
+                break
+            sequence.token_ids.append(forced)
+            token_ids.append(forced)
+            text += self._detokenizer.add(forced)
+        return text, token_ids
+
     def advance(self, token: SampledToken | RequestFailed) -> RequestOutput:
-        """Append a token, see whether the answer ends with it, and say what was gained."""
+        """Append a token and those that the grammar forces after it, one by one until the answer ends, and
+        say what was gained."""
         if isinstance(token, RequestFailed):
             return self._failed(token)
-        self.sequence.token_ids.append(token.token_id)
+        (text, token_ids), self._gained = self._gained, ("", [])
+        token_ids.append(token.token_id)
         try:
-            text, finish_reason, stop_reason = self._advance_text(token.token_id)
+            more, finish_reason, stop_reason = self._append(token.token_id)
+            text += more
+            while finish_reason is None and (forced := self._forced()) is not None:
+                token_ids.append(forced)
+                more, finish_reason, stop_reason = self._append(forced)
+                text += more
         except Exception:  # whatever a tokenizer raises must not cost the other requests
             logger.exception("the text of request %s could not be made", self.request_id)
             return self._failed(RequestFailed(NO_TEXT))
         return RequestOutput(
             self.request_id,
             text,
-            (token.token_id,),
+            tuple(token_ids),
             () if token.logprobs is None else (token.logprobs,),
             self.sequence.num_prompt_tokens,
             self.sequence.num_output_tokens,
             finish_reason,
             stop_reason,
+            finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
+            num_cached_tokens=self.sequence.num_cached_tokens,
         )
 
-    def _advance_text(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
+    def _was_ended_by_token(self, stop_reason: str | int | None) -> bool:
+        """Not by a stop string, nor by its grammar, whose last token is text."""
+        matcher = self.sequence.matcher
+        return not isinstance(stop_reason, str) and not (matcher is not None and matcher.is_complete)
+
+    def _forced(self) -> int | None:
+        """The token that must come next and that the sampler, asked for it, would choose.
+
+        A token's logprobs take logits that nobody computes for a forced one, so where they are asked for all
+        tokens are sampled.
+        """
+        sequence, params = self.sequence, self.sequence.params
+        if sequence.matcher is None or params.logprobs is not None:
+            return None
+        forced = sequence.matcher.forced
+        is_forbidden = sequence.num_output_tokens < params.min_tokens and forced in params.stop_token_ids
+        return None if is_forbidden else forced
+
+    def expire(self, now: float) -> RequestOutput | None:
+        """What it is told if its time is up."""
+        if now >= self._finish_by:
+            num_output = self.sequence.num_output_tokens
+            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
+        if now >= self._start_by and not self.sequence.has_started:
+            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
+        return None
+
+    def _append(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """New text, and why and by what the answer ends, if it does."""
         sequence, detokenizer, params = self.sequence, self._detokenizer, self.sequence.params
+        sequence.token_ids.append(token_id)
         is_eos = token_id in self._eos_token_ids and not params.ignore_eos
         is_stop_token = token_id in params.stop_token_ids
         if is_eos or is_stop_token:
@@ -90,6 +161,10 @@ class Request:
         text = detokenizer.add(token_id)
         if detokenizer.stopped_by is not None:
             return text, FinishReason.STOP, detokenizer.stopped_by
+        if sequence.matcher is not None:
+            sequence.matcher.advance(token_id)
+            if sequence.matcher.is_complete:
+                return text + detokenizer.finish(), FinishReason.STOP, detokenizer.stopped_by
         if sequence.num_tokens >= sequence.max_total_tokens:
             return text + detokenizer.finish(), FinishReason.LENGTH, None
         return text, None, None

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,8 +58,8 @@ class Sampler:
         if needs_adjusting(sequence):
             adjusted = self._adjust(logits, sequence)
             token_id = int(adjusted.argmax())
-            if not math.isfinite(adjusted[token_id]):
-                return RequestFailed("its penalties and forbidden stop tokens leave no token to choose")
+            if not math.isfinite(adjusted[token_id]) or (sequence.matcher and sequence.matcher.error):
+                return RequestFailed(_no_choice(sequence))
         if params.temperature > 0:
             token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
         if params.logprobs is None:
@@ -66,7 +67,7 @@ class Sampler:
         return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))
 
     def _adjust(self, logits: Tensor, sequence: Sequence) -> Tensor:
-        """Bias, penalties and forbidden ends, in that order, on a copy."""
+        """Bias, penalties, grammar and forbidden ends, in that order, on a copy."""
         params, output = sequence.params, sequence.output_token_ids
         logits = logits.clone()
         if params.logit_bias:
@@ -83,6 +84,8 @@ class Sampler:
             ids = torch.tensor(list(counts), device=logits.device)
             times = logits.new_tensor(list(counts.values()))
             logits[ids] -= params.presence_penalty + params.frequency_penalty * times
+        if sequence.matcher is not None:
+            logits.masked_fill_(~_mask(sequence.matcher.allowed, len(logits)), -torch.inf)
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
@@ -96,6 +99,21 @@ def _no_number(largest: float) -> ComputationError:
     )
 
 
+def _no_choice(sequence: Sequence) -> str:
+    if sequence.matcher is None:
+        return "its penalties and forbidden stop tokens leave no token to choose"
+    if sequence.matcher.error:
+        return f"its grammar can't be followed any further: {sequence.matcher.error}"
+    return "its grammar, penalties and forbidden stop tokens leave no token to choose"
+
+
+def _mask(allowed: int, vocab_size: int) -> Tensor:
+    """bool [vocab_size] from a bit per token."""
+    known = allowed & ((1 << vocab_size) - 1)
+    bits = np.frombuffer(known.to_bytes(-(-vocab_size // 8), "little"), dtype=np.uint8)
+    return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
+
+
 def needs_adjusting(sequence: Sequence) -> bool:
     """Whether a sequence's logits change before the choice."""
     params = sequence.params
@@ -104,6 +122,7 @@ def needs_adjusting(sequence: Sequence) -> bool:
         or params.repetition_penalty != 1
         or params.presence_penalty
         or params.frequency_penalty
+        or sequence.matcher is not None
         or sequence.num_output_tokens < params.min_tokens
     )
 

@@ -1,18 +1,31 @@
 """Scheduler: which tokens of which sequences make up the next step. Numbers only: no torch, no clock.
 
-There are no phases. Every sequence has pending tokens (a prompt, the last sampled token, or everything
-after a preemption) and a step takes as many as fit. Running sequences come before waiting ones, oldest
-first, so a sequence that has begun is never starved by one that has not.
+There are no phases. Every sequence has pending tokens (a prompt, the last sampled token, or everything after
+a preemption) and a step takes as many as fit:
+
+- who has one pending token rides along;
+- of what is left, each prompt is owed a little, so that all advance in every step, and the one that has run
+  longest half, so that it ends in at most twice the time; then the shortest goes first, and does not wait for
+  a long one.
+
+Who waits comes in by priority, then by what its client has had (a virtual token counter: Sheng et al.,
+"Fairness in Serving Large Language Models", arXiv 2401.00588), then by age. Nobody overtakes the first of
+them, so a long prompt gets its blocks in the end. When blocks run out, the last to come in of the lowest
+priority gives way.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import bisect
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 from penstock.generation.block_manager import BlockManager
+from penstock.generation.fair_queue import OUTPUT_WEIGHT, FairQueue
 from penstock.generation.sequence import FinishReason, Sequence
+
+#: Tokens that each prompt advances by in a step, if there is room at all.
+MIN_CHUNK = 32
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,9 @@ class Batch:
     """A step, decided."""
 
     scheduled: tuple[ScheduledSequence, ...]
+    #: Blocks (source, destination) of K and V to be copied before anything is written; no destination is a
+    #: source.
+    block_copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -51,12 +67,22 @@ class Batch:
 class Scheduler:
     """Admits, advances by chunks, preempts and resumes."""
 
-    def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        step_time_target_s: float = 0.0,
+    ) -> None:
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
-        #: In order of admission.
+        #: Seconds that a step should take at most; 0: it takes what it takes. Needs `predict_s`.
+        self.step_time_target_s = step_time_target_s
+        #: Tokens of a step -> seconds; never falls with more tokens.
+        self.predict_s: Callable[[int], float] = lambda num_tokens: 0.0
+        self.waiting = FairQueue()
+        #: By priority, then in order of admission.
         self.running: list[Sequence] = []
         self.num_preemptions = 0
 
@@ -71,61 +97,36 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. It must be able to run when alone: all blocks together hold it at its longest."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> Batch:
-        """Decide the next step and reserve its blocks. Empty only if there is no work."""
-        budget = self.max_num_batched_tokens
-        preemptions_before = self.num_preemptions
-        scheduled: list[ScheduledSequence] = []
-        # A copy: preempting shortens the list from its end while we walk it from its start.
-        for sequence in list(self.running):
-            if budget == 0 or sequence not in self.running:
-                break
-            count = self._reserve(sequence, budget)
-            if count:
-                scheduled.append(ScheduledSequence.of(sequence, count))
-                budget -= count
-        while budget and self.waiting and len(self.running) < self.max_num_seqs:
-            if self.num_preemptions > preemptions_before:
-                break  # blocks ran out just now: whoever came in would be thrown out again
-            sequence = self.waiting[0]
-            # Admit only what fits whole: a sequence that got half its blocks would be the next to be
-            # preempted, and its sweep wasted.
-            if not self.block_manager.can_grow(sequence, sequence.num_tokens):
-                break
-            self.running.append(self.waiting.popleft())
-            count = min(budget, sequence.num_pending_tokens)
-            self.block_manager.grow(sequence, sequence.num_tokens)
-            scheduled.append(ScheduledSequence.of(sequence, count))
-            budget -= count
-        return Batch(tuple(scheduled))
-
-    def _reserve(self, sequence: Sequence, budget: int) -> int:
-        """Blocks for the sequence's next tokens, preempting younger ones if need be; how many tokens it
-        may compute (0: it was itself the youngest and had to give way)."""
-        count = min(budget, sequence.num_pending_tokens)
-        end = sequence.num_computed_tokens + count
-        while not self.block_manager.can_grow(sequence, end):
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return 0
-        self.block_manager.grow(sequence, end)
-        return count
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Drop what a sequence has computed; it resumes, recomputed, before all others that wait."""
-        self.running.remove(sequence)
-        self.block_manager.release(sequence)
-        sequence.num_computed_tokens = 0
-        self.num_preemptions += 1
-        self.waiting.appendleft(sequence)
+        """Decide the next step and reserve its blocks. Empty only if there is no work. Then comes advance()
+        or rollback()."""
+        self._make_way()
+        may_admit = self._grow_running()
+        riders = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
+        budget = self._token_limit(len(riders))
+        scheduled = {sequence: self._take(sequence, 1) for sequence in riders[:budget]}
+        budget -= len(scheduled)
+        while owed := self._owe(budget, scheduled, may_admit):
+            for item in self._share(owed, budget):
+                scheduled[item.sequence] = item
+                budget -= item.num_new_tokens
+        return Batch(tuple(scheduled.values()), self.block_manager.take_copies())
 
     def advance(self, batch: Batch) -> None:
         """A step was computed: its tokens are in the cache now."""
+        self.block_manager.confirm()
         for item in batch.scheduled:
             item.sequence.num_computed_tokens += item.num_new_tokens
+            if item.is_sampled:
+                self.waiting.charge(item.sequence.client, OUTPUT_WEIGHT)
+
+    def rollback(self, batch: Batch) -> None:
+        """A step was not computed, or only in part: its sequences begin again with what was there before."""
+        self.block_manager.rollback()
+        for item in reversed(batch.scheduled):
+            self._suspend(item.sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence, wherever it is, and take its blocks back."""
@@ -135,3 +136,101 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self.block_manager.release(sequence)
+
+    # ------------------------------------------------------------ blocks
+
+    def _make_way(self) -> None:
+        """Preempt those of lower priority than the first in the queue, if that gives it a place."""
+        manager, first = self.block_manager, self.waiting.first
+        if first is None or not self.running or self.running[-1].priority <= first.priority:
+            return
+        lower = [sequence for sequence in self.running if sequence.priority > first.priority]
+        if manager.num_missing(first) > manager.num_free + sum(len(each.block_table) for each in lower):
+            return
+        while lower and not self._has_place(first):
+            self._preempt(lower.pop())
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        fits = self.block_manager.num_missing(sequence) <= self.block_manager.num_free
+        return fits and len(self.running) < self.max_num_seqs
+
+    def _grow_running(self) -> bool:
+        """Blocks for all tokens of all that run, taken from the last ones if need be. False if somebody had
+        to give way: whoever came in now would be thrown out again."""
+        num_before = self.num_preemptions
+        for sequence in list(self.running):
+            while sequence in self.running and not self.block_manager.grow(sequence):
+                self._preempt(self.running[-1])
+        return self.num_preemptions == num_before
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Drop what a sequence has computed; it resumes before all others of its priority that wait."""
+        self.num_preemptions += 1
+        self._suspend(sequence)
+
+    def _suspend(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.block_manager.release(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.was_preempted = True
+        self.waiting.put_back(sequence)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Only what fits whole: a sequence that got half its blocks would be the next to be preempted, and
+        its sweep wasted."""
+        if len(self.running) >= self.max_num_seqs or not self.block_manager.admit(sequence):
+            return False
+        self.waiting.remove(sequence)
+        bisect.insort(self.running, sequence, key=lambda each: each.priority)
+        if not sequence.has_started:
+            sequence.has_started = True
+            self.waiting.charge(sequence.client, sequence.num_pending_tokens)
+        return True
+
+    # ------------------------------------------------------------ tokens
+
+    def _token_limit(self, num_riders: int) -> int:
+        """Most tokens that the step may have. With a target: as many as it allows, but as many as take no
+        longer than the riders alone, and a chunk beside them in any case."""
+        most = self.max_num_batched_tokens
+        if not self.step_time_target_s:
+            return most
+        least = min(num_riders + MIN_CHUNK, most)
+        limit_s = max(self.step_time_target_s, self.predict_s(max(1, num_riders)))
+        beyond = bisect.bisect_right(range(most + 1), limit_s, lo=least, key=self.predict_s)
+        return max(least, beyond - 1)
+
+    def _owe(self, budget: int, others: Container[Sequence], may_admit: bool) -> dict[Sequence, int]:
+        """Prompts that advance beside the others, and by how many tokens at least: half the budget for the
+        one that has run longest, a little for each of the rest. Admits new ones while there is something for
+        them."""
+        prompts = [sequence for sequence in self.running if sequence not in others]
+        half = budget // 2
+        # Riders have become more since these came in: each gets less, rather than the last one nothing.
+        chunk = max(1, min(MIN_CHUNK, half // max(1, len(prompts) - 1)))
+        owed: dict[Sequence, int] = {}
+        for sequence in prompts:
+            due = min(sequence.num_pending_tokens, chunk if owed else budget - half)
+            if 0 < due <= budget - sum(owed.values()):
+                owed[sequence] = due
+        while may_admit and (first := self.waiting.first):
+            due = min(first.num_tokens, MIN_CHUNK if owed else budget - half)
+            if not 0 < due <= budget - sum(owed.values()) or not self._admit(first):
+                break
+            owed[first] = min(due, first.num_pending_tokens)
+        return owed
+
+    def _share(self, owed: dict[Sequence, int], budget: int) -> Iterator[ScheduledSequence]:
+        """Each gets what it is owed, and the shortest first what is left. What one computes in this step the
+        next ones need not."""
+        left = budget - sum(owed.values())
+        for sequence in sorted(owed, key=lambda each: (each.priority, each.num_pending_tokens)):
+            self.block_manager.adopt(sequence)
+            room = owed[sequence] + left
+            count = min(sequence.num_pending_tokens, room)
+            left = room - count
+            yield self._take(sequence, count)
+
+    def _take(self, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
+        self.block_manager.register(sequence, sequence.num_computed_tokens + num_new_tokens)
+        return ScheduledSequence.of(sequence, num_new_tokens)

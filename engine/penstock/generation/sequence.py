@@ -6,8 +6,13 @@ import enum
 import math
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+
+if TYPE_CHECKING:
+    from penstock.generation.grammar_matcher import Matcher
 
 MAX_LOGPROBS = 20
 
@@ -58,8 +63,12 @@ class SamplingParams:
     min_tokens: int = 0
     #: Go on after the model's end token.
     ignore_eos: bool = False
+    #: What the answer must be. It ends where the grammar ends, whatever min_tokens says, unless its length is
+    #: up before. Tokens that the grammar forces are appended without a step of their own, except where
+    #: logprobs are asked for; the tokens are the same.
+    grammar: Grammar | None = None
     #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
-    #: They are of the model's own distribution, before temperature, penalties and filters.
+    #: They are of the model's own distribution, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
     skip_special_tokens: bool = True
 
@@ -84,6 +93,9 @@ class SamplingParams:
             self._check("max_tokens", self.max_tokens >= 1, "at least 1")
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
+        if self.grammar is not None:
+            rule = "false together with a grammar, which says itself where the answer may end"
+            self._check("ignore_eos", not self.ignore_eos, rule)
         if self.logprobs is not None:
             self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
 
@@ -111,18 +123,40 @@ class Sequence:
         prompt_token_ids: list[int],
         params: SamplingParams,
         max_total_tokens: int,
+        matcher: Matcher | None = None,
+        *,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
     ) -> None:
-        """max_total_tokens: prompt and answer end there at the latest."""
+        """max_total_tokens: prompt and answer end there at the latest. matcher: of params.grammar, at its
+        beginning. priority: lower runs earlier. client: whose share of the engine it takes. cache_salt: only
+        sequences with the same one share K and V."""
         self.sequence_id = sequence_id
         self.params = params
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_total_tokens = max_total_tokens
+        #: Knows the tokens of the answer so far; a preemption changes nothing.
+        self.matcher = matcher
         #: Of the draws; fixed for the sequence's life.
         self.seed = params.seed if params.seed is not None else random.getrandbits(63)
+        self.priority = priority
+        self.client = client
+        self.cache_salt = cache_salt
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
+        #: Of its full blocks; kept by the block manager.
+        self.block_keys: list[bytes] = []
+        #: False: every token is computed, because the hidden state or the logits of each are wanted.
+        self.reads_prefix_cache = True
+        #: Tokens of the prompt whose K and V others had computed.
+        self.num_cached_tokens = 0
+        #: It has been in a step, or was about to be.
+        self.has_started = False
+        #: It was preempted at some time, or its step was not computed.
+        self.was_preempted = False
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -133,6 +167,14 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens that are not computed yet: a prompt, a resumed sequence's all, or the last one."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def skip_to(self, num_computed_tokens: int) -> None:
+        """So many tokens are in the cache, though others computed them. What a sequence finds again that was
+        preempted counts as its own."""
+        if not self.was_preempted:
+            end = min(num_computed_tokens, self.num_prompt_tokens)
+            self.num_cached_tokens += max(0, end - self.num_computed_tokens)
+        self.num_computed_tokens = num_computed_tokens
 
     @property
     def output_token_ids(self) -> list[int]:

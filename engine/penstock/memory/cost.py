@@ -7,6 +7,7 @@ not overlap is a little time per layer for everything that is not a matrix.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from penstock.config import EngineConfig
@@ -44,6 +45,37 @@ class StepPrediction:
 
 #: Where nothing was measured.
 UNKNOWN = StepPrediction(0, 0, {"nothing": 0.0}, 0.0)
+
+
+class MeasuredSteps:
+    """The same from experience, where rates are unknown: a step takes max(floor_s, num_tokens * token_s), of
+    which each step shows the one or the other. What is not known is tried: a step that took no longer than
+    the floor allows the next one to be a quarter as large again."""
+
+    #: A step that takes so many times the floor is bound by its tokens.
+    IS_BEYOND = 1.1
+    GROWTH = 1.25
+
+    def __init__(self) -> None:
+        self.floor_s = math.inf
+        self.token_s = math.inf
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """A step of `num_tokens` took `seconds`."""
+        measured = seconds / num_tokens
+        if seconds <= self.IS_BEYOND * self.floor_s:
+            self.floor_s = min(self.floor_s, seconds)
+            self.token_s = min(self.token_s, measured / self.GROWTH)
+        elif num_tokens * self.token_s < 0.9 * self.floor_s:
+            # So few tokens should not have shown: the floor has risen, or this step waited for something
+            # else.
+            self.floor_s *= self.IS_BEYOND
+        else:
+            self.token_s = (self.token_s + measured) / 2
+
+    def predict_s(self, num_tokens: int) -> float:
+        """0 before anything was measured."""
+        return 0.0 if self.floor_s == math.inf else max(self.floor_s, num_tokens * self.token_s)
 
 
 def predict_step(

@@ -3,6 +3,8 @@ block is the block manager's business."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,3 +39,11 @@ class KVCache:
         """K [num_blocks, num_kv_heads, head_dim, block_size] and V [num_blocks, num_kv_heads,
         block_size, head_dim] of one layer."""
         return self._layers[index]
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in all layers, one after the other, so that it takes no
+        memory. Queued, on a GPU."""
+        for k, v in self._layers:
+            for source, destination in copies:
+                k[destination].copy_(k[source])
+                v[destination].copy_(v[source])

@@ -89,6 +89,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.backend.chat_template)
 
+    @cached_property
+    def tool_template(self) -> str:
+        """The text of the chat template that would show tools; "" without one."""
+        template = self.backend.chat_template or ""
+        if isinstance(template, dict):
+            template = template.get("tool_use", template.get("default", ""))
+        return str(template)
+
     def token_text(self, token_id: int) -> str:
         """One token alone as text; a part of a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
@@ -111,6 +119,13 @@ class Tokenizer:
         return str(piece).replace("\u2581", " ").encode()
 
     @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are no text: decode() skips them."""
+        added: dict[int, Any] = getattr(self.backend, "added_tokens_decoder", {})
+        special = {token_id for token_id, token in added.items() if token.special}
+        return frozenset(special.union(self.backend.all_special_ids))
+
+    @cached_property
     def _added_ids(self) -> frozenset[int]:
         return frozenset(self.backend.get_added_vocab().values())
 
@@ -128,6 +143,9 @@ class NoText(Tokenizer):
 
     def __init__(self) -> None:
         self.eos_token_ids = frozenset()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return []
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return ""

@@ -55,143 +55,272 @@ typedef struct {
     const float *alibi_slopes;
 } attention;
 
-enum { MAX_HEAD_DIM = 256, ROWS = 8 };
+/* Keys and values are fetched two groups of 16 ahead: blocks lie anywhere, and the processor's own prefetcher
+ * stops at the end of each. */
+enum { TILE_ROWS = 16, AHEAD = 2 };
 
-/* Scores of up to ROWS rows against 16 keys: one chain of multiply-adds per row and key, over the
- * dimensions in order. */
-INLINE void score_rows(const vec *keys, float *const *q, vec *out, int64_t d, const int rows) {
-    vec sum[ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) sum[r] = splat(0.0f);
-    for (int64_t i = 0; i < d; i++)
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sum[r] += splat(q[r][i]) * keys[i];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) out[r] = sum[r];
+/* The two inner loops work on what one register holds (a vec is several, which GCC keeps in memory), and on as
+ * many sums at a time as registers hold. */
+#if defined(__AVX512F__)
+typedef vec reg;
+enum { REG_LANES = 16, SUMS = 16 };
+INLINE reg splat_reg(float x) { return splat(x); }
+#elif defined(__AVX2__)
+typedef float reg __attribute__((vector_size(32)));
+enum { REG_LANES = 8, SUMS = 8 };
+INLINE reg splat_reg(float x) { return (reg){x, x, x, x, x, x, x, x}; }
+#else
+typedef float reg __attribute__((vector_size(16)));
+enum { REG_LANES = 4, SUMS = 8 };
+INLINE reg splat_reg(float x) { return (reg){x, x, x, x}; }
+#endif
+
+INLINE reg load_reg(const float *p) {
+    reg v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE reg load_cached(const void *cache, int64_t at, const int is_half) {
+    if (!is_half) return load_reg((const float *)cache + at);
+    const uint16_t *p = (const uint16_t *)cache + at;
+#if defined(__AVX512F__)
+    return load_half(p);
+#elif defined(__AVX2__)
+    return (reg)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    reg v;
+    for (int i = 0; i < REG_LANES; i++) v[i] = half_to_float(p[i]);
+    return v;
+#endif
+}
+INLINE void fetch_cached(const void *cache, int64_t at, const int is_half) {
+    __builtin_prefetch((const char *)cache + at * (is_half ? 2 : 4));
 }
 
-/* y += p[key] * values[key], keys in order, 16 dimensions at a time, for up to four rows. */
-INLINE void mix_rows(const float *values, int64_t num_keys, float *const *p, float *const *y, int64_t d,
-                     const int rows) {
-    for (int64_t i = 0; i < d; i += LANES) {
-        vec sum[ROWS];
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sum[r] = load(y[r] + i);
-        for (int64_t key = 0; key < num_keys; key++) {
-            vec v = load(values + key * d + i);
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) sum[r] += splat(p[r][key]) * v;
+/* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, whose first dimensions lie
+ * at keys[n]: one chain of multiply-adds per row and key, over the dimensions in order. */
+INLINE void score_rows(const attention *c, const int64_t *keys, const int64_t *ahead, const float *q,
+                       int64_t q_stride, reg *out, const int is_half, const int rows, const int num) {
+    const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
+    reg sum[SUMS];
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) sum[n] = (reg){};
+    for (int64_t i = 0; i < d; i++) {
+        reg k[SUMS];
+#pragma GCC unroll 16
+        for (int n = 0; n < num; n++) {
+            fetch_cached(c->kv.k_cache, ahead[n] + i * bs, is_half);
+            k[n] = load_cached(c->kv.k_cache, keys[n] + i * bs, is_half);
+            IN_REGISTER(k[n]);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) store(y[r] + i, sum[r]);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            const reg x = splat_reg(q[i * q_stride + r]);
+#pragma GCC unroll 16
+            for (int n = 0; n < num; n++) sum[r * num + n] += x * k[n];
+        }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) out[n] = sum[n];
+}
+
+/* y += p[key] * values[key], keys in order, for `rows` rows and `num` registers of dimensions. */
+INLINE void mix_rows(const void *values, int64_t at, int64_t stride, int64_t ahead, int64_t num_keys, float *const *p,
+                     float *const *y, const int is_half, const int rows, const int num) {
+    reg sum[SUMS];
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) sum[n] = load_reg(y[n / num] + n % num * REG_LANES);
+    for (int64_t key = 0; key < num_keys; key++) {
+        reg v[SUMS];
+#pragma GCC unroll 16
+        for (int i = 0; i < num; i++) {
+            fetch_cached(values, ahead + key * stride + i * REG_LANES, is_half);
+            v[i] = load_cached(values, at + key * stride + i * REG_LANES, is_half);
+            IN_REGISTER(v[i]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            const reg weight = splat_reg(p[r][key]);
+#pragma GCC unroll 16
+            for (int i = 0; i < num; i++) sum[r * num + i] += weight * v[i];
+        }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) memcpy(y[n / num] + n % num * REG_LANES, &sum[n], sizeof sum[n]);
+}
+
+/* A few tokens of one sequence, all query heads of one KV head. */
+typedef struct {
+    const attention *c;
+    const int32_t *blocks;
+    int64_t kv_head, group;    /* query heads of a KV head */
+    int64_t position, num_rows; /* of the first token; tokens times query heads */
+    int64_t first_key, num_keys, num_groups;
+    float *scores, *queries, *mixed, *values; /* queries [head_dim, num_rows] */
+} tile;
+
+/* Where a key begins, or the last group of 16 if there is no such key: in K its first dimension, in V itself. */
+INLINE int64_t key_at(const tile *t, int64_t key, const int is_k) {
+    const kv_layout *kv = &t->c->kv;
+    const int64_t bs = kv->block_size;
+    key = t->first_key + MIN(key, (t->num_groups - 1) * LANES + key % LANES);
+    return (t->blocks[key / bs] * kv->num_kv_heads + t->kv_head) * kv->head_dim * bs +
+           key % bs * (is_k ? 1 : kv->head_dim);
+}
+
+INLINE void score(const tile *t, int64_t row, const int is_half, const int rows) {
+    const int num = MIN(8, SUMS / rows);
+    const int64_t row_width = t->num_groups * LANES;
+    for (int64_t key = 0; key < row_width; key += num * REG_LANES) {
+        int64_t keys[SUMS], ahead[SUMS];
+        reg out[SUMS];
+        for (int n = 0; n < num; n++) {
+            keys[n] = key_at(t, key + n * REG_LANES, 1);
+            ahead[n] = key_at(t, key + n * REG_LANES + MAX(num * REG_LANES, AHEAD * LANES), 1);
+        }
+        score_rows(t->c, keys, ahead, t->queries + row, t->num_rows, out, is_half, rows, num);
+        const int64_t num_left = MIN(num, (row_width - key) / REG_LANES);
+        for (int r = 0; r < rows; r++)
+            memcpy(t->scores + (row + r) * row_width + key, out + r * num, num_left * sizeof(reg));
     }
 }
 
 static const ivec LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* One tile: a few tokens of one sequence, all query heads of one KV head, two passes over the keys. */
+/* Sums of products -> scores, -infinity where a row does not see a key. */
+INLINE vec finish_score(const tile *t, int64_t row, int64_t key, vec v) {
+    const attention *c = t->c;
+    const int64_t position = t->position + row / t->group;
+    const ivec key_positions = LANE_INDEX + (int32_t)(t->first_key + key);
+    v *= splat(c->scale);
+    if (c->softcap > 0.0f) v = splat(c->softcap) * tanh_vec(v / splat(c->softcap));
+    if (c->alibi_slopes)
+        v += splat(c->alibi_slopes[t->kv_head * t->group + row % t->group]) *
+             __builtin_convertvector(key_positions - (int32_t)position, vec);
+    ivec seen = key_positions <= (int32_t)position;
+    if (c->window) seen &= key_positions > (int32_t)(position - c->window);
+    return select_vec(seen, v, splat(-INFINITY));
+}
+
+/* A row's sums of products -> softmax, not yet divided by its sum, which is returned. */
+static float exponentiate(const tile *t, int64_t row) {
+    const int64_t row_width = t->num_groups * LANES;
+    float *s = t->scores + row * row_width;
+    /* Most keys are seen and need nothing but the scale. */
+    const attention *c = t->c;
+    const int64_t position = t->position + row / t->group - t->first_key;
+    const bool is_scaled_only = c->softcap == 0.0f && !c->alibi_slopes;
+    const int64_t plain_begin = !is_scaled_only ? row_width : c->window ? position - c->window + 1 : 0;
+    vec largest = splat(-INFINITY), sum = {};
+    for (int64_t key = 0; key < row_width; key += LANES) {
+        const int is_plain = key >= plain_begin && key + LANES - 1 <= position;
+        const vec v = is_plain ? load(s + key) * splat(c->scale) : finish_score(t, row, key, load(s + key));
+        largest = max_vec(largest, v);
+        store(s + key, v);
+    }
+    const vec top = splat(max_lanes(largest));
+    for (int64_t key = 0; key < row_width; key += LANES) {
+        vec p = exp_vec(load(s + key) - top);
+        store(s + key, p);
+        sum += p;
+    }
+    return sum_lanes(sum);
+}
+
+INLINE void mix(const tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
+    const int num = MIN(8, SUMS / rows);
+    const kv_layout *kv = &t->c->kv;
+    const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
+    const int64_t count = MIN(LANES, t->num_keys - g * LANES);
+    const int is_whole = d % LANES == 0;
+    const void *values = is_whole ? kv->v_cache : t->values;
+    const int64_t at = is_whole ? key_at(t, g * LANES, 0) : 0, stride = is_whole ? d : padded_d;
+    const int64_t ahead = is_whole ? key_at(t, (g + AHEAD) * LANES, 0) : 0;
+    float *p[SUMS], *y[SUMS];
+    for (int r = 0; r < rows; r++) {
+        p[r] = t->scores + ((row + r) * t->num_groups + g) * LANES;
+        y[r] = t->mixed + (row + r) * padded_d;
+    }
+    int64_t i = 0;
+    for (; i + num * REG_LANES <= padded_d; i += num * REG_LANES) {
+        mix_rows(values, at + i, stride, ahead + i, count, p, y, is_half, rows, num);
+        for (int r = 0; r < rows; r++) y[r] += num * REG_LANES;
+    }
+    for (; i < padded_d; i += REG_LANES) {
+        mix_rows(values, at + i, stride, ahead + i, count, p, y, is_half, rows, 1);
+        for (int r = 0; r < rows; r++) y[r] += REG_LANES;
+    }
+}
+
+/* Values of a head dimension that is no multiple of 16, as floats in whole vectors. */
+static void widen_values(const tile *t, int64_t g) {
+    const kv_layout *kv = &t->c->kv;
+    const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES, at = key_at(t, g * LANES, 0);
+    for (int64_t j = 0; j < MIN(LANES, t->num_keys - g * LANES); j++)
+        for (int64_t i = 0; i < d; i++)
+            t->values[j * padded_d + i] = kv->is_half ? half_to_float(((const uint16_t *)kv->v_cache)[at + j * d + i])
+                                                      : ((const float *)kv->v_cache)[at + j * d + i];
+}
+
+/* DO(rows) for all rows, as many at a time as registers hold. */
+#define FOR_ROWS(t, DO)                                                                            \
+    for (int64_t row = 0, left; (left = (t)->num_rows - row) > 0;) {                               \
+        if (SUMS >= 16 && left >= 16) { DO(MIN(SUMS, 16)); row += 16; }                            \
+        else if (SUMS >= 8 && left >= 8) { DO(MIN(SUMS, 8)); row += 8; }                           \
+        else if (left >= 4) { DO(4); row += 4; }                                                   \
+        else if (left >= 2) { DO(2); row += 2; }                                                   \
+        else { DO(1); row += 1; }                                                                  \
+    }
+
+/* Two passes over the keys: scores first, then the values. */
+INLINE void attend(tile *t, const int is_half) {
+#define SCORE(rows) score(t, row, is_half, rows)
+    FOR_ROWS(t, SCORE)
+#undef SCORE
+    const int64_t d = t->c->kv.head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
+    float sums[t->num_rows];
+    for (int64_t r = 0; r < t->num_rows; r++) sums[r] = exponentiate(t, r);
+    for (int64_t g = 0; g < t->num_groups; g++) {
+#define MIX(rows) mix(t, row, g, is_half, rows)
+#define MIX_WIDENED(rows) mix(t, row, g, 0, rows)
+        if (d % LANES == 0) FOR_ROWS(t, MIX)
+        else {
+            widen_values(t, g);
+            FOR_ROWS(t, MIX_WIDENED)
+        }
+#undef MIX
+#undef MIX_WIDENED
+    }
+    for (int64_t r = 0; r < t->num_rows; r++)
+        for (int64_t i = 0; i < d; i++) t->mixed[r * padded_d + i] /= sums[r];
+}
+
 static void attention_tile(void *context, int64_t task) {
     const attention *c = context;
-    const int64_t d = c->kv.head_dim, bs = c->kv.block_size, kv_heads = c->kv.num_kv_heads;
-    const int64_t padded_d = (d + LANES - 1) / LANES * LANES;
+    const int64_t d = c->kv.head_dim, kv_heads = c->kv.num_kv_heads, padded_d = (d + LANES - 1) / LANES * LANES;
     const int64_t index = task / kv_heads, kv_head = task % kv_heads, group = c->num_heads / kv_heads;
     const int64_t seq = c->tile_seq[index], begin = c->tile_begin[index];
-    const int64_t end = MIN(begin + c->tokens_per_tile, c->query_start[seq + 1]);
-    const int64_t num_rows = (end - begin) * group;
+    const int64_t end = MIN(begin + c->tokens_per_tile, c->query_start[seq + 1]), num_rows = (end - begin) * group;
     /* The position of the batch's token t of this sequence is t + shift. */
     const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1];
     const int64_t first_key = c->window ? MAX(0, begin + shift - c->window + 1) / LANES * LANES : 0;
     const int64_t num_keys = end + shift - first_key, num_groups = (num_keys + LANES - 1) / LANES;
-    const int32_t *blocks = c->block_tables + seq * c->max_blocks;
-
-    const int64_t row_width = num_groups * LANES;
-    float *scratch = aligned_alloc(64, (num_rows * (row_width + 2 * padded_d) + LANES * padded_d) * sizeof(float));
+    const int64_t num_floats = num_rows * (num_groups * LANES + 2 * padded_d) + LANES * padded_d;
+    float *scratch = aligned_alloc(64, num_floats * sizeof(float));
     if (!scratch) abort(); /* some tens of kilobytes: nothing else would get any either */
-    float *scores = scratch, *queries = scores + num_rows * row_width, *mixed = queries + num_rows * padded_d;
-    float *values = mixed + num_rows * padded_d;
-    memset(queries, 0, (2 * num_rows + LANES) * padded_d * sizeof(float));
+    float *queries = scratch + num_rows * num_groups * LANES, *mixed = queries + num_rows * padded_d;
+    tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
+              num_groups, scratch, queries, mixed, mixed + num_rows * padded_d};
+    memset(mixed, 0, (num_rows + LANES) * padded_d * sizeof(float));
+    for (int64_t r = 0; r < num_rows; r++) {
+        const float *q = c->q + (begin + r / group) * c->q_stride + (kv_head * group + r % group) * d;
+        for (int64_t i = 0; i < d; i++) queries[i * num_rows + r] = q[i];
+    }
+    if (c->kv.is_half) attend(&t, 1);
+    else attend(&t, 0);
     for (int64_t r = 0; r < num_rows; r++)
-        memcpy(queries + r * padded_d, c->q + (begin + r / group) * c->q_stride + (kv_head * group + r % group) * d,
+        memcpy(c->y + (begin + r / group) * c->y_stride + (kv_head * group + r % group) * d, mixed + r * padded_d,
                d * sizeof(float));
-
-    for (int64_t g = 0; g < num_groups; g++) {
-        const int64_t key = first_key + g * LANES;
-        const int64_t base = (blocks[key / bs] * kv_heads + kv_head) * d * bs + key % bs;
-        vec keys[MAX_HEAD_DIM];
-        if (c->kv.is_half)
-            for (int64_t i = 0; i < d; i++) keys[i] = load_half((const uint16_t *)c->kv.k_cache + base + i * bs);
-        else
-            for (int64_t i = 0; i < d; i++) keys[i] = load((const float *)c->kv.k_cache + base + i * bs);
-        const ivec key_positions = LANE_INDEX + (int32_t)key;
-        for (int64_t r = 0; r < num_rows;) {
-            const int64_t left = num_rows - r;
-            float *q[ROWS];
-            vec s[ROWS];
-            const int rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            for (int i = 0; i < rows; i++) q[i] = queries + (r + i) * padded_d;
-            if (rows == 8) score_rows(keys, q, s, d, 8);
-            else if (rows == 4) score_rows(keys, q, s, d, 4);
-            else if (rows == 2) score_rows(keys, q, s, d, 2);
-            else score_rows(keys, q, s, d, 1);
-            for (int i = 0; i < rows; i++) {
-                const int64_t row = r + i, position = begin + row / group + shift;
-                vec v = s[i] * splat(c->scale);
-                if (c->softcap > 0.0f) v = splat(c->softcap) * tanh_vec(v / splat(c->softcap));
-                if (c->alibi_slopes)
-                    v += splat(c->alibi_slopes[kv_head * group + row % group]) *
-                         __builtin_convertvector(key_positions - (int32_t)position, vec);
-                ivec seen = key_positions <= (int32_t)position;
-                if (c->window) seen &= key_positions > (int32_t)(position - c->window);
-                store(scores + row * row_width + g * LANES, select_vec(seen, v, splat(-INFINITY)));
-            }
-            r += rows;
-        }
-    }
-
-    float sums[num_rows];
-    for (int64_t r = 0; r < num_rows; r++) {
-        float *s = scores + r * row_width;
-        vec largest = splat(-INFINITY), sum = {};
-        for (int64_t k = 0; k < row_width; k += LANES) largest = max_vec(largest, load(s + k));
-        const vec top = splat(max_lanes(largest));
-        for (int64_t k = 0; k < row_width; k += LANES) {
-            vec p = exp_vec(load(s + k) - top);
-            store(s + k, p);
-            sum += p;
-        }
-        sums[r] = sum_lanes(sum);
-    }
-
-    for (int64_t g = 0; g < num_groups; g++) {
-        const int64_t key = first_key + g * LANES, count = MIN(LANES, num_keys - g * LANES);
-        const int64_t base = (blocks[key / bs] * kv_heads + kv_head) * d * bs + (key % bs) * d;
-        for (int64_t j = 0; j < count; j++)
-            for (int64_t i = 0; i < d; i += LANES) {
-                vec v = {};
-                if (!c->kv.is_half) v = load_some((const float *)c->kv.v_cache + base + j * d + i, MIN(LANES, d - i));
-                else if (i + LANES <= d) v = load_half((const uint16_t *)c->kv.v_cache + base + j * d + i);
-                else
-                    for (int64_t e = i; e < d; e++)
-                        v[e - i] = half_to_float(((const uint16_t *)c->kv.v_cache)[base + j * d + e]);
-                store(values + j * padded_d + i, v);
-            }
-        for (int64_t r = 0; r < num_rows;) {
-            const int64_t left = num_rows - r;
-            float *p[ROWS], *y[ROWS];
-            const int rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            for (int i = 0; i < rows; i++)
-                p[i] = scores + (r + i) * row_width + g * LANES, y[i] = mixed + (r + i) * padded_d;
-            if (rows == 8) mix_rows(values, count, p, y, padded_d, 8);
-            else if (rows == 4) mix_rows(values, count, p, y, padded_d, 4);
-            else if (rows == 2) mix_rows(values, count, p, y, padded_d, 2);
-            else mix_rows(values, count, p, y, padded_d, 1);
-            r += rows;
-        }
-    }
-    for (int64_t r = 0; r < num_rows; r++) {
-        float *y = c->y + (begin + r / group) * c->y_stride + (kv_head * group + r % group) * d;
-        for (int64_t i = 0; i < d; i++) y[i] = mixed[r * padded_d + i] / sums[r];
-    }
     free(scratch);
 }
 
@@ -206,7 +335,7 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
                                      const int32_t *query_start, const int32_t *context_lens, int64_t num_seqs,
                                      float scale, float softcap, int64_t window, const float *alibi_slopes,
                                      int32_t *tiles) {
-    const int64_t group = num_heads / num_kv_heads, tokens_per_tile = MAX(1, 2 * ROWS / group);
+    const int64_t group = num_heads / num_kv_heads, tokens_per_tile = MAX(1, TILE_ROWS / group);
     int32_t *tile_begin = tiles + query_start[num_seqs];
     int64_t num_tiles = 0;
     for (int64_t s = 0; s < num_seqs; s++)

@@ -13,7 +13,7 @@ INLINE vec load(const float *p) {
     return v;
 }
 INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
-INLINE vec splat(float x) { return (vec){} + x; }
+INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; } /* not (vec){} + x: that adds */
 /* n < 16 elements, the other lanes 0. */
 INLINE vec load_some(const float *p, int64_t n) {
     vec v = {};
@@ -21,7 +21,17 @@ INLINE vec load_some(const float *p, int64_t n) {
     return v;
 }
 INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
+/* The second, where one of the two is NaN. */
+#if defined(__AVX512F__)
+INLINE vec max_vec(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vec min_vec(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+/* Generates nothing; an operand of an asm has to be in a register, where GCC might keep it in memory. */
+#define IN_REGISTER(v) __asm__("" : "+v"(v))
+#else
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
+INLINE vec min_vec(vec a, vec b) { return select_vec(a < b, a, b); }
+#define IN_REGISTER(v) (void)0
+#endif
 /* NaN, once there, stays. */
 INLINE vec max_or_nan(vec a, vec b) { return select_vec((a > b) | (a != a), a, b); }
 INLINE float sum_lanes(vec v) {
@@ -42,7 +52,7 @@ INLINE vec abs_vec(vec v) { return (vec)((ivec)v & 0x7fffffff); }
  * below 2e-8 there). 0 below -87, the smallest normal result; +88 and above saturate. */
 INLINE vec exp_vec(vec x) {
     vec clamped = max_vec(x, splat(-87.0f));
-    clamped = select_vec(clamped < splat(88.0f), clamped, splat(88.0f));
+    clamped = min_vec(clamped, splat(88.0f));
     /* Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits. */
     const vec magic = splat(12582912.0f);
     vec shifted = clamped * splat(1.44269504f) + magic;

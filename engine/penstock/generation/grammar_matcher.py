@@ -1,0 +1,197 @@
+"""GrammarCompiler: grammars for one model's vocabulary; Matcher: where one answer stands in its grammar.
+
+llguidance does the work. What it learns of a tokenizer is the bytes of each token, which are those that
+the detokenizer makes text of, and how the tokenizer itself would write a text: where a grammar leaves one
+text only, the one token that is allowed is the tokenizer's, so that the model sees what it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import weakref
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+
+from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar, invalid
+from penstock.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+#: Grammars that are known to be good.
+MAX_CHECKED = 256
+#: A lexer state takes 1-2 kB, and each answer has its own. The others are llguidance's defaults, with which
+#: a step's mask takes tens of microseconds, and some 20 ms at worst.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+#: Nothing merges with it, and no prompt has it.
+_MARK = "\x02"
+_NO_TOKEN = "no token of the model's vocabulary goes on with it"
+_SAMPLE = "It is 1, 2 or 3."
+
+
+class GrammarCompiler:
+    """One model's. Safe from any thread; the first grammar takes as long as its vocabulary is large."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """vocab_size: of the logits; models pad their vocabulary."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: _Vocabulary | None = None
+        #: Raises InvalidParameter for a grammar that is wrong, too large, or not for this model.
+        self.check = lru_cache(maxsize=MAX_CHECKED)(self._check)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """For a new answer. Nothing is shared with others of the same grammar: copies of an LLMatcher share
+        its lexer, and one answer that exceeds a limit would end them all. Raises InvalidParameter."""
+        vocabulary = self._built_vocabulary()
+        try:
+            source = _source(grammar)
+        except ValueError as error:
+            raise _unusable(grammar, str(error)) from None
+        parser = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_LIMITS)
+        matcher = Matcher(parser, vocabulary)
+        if matcher.error:
+            raise _unusable(grammar, matcher.error)
+        if matcher.is_complete:
+            raise invalid(f"the {_NAMES[grammar.kind]} admits no text but the empty one")
+        return matcher
+
+    def _check(self, grammar: Grammar) -> None:
+        self.matcher(grammar)
+
+    def _built_vocabulary(self) -> _Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
+            return self._vocabulary
+
+
+class Matcher:
+    """Where one answer stands in its grammar. Depends on the answer's own tokens and on nothing else."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary  # which llguidance itself does not keep alive
+        #: What follows for certain, the next token last. Found at once, as a token costs as much as all.
+        self._run: list[int] = []
+        self._look()
+
+    def advance(self, token_id: int) -> None:
+        """The answer's next token, one that is allowed."""
+        self._matcher.consume_token(token_id)
+        if self._run:
+            self._run.pop()
+        self._look()
+
+    def retreat(self) -> None:
+        """Take the last token back."""
+        self._matcher.rollback(1)
+        self._run = []
+        self._look()
+
+    def _look(self) -> None:
+        self._run = self._run or self._matcher.compute_ff_tokens()[::-1]
+        #: Bit i: token i may come next; of the end tokens each, where the answer may end.
+        self.allowed = 1 << self._run[-1] if self._run else self._mask()
+        #: Why there is no next token, a limit of llguidance's for example; "" as long as all is well.
+        self.error = _without_details(self._matcher.get_error())
+        if not self.allowed and not self.error:
+            self.error = _NO_TOKEN
+        #: Nothing may follow but the end.
+        self.is_complete = not self.error and not self.allowed & ~self._vocabulary.end_bits
+        #: The only token that may come next.
+        self.forced: int | None = None
+        if self.allowed.bit_count() == 1 and not self.error and not self.is_complete:
+            self.forced = self.allowed.bit_length() - 1
+
+    def _mask(self) -> int:
+        return int.from_bytes(self._matcher.compute_bitmask(), "little")
+
+
+class _Vocabulary:
+    """What llguidance wants to know of a tokenizer; attributes and call are its TokenizerWrapper's."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Raises InvalidParameter if the tokens' bytes are not what the tokenizer decodes them to."""
+        self._own = tokenizer
+        if not _is_spelled_by_its_tokens(tokenizer):
+            raise invalid(
+                "this model's tokenizer can't be used with a grammar: its text is not that of its tokens "
+                "one after the other"
+            )
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        ends = sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
+        specials = {token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size}
+        #: Special tokens are no text: what decodes to nothing must not count as letters.
+        self._specials = specials | set(ends)
+        self.special_token_ids = sorted(self._specials)
+        #: None: llguidance adds one of its own, behind the others, which can't be chosen.
+        self.eos_token_id = ends[0] if ends else None
+        self.end_bits = sum(1 << token_id for token_id in ends or [vocab_size])
+        # By a weak reference, as Python would not find the cycle.
+        wrapper: Any = weakref.proxy(self)
+        self.tokenizer = LLTokenizer(wrapper, eos_token=ends or None)
+
+    def __call__(self, text: str) -> list[int]:
+        """How the model's tokenizer writes a text in the middle of an answer."""
+        try:
+            for mark in ("", _MARK):  # sentencepiece puts a space before what it is given first
+                before = self._own.encode(mark, add_special_tokens=False) if mark else []
+                ids = self._own.encode(mark + text, add_special_tokens=False)
+                rest = ids[len(before) :]
+                if ids[: len(before)] == before and self._is_spelled(text, rest):
+                    return rest
+        except Exception:  # tokenizers are not ours; an error here would end the engine
+            logger.exception("the tokenizer failed on a text that a grammar forces")
+        # It has no way to write it: it folds case, or takes the text for a special token.
+        return self.tokenizer.greedy_tokenize(text)
+
+    def _is_spelled(self, text: str, token_ids: list[int]) -> bool:
+        if not self._specials.isdisjoint(token_ids):
+            return False
+        return b"".join(map(self._own.token_bytes, token_ids)) == text.encode()
+
+
+def _is_spelled_by_its_tokens(tokenizer: Tokenizer) -> bool:
+    ids = tokenizer.encode(_SAMPLE, add_special_tokens=False)
+    if not ids:
+        return False
+    spelled = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+    return spelled.strip() == tokenizer.decode(ids).strip()
+
+
+_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "grammar"}
+
+
+def _unusable(grammar: Grammar, why: str) -> InvalidParameter:
+    return invalid(f"the {_NAMES[grammar.kind]} can't be used: {why}")
+
+
+def _without_details(error: str) -> str:
+    if error.startswith("NoExtension"):
+        return _NO_TOKEN
+    return error.partition("\n<")[0].strip()
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in llguidance's own format."""
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_flexible": False})
+        case "regex":
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.text, 'dws')}/")
+        case "choice":
+            texts: list[Any] = json.loads(grammar.text)
+            return LLMatcher.grammar_from_lark(
+                "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            )
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)

@@ -1,0 +1,74 @@
+"""Tool calls as OpenAI's objects: whole messages, and the deltas of a stream."""
+
+from __future__ import annotations
+
+import uuid
+
+from penstock.generation.sequence import FinishReason
+from penstock_server.responses import (
+    CalledFunction,
+    ChatDelta,
+    ChatFinish,
+    ChatMessage,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, TextPiece
+from penstock_server.tools.use import ToolUse
+
+
+class ToolAnswer:
+    """One choice, read as it comes."""
+
+    def __init__(self, use: ToolUse) -> None:
+        """`use` has a parser."""
+        parser = use.parser()
+        assert parser is not None
+        self._parser = parser
+        self._finish_reason = use.finish_reason
+        self._calls: list[ToolCall] = []
+        self._text = ""
+
+    def deltas(self, text: str, is_last: bool) -> list[ChatDelta]:
+        """What some more of the answer says."""
+        events = self._parser.feed(text)
+        if is_last:
+            events += self._parser.finish()
+        return [self._delta(event) for event in events]
+
+    def _delta(self, event: Event) -> ChatDelta:
+        match event:
+            case TextPiece(text):
+                self._text += text
+                return ChatDelta(content=text)
+            case CallBegin(name, call_id):
+                call = ToolCall(id=self._new_id(call_id), function=CalledFunction(name=name, arguments=""))
+                self._calls.append(call)
+                function = FunctionDelta(name=name, arguments="")
+                return self._call_delta(
+                    ToolCallDelta(index=0, id=call.id, type="function", function=function)
+                )
+            case ArgumentsPiece(text):
+                self._calls[-1].function.arguments += text
+                return self._call_delta(ToolCallDelta(index=0, function=FunctionDelta(arguments=text)))
+
+    def _call_delta(self, delta: ToolCallDelta) -> ChatDelta:
+        delta.index = len(self._calls) - 1
+        return ChatDelta(tool_calls=[delta])
+
+    def _new_id(self, given: str | None) -> str:
+        """The model's own, if it gave one, so that it finds it again."""
+        taken = {call.id for call in self._calls}
+        return given if given and given not in taken else f"call_{uuid.uuid4().hex[:24]}"
+
+    def message(self) -> ChatMessage:
+        """All that was said. Content is null where there are only calls."""
+        if not self._calls:
+            return ChatMessage(content=self._text)
+        return ChatMessage(content=self._text or None, tool_calls=self._calls)
+
+    def finish(self, reason: FinishReason | None) -> ChatFinish:
+        if reason is FinishReason.LENGTH:
+            return "length"
+        return self._finish_reason if self._calls else "stop"

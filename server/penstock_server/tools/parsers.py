@@ -1,0 +1,319 @@
+"""Finds the tool calls in an answer: one parser per format that models are trained to write.
+
+    Hermes, Qwen 2.5 and 3    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number
+    Llama 3                   {"name": ..., "parameters": {...}}, after <|python_tag|> or as the whole
+                              answer; several between semicolons
+    Mistral                   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since 2025
+                              [TOOL_CALLS]name{...} or [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}, any number
+
+A parser is fed the answer as it comes and returns what is certain; what it returns depends on the whole
+text alone and not on how it was cut. What is no call after all is text; only white space beside calls
+and the formats' own marks are dropped. A call that is cut off ends where the answer does, and one of a list
+that had not come to its arguments is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Literal, Protocol
+
+from penstock_server.tools.reading import (
+    ArgumentsPiece,
+    CallBegin,
+    CallReader,
+    Event,
+    TextPiece,
+    ValueReader,
+    merge,
+)
+
+ParserName = Literal["hermes", "llama3", "mistral"]
+#: What a user may choose.
+ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class AnswerParser(Protocol):
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]:
+        """What was held back. To be called once, after the last text."""
+        ...
+
+
+class Parser:
+    """The frame of all parsers: a state is a method that takes what it can from `_pending`, and says whether
+    another may go on with the rest."""
+
+    def __init__(self, marker: str = "") -> None:
+        self._marker = marker
+        self._pending = ""
+        self._is_final = False
+        self._state: Callable[[], bool] = self._in_text
+        self._events: list[Event] = []
+        self._call = CallReader()
+        #: What to give back as text, in front of it, if the call that is being read is none.
+        self._opening = ""
+        #: Whether a call came last, so that white space is no text yet.
+        self._is_after_call = False
+
+    def feed(self, text: str) -> list[Event]:
+        self._pending += text
+        return self._go_on()
+
+    def finish(self) -> list[Event]:
+        self._is_final = True
+        return self._go_on()
+
+    def _go_on(self) -> list[Event]:
+        while self._state():
+            pass
+        events, self._events = merge(self._events), []
+        return events
+
+    # -- text -----------------------------------------------------------------------------------
+
+    def _in_text(self) -> bool:
+        """Up to the marker, less the white space before it."""
+        before, marker, after = self._pending.partition(self._marker) if self._marker else ("", "", "")
+        if marker:
+            text = before.rstrip()
+            self._tell(text)
+            self._pending = after
+            self._opening = before[len(text) :] + marker
+            self._state = self._after_marker
+            return True
+        held = 0 if self._is_final else _overlap(self._pending, self._marker)
+        certain = self._pending[: len(self._pending) - held].rstrip()
+        if self._is_final and not self._is_after_call:
+            certain = self._pending
+        if certain:
+            self._tell(certain)
+            self._pending = self._pending[len(certain) :]
+        return False
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._is_after_call = False
+            self._events.append(TextPiece(text))
+
+    def _after_marker(self) -> bool:
+        raise NotImplementedError
+
+    # -- a JSON call ----------------------------------------------------------------------------
+
+    def _begin_call(self, known_names: Collection[str] | None = None) -> bool:
+        self._call = CallReader(known_names)
+        self._state = self._in_call
+        return True
+
+    def _in_call(self) -> bool:
+        events, self._pending = self._call.feed(self._pending)
+        self._events += events
+        if self._call.is_over and self._call.has_begun:
+            self._is_after_call = True
+            self._state = self._after_call
+            return True
+        if self._call.is_malformed:
+            self._give_back(self._call.text)
+            return True
+        if self._is_final and not self._call.has_begun:
+            self._cut_off(self._call.text)
+            return True
+        return False
+
+    def _after_call(self) -> bool:
+        raise NotImplementedError
+
+    def _cut_off(self, text: str) -> None:
+        """The answer ends before it is clear that this is a call."""
+        self._give_back(text)
+
+    def _give_back(self, text: str = "") -> None:
+        """What was taken for a call is text, and so is what follows, up to the next marker."""
+        self._tell(self._opening + text)
+        self._opening = ""
+        self._state = self._in_text
+
+
+class HermesParser(Parser):
+    def __init__(self) -> None:
+        super().__init__(TOOL_CALL)
+
+    def _after_marker(self) -> bool:
+        return self._begin_call()
+
+    def _after_call(self) -> bool:
+        """Models forget the closing tag at times."""
+        rest = self._pending.lstrip()
+        if rest.startswith(TOOL_CALL_END):
+            self._pending = rest.removeprefix(TOOL_CALL_END)
+        elif TOOL_CALL_END.startswith(rest) and not self._is_final:
+            return False
+        self._state = self._in_text
+        return True
+
+
+class Llama3Parser(Parser):
+    """Without the tag, JSON is a call only if it names a tool: an answer may be JSON of another kind."""
+
+    _SEPARATOR = re.compile(r"\s*;?\s*")
+
+    def __init__(self, known_names: Collection[str]) -> None:
+        super().__init__(PYTHON_TAG)
+        self._tool_names = known_names
+        self._state = self._at_start
+
+    def _at_start(self) -> bool:
+        """Also after a call: there may be another, with a tag of its own or without."""
+        match = self._SEPARATOR.match(self._pending)
+        separator = match[0] if match and self._is_after_call else _leading_whitespace(self._pending)
+        rest = self._pending[len(separator) :]
+        if rest.startswith("{"):
+            self._opening, self._pending = separator, rest
+            return self._begin_call(self._tool_names)
+        if PYTHON_TAG.startswith(rest) and rest != PYTHON_TAG and not self._is_final:
+            return False
+        if self._is_after_call and (not rest or rest.startswith(PYTHON_TAG)):
+            self._pending = rest
+        self._state = self._in_text
+        return True
+
+    def _after_marker(self) -> bool:
+        return self._begin_call()
+
+    def _after_call(self) -> bool:
+        self._state = self._at_start
+        return True
+
+
+class ListParser(Parser):
+    """A list of calls, or one alone, as the whole answer: what a forced call is written as."""
+
+    def __init__(self, marker: str = "") -> None:
+        super().__init__(marker)
+        self._is_in_list = False
+        if not marker:
+            self._state = self._after_marker
+
+    def _after_marker(self) -> bool:
+        rest = self._pending.lstrip()
+        if not rest:
+            if self._is_final:
+                self._give_back()
+            return self._is_final
+        self._is_in_list = rest[0] == "["
+        if self._is_in_list:
+            self._opening += self._pending[: len(self._pending) - len(rest) + 1]
+            self._pending = rest[1:]
+            return self._begin_call()
+        if rest[0] == "{":
+            return self._begin_call()
+        return self._without_bracket()
+
+    def _without_bracket(self) -> bool:
+        self._give_back()
+        return True
+
+    def _cut_off(self, text: str) -> None:
+        """What follows a call in a list could have been nothing but another."""
+        if self._is_after_call:
+            self._state = self._in_text
+        else:
+            super()._cut_off(text)
+
+    def _after_call(self) -> bool:
+        rest = self._pending.lstrip()
+        if self._is_in_list and not rest and not self._is_final:
+            return False
+        if self._is_in_list and rest[:1] == ",":
+            self._opening, self._pending = ",", rest[1:]
+            return self._begin_call()
+        if self._is_in_list and rest[:1] == "]":
+            self._pending = rest[1:]
+        self._state = self._in_text
+        return True
+
+
+class MistralParser(ListParser):
+    #: Between the marker and the brace that opens the arguments.
+    _HEAD = re.compile(r"\s*([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*([\w-]{1,64})\s*)?(?:\[ARGS\]\s*)?", re.ASCII)
+    _HEAD_CHARACTERS = re.compile(r"[\w.\[\]\s-]*", re.ASCII)
+    _MAX_HEAD = 200
+
+    def __init__(self) -> None:
+        super().__init__(TOOL_CALLS)
+        self._arguments = ValueReader()
+
+    def _without_bracket(self) -> bool:
+        head, brace, _ = self._pending.partition("{")
+        is_possible = len(head) <= self._MAX_HEAD and bool(self._HEAD_CHARACTERS.fullmatch(head))
+        if is_possible and not brace and not self._is_final:
+            return False
+        match = self._HEAD.fullmatch(head) if brace and is_possible else None
+        if match is None:
+            return super()._without_bracket()
+        self._events.append(CallBegin(match[1], match[2]))
+        self._pending = self._pending[len(head) :]
+        self._arguments = ValueReader()
+        self._is_after_call = True
+        self._state = self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        num_taken = self._arguments.feed(self._pending)
+        taken = self._pending[:num_taken]
+        self._events.append(ArgumentsPiece(taken))
+        self._pending = self._pending[len(taken) :]
+        if num_taken is not None:
+            self._state = self._in_text
+        return num_taken is not None
+
+
+class ArgumentsParser(Parser):
+    """The whole answer is the arguments of one call."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._events.append(CallBegin(name))
+
+    def _in_text(self) -> bool:
+        self._events.append(ArgumentsPiece(self._pending))
+        self._pending = ""
+        return False
+
+
+class FirstCall:
+    """Of another parser's calls the first alone."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+        self._num_calls = 0
+
+    def feed(self, text: str) -> list[Event]:
+        return self._filter(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        return self._filter(self._parser.finish())
+
+    def _filter(self, events: list[Event]) -> list[Event]:
+        kept = []
+        for event in events:
+            self._num_calls += isinstance(event, CallBegin)
+            if isinstance(event, TextPiece) or self._num_calls == 1:
+                kept.append(event)
+        return kept
+
+
+def _leading_whitespace(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Characters at the end of `text` that are a beginning of `marker`."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,0 +1,198 @@
+"""ToolUse: how one request's tools are shown to the model, and how its answer is bound and read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from penstock.engine import Engine
+from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+from penstock.generation.sequence import SamplingParams
+from penstock.text.tokenizer import Tokenizer
+from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.tools import schemas, templates
+from penstock_server.tools.parsers import (
+    PYTHON_TAG,
+    TOOL_CALL,
+    TOOL_CALLS,
+    AnswerParser,
+    ArgumentsParser,
+    FirstCall,
+    HermesParser,
+    ListParser,
+    Llama3Parser,
+    MistralParser,
+    Parser,
+    ParserChoice,
+)
+from penstock_server.tools.request import AllowedToolChoice, Function, Tool, ToolRef
+from penstock_server.tools.templates import TemplateMessage, ToolStyle
+
+#: none: no tools are shown. named: one is called, and the answer is its arguments.
+Mode = Literal["none", "auto", "required", "named"]
+
+_MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    mode: Mode
+    #: Those that may be called, with their place in the request.
+    tools: tuple[tuple[int, Tool], ...]
+    is_parallel: bool
+    style: ToolStyle
+    #: Whether calls begin with a token that the detokenizer leaves out unless told otherwise.
+    is_marker_special: bool
+
+    @classmethod
+    def of(cls, body: ChatCompletionRequest, tokenizer: Tokenizer, parser: ParserChoice) -> ToolUse:
+        mode = _mode(body)
+        style = templates.detect_style(tokenizer.tool_template, parser)
+        tools = tuple(enumerate(body.tools or ()))
+        if body.chosen_names:
+            tools = tuple(pair for pair in tools if pair[1].function.name in body.chosen_names)
+        special = {tokenizer.token_text(token_id) for token_id in tokenizer.special_token_ids}
+        return cls(
+            mode,
+            tools if mode != "none" else (),
+            body.parallel_tool_calls is not False,
+            style,
+            style.parser is not None and _MARKERS[style.parser] in special,
+        )
+
+    # -- the prompt -----------------------------------------------------------------------------
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """For the chat template."""
+        shown = [tool for _, tool in self.tools]
+        return templates.template_tools(shown) if shown and self.style.is_native else None
+
+    def messages(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
+        """Without a description of the tools."""
+        if self.style.is_native:
+            return templates.native_messages(messages, self.style.parser)
+        return templates.plain_messages(messages)
+
+    @property
+    def description(self) -> str:
+        """What the model has to be told of the tools in words; "" if there is nothing to tell."""
+        tools = [tool for _, tool in self.tools]
+        if not tools or self.style.is_native:
+            return ""
+        match self.mode:
+            case "named":
+                return templates.describe(tools, tools[0])
+            case "required":
+                return templates.describe(tools, "calls" if self.is_parallel else "call")
+        return templates.describe(tools, "no")
+
+    # -- the answer -----------------------------------------------------------------------------
+
+    def bind(self, params: SamplingParams) -> SamplingParams:
+        """With the grammar of forced or strict calls, and with the tokens that mark a call in the text.
+
+        Raises InvalidParameter if the answer has to keep to something else as well and can't.
+        """
+        if self.mode == "auto" and params.grammar is not None:
+            return replace(params, grammar=self._calls_or(params.grammar))
+        try:
+            params = replace(params, grammar=self.grammar or params.grammar)
+        except InvalidParameter as error:
+            raise InvalidParameter("tools", str(error)) from None
+        if self.mode == "auto" and self.is_marker_special:
+            params = replace(params, skip_special_tokens=False)
+        return params
+
+    def _calls_or(self, content: Grammar) -> Grammar:
+        if not self._has_textual_marker or content.kind != "json_schema":
+            message = (
+                "this model can't be left to choose between calls and an answer of a given form; set "
+                "tool_choice to none or required, or leave out the form"
+            )
+            raise InvalidParameter("tool_choice", message)
+        return schemas.calls_or_json_grammar(self._functions, self.is_parallel, content.text)
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """What the tools alone demand of the answer."""
+        if self.mode == "named":
+            return schemas.arguments_grammar(self._functions[0])
+        if self.mode == "required":
+            return schemas.calls_grammar(self._functions, self.is_parallel)
+        # A grammar also ends the answer after the only call; elsewhere what follows is computed and left out.
+        is_bound = not self.is_parallel or any(function.strict for function in self._functions)
+        if self.mode == "auto" and is_bound and self._has_textual_marker:
+            return schemas.tagged_calls_grammar(self._functions, self.is_parallel)
+        return None
+
+    @property
+    def _functions(self) -> list[Function]:
+        return [tool.function for _, tool in self.tools]
+
+    @property
+    def _has_textual_marker(self) -> bool:
+        """Only Hermes' format has a beginning for every call that is text and not a special token."""
+        return self.style.parser == "hermes" and not self.is_marker_special
+
+    def check(self, engine: Engine, grammar: Grammar | None) -> None:
+        """`grammar` is what bind() set. Raises InvalidParameter, naming the field, for schemas that can't be
+        enforced and have to be."""
+        if self.mode == "none" or grammar is None:
+            return
+        try:
+            engine.grammars.check(grammar)
+        except InvalidParameter as error:
+            self._blame(engine)
+            raise InvalidParameter("tools", str(error)) from None
+
+    def _blame(self, engine: Engine) -> None:
+        """Raises InvalidParameter with the name of the first schema that is at fault by itself."""
+        for index, tool in self.tools:
+            if self.mode == "auto" and not tool.function.strict:
+                continue
+            try:
+                engine.grammars.check(schemas.arguments_grammar(tool.function))
+            except InvalidParameter as error:
+                raise InvalidParameter(f"tools.{index}.function.parameters", str(error)) from None
+
+    def parser(self) -> AnswerParser | None:
+        """A new one, for one answer; None if there is nothing to find in it."""
+        parser = self._parser()
+        return FirstCall(parser) if parser and not self.is_parallel else parser
+
+    def _parser(self) -> Parser | None:
+        names = [function.name for function in self._functions]
+        match self.mode, self.style.parser:
+            case "named", _:
+                return ArgumentsParser(names[0])
+            case "required", _:
+                return ListParser()
+            case "auto", "hermes":
+                return HermesParser()
+            case "auto", "llama3":
+                return Llama3Parser(names)
+            case "auto", "mistral":
+                return MistralParser()
+        return None
+
+    @property
+    def finish_reason(self) -> Literal["stop", "tool_calls"]:
+        """Of a whole answer with calls. At OpenAI one that had to call a certain tool just stops."""
+        return "stop" if self.mode == "named" else "tool_calls"
+
+
+def _mode(body: ChatCompletionRequest) -> Mode:
+    if not body.tools:
+        return "none"
+    match body.tool_choice:
+        case None:
+            return "auto"
+        case ToolRef():
+            return "named"
+        case AllowedToolChoice(allowed_tools=allowed):
+            return allowed.mode
+        case mode:
+            return mode

@@ -1,0 +1,49 @@
+"""What a grammar's constructors take and refuse, before any model has a say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from penstock.errors import InvalidParameter
+from penstock.generation.grammar import MAX_GRAMMAR_CHARS, Grammar
+from penstock.generation.sequence import SamplingParams
+
+
+def test_grammars_are_values() -> None:
+    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+    made = [Grammar.json_schema(schema), Grammar.json_schema(json.dumps(schema)), Grammar.json_object()]
+    made += [Grammar.regex("a"), Grammar.lark("a"), Grammar.choice(["a"]), Grammar.choice(["a", "b"])]
+    assert made[0] == made[1] and len(set(made)) == 6
+    assert json.loads(made[0].text) == schema
+    assert Grammar.json_schema(True) == Grammar.json_schema({})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Grammar.json_schema("{"), "no JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "no JSON"),
+        (lambda: Grammar.json_schema("[]"), "no object"),
+        (lambda: Grammar.json_schema(False), "no object"),
+        (lambda: Grammar.json_schema({"const": float("nan")}), "written as JSON"),
+        (lambda: Grammar.json_schema({"const": {1}}), "written as JSON"),
+        (lambda: Grammar.json_schema({"x-guidance": 3}), "x-guidance"),
+        (lambda: Grammar.choice([]), "at least one text"),
+        (lambda: Grammar.choice(["a", ""]), "none may be empty"),
+        (lambda: Grammar.regex("\ud800"), "no Unicode"),
+        (lambda: Grammar.regex("a" * (MAX_GRAMMAR_CHARS + 1)), "at most"),
+    ],
+)
+def test_what_no_model_could_follow_is_refused(make: Callable[[], Grammar], said: str) -> None:
+    with pytest.raises(InvalidParameter, match=said) as caught:
+        make()
+    assert caught.value.param == "grammar"
+
+
+def test_a_grammar_says_itself_where_the_answer_ends() -> None:
+    with pytest.raises(InvalidParameter, match="together with a grammar") as caught:
+        SamplingParams(grammar=Grammar.json_object(), ignore_eos=True)
+    assert caught.value.param == "ignore_eos"
