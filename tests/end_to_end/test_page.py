@@ -169,7 +169,7 @@ def test_a_conversation_survives_a_reload(server: ServerProcess, open_page: Open
 
 def test_a_completion_goes_on_and_back(server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(server.url)
-    page.get_by_role("radio", name="Completion").check(force=True)
+    page.get_by_role("radio", name="Completion").check()
     paper = page.get_by_label("Text to complete")
     paper.fill("Once upon a time")
     page.keyboard.press("Control+Enter")
