@@ -54,6 +54,8 @@ class LayerStreamer:
             reader = LinkReader(self._host, device)
         self._tier = LayerTier(sizes, reader, self.pool, resident, num_slots)
         self._num_sweeps = 0
+        #: The layer that is in use or waited for, None between sweeps; any thread may look.
+        self.current_layer: int | None = None
 
     @property
     def torch_device(self) -> torch.device:
@@ -119,7 +121,15 @@ class LayerStreamer:
         self._num_sweeps += 1
         this_sweep = self._num_sweeps
         self._tier.take_back()
+        try:
+            yield from self._sweep(this_sweep)
+        finally:
+            if this_sweep == self._num_sweeps:
+                self.current_layer = None
+
+    def _sweep(self, this_sweep: int) -> Generator[LayerWeights, None, None]:
         for index in range(self.store.num_layers):
+            self.current_layer = index
             buffer = self._tier.acquire(index).buffer
             if self._device is not None:
                 self._device.acquire(buffer)
