@@ -277,9 +277,9 @@ def test_stopping_keeps_what_came_and_frees_the_sequence(open_page: OpenPage) ->
 
 
 def test_a_key_is_asked_for_and_kept(open_page: OpenPage) -> None:
-    with serving(FakeAsyncEngine(), api_key=("open sesame",)) as url:
+    with serving(FakeAsyncEngine(), api_key=("open-sesame",)) as url:
         page = open_page(url)
-        for key in ("wrong", "open sesame"):
+        for key in ("wrong", "open-sesame"):
             page.get_by_role("dialog").wait_for()
             page.get_by_role("textbox", name="API key").fill(key)
             page.get_by_role("button", name="Use this key").click()
@@ -292,7 +292,7 @@ def test_a_key_is_asked_for_and_kept(open_page: OpenPage) -> None:
 
 
 def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(open_page: OpenPage) -> None:
-    with serving(FakeAsyncEngine(), api_key=("open sesame",)) as url:
+    with serving(FakeAsyncEngine(), api_key=("open-sesame",)) as url:
         page = open_page(url)
         page.get_by_role("dialog").wait_for()
         page.keyboard.press("Escape")
@@ -300,7 +300,7 @@ def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(open_page: Ope
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         expect(page.get_by_role("dialog")).to_have_count(0)
         say(page, "Hello")
-        page.get_by_role("textbox", name="API key").fill("open sesame")
+        page.get_by_role("textbox", name="API key").fill("open-sesame")
         page.keyboard.press("Enter")
         expect(answer(page).locator(".body")).to_have_text("Hello!")
         expect(page.locator("#state")).to_have_text("ready")
