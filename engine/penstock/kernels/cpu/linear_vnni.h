@@ -55,7 +55,7 @@ INLINE void one_token(const linear *l, int64_t token, int64_t column, int64_t co
 /* More: a panel of 64 channels by up to PANEL_INPUTS inputs is packed (lane = channel, four inputs each) into
  * memory that stays in the core's caches, and all rows pass over it, six at a time. A thread keeps its panel
  * from call to call. */
-enum { PANEL = 64, PANEL_INPUTS = 512, PANEL_ROWS = 768, MAX_GROUPS = PANEL_INPUTS / 16 + 1 };
+enum { PANEL = 64, PANEL_INPUTS = 2048, PANEL_INPUTS_FEW = 256, FEW_ROWS = 128, PANEL_ROWS = 768, MAX_GROUPS = PANEL_INPUTS / 16 + 1 };
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
     int32_t sums[PANEL_ROWS + 6][PANEL]; /* of a group that goes on in the next block; then, of one tile */
@@ -72,31 +72,28 @@ INLINE void fetch(ahead next, int64_t k, int64_t lines) {
     for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T1);
 }
 
-/* 16 channels by 64 inputs (fewer: zeros) -> 16 vectors, 4 * 64 bytes apart. */
-INLINE void pack_square(const int8_t *w, int64_t stride, int channels, int inputs, int8_t *to) {
-    static const int8_t zeros[64];
-    for (int q = 0; q < 4; q++) {
-        const int n = MAX(0, MIN(16, inputs - 16 * q));
-        const __mmask16 part = (1u << n) - 1;
-        __m512i t[4];
+/* 16 channels by 64 inputs (fewer: zeros) -> 16 vectors, 4 * 64 bytes apart: a transposition of words, first
+ * within quarters of vectors, then of quarters. */
+INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to) {
+    __m512i q[4][4];
+    for (int i = 0; i < 4; i++) {
+        __m512i r[4];
         for (int j = 0; j < 4; j++) {
-            __m128i c[4];
-            for (int i = 0; i < 4; i++) {
-                const int8_t *from = 4 * i + j < channels ? w + (4 * i + j) * stride + 16 * q : zeros;
-                c[i] = n == 16 ? _mm_loadu_si128((const __m128i *)from) : _mm_maskz_loadu_epi8(part, from);
-            }
-            t[j] = _mm512_castsi128_si512(c[0]);
-            t[j] = _mm512_mask_broadcast_i32x4(t[j], 0x00f0, c[1]);
-            t[j] = _mm512_mask_broadcast_i32x4(t[j], 0x0f00, c[2]);
-            t[j] = as_unsigned(_mm512_mask_broadcast_i32x4(t[j], 0xf000, c[3]));
+            const __mmask64 mask = 4 * i + j < channels ? inputs : 0;
+            r[j] = as_unsigned(~inputs ? _mm512_maskz_loadu_epi8(mask, w + (4 * i + j) * stride) : _mm512_loadu_si512(w + (4 * i + j) * stride));
         }
-        __m512i ab = _mm512_unpacklo_epi32(t[0], t[1]), AB = _mm512_unpackhi_epi32(t[0], t[1]);
-        __m512i cd = _mm512_unpacklo_epi32(t[2], t[3]), CD = _mm512_unpackhi_epi32(t[2], t[3]);
-        int8_t *out = to + 16 * PANEL * q;
-        _mm512_store_si512(out, _mm512_unpacklo_epi64(ab, cd));
-        _mm512_store_si512(out + 4 * PANEL, _mm512_unpackhi_epi64(ab, cd));
-        _mm512_store_si512(out + 8 * PANEL, _mm512_unpacklo_epi64(AB, CD));
-        _mm512_store_si512(out + 12 * PANEL, _mm512_unpackhi_epi64(AB, CD));
+        __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), AB = _mm512_unpackhi_epi32(r[0], r[1]);
+        __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), CD = _mm512_unpackhi_epi32(r[2], r[3]);
+        q[i][0] = _mm512_unpacklo_epi64(ab, cd), q[i][1] = _mm512_unpackhi_epi64(ab, cd);
+        q[i][2] = _mm512_unpacklo_epi64(AB, CD), q[i][3] = _mm512_unpackhi_epi64(AB, CD);
+    }
+    for (int j = 0; j < 4; j++, to += 4 * PANEL) {
+        __m512i ab = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0x88), AB = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0xdd);
+        __m512i cd = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0x88), CD = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0xdd);
+        _mm512_store_si512(to, _mm512_shuffle_i32x4(ab, cd, 0x88));
+        _mm512_store_si512(to + 16 * PANEL, _mm512_shuffle_i32x4(AB, CD, 0x88));
+        _mm512_store_si512(to + 32 * PANEL, _mm512_shuffle_i32x4(ab, cd, 0xdd));
+        _mm512_store_si512(to + 48 * PANEL, _mm512_shuffle_i32x4(AB, CD, 0xdd));
     }
 }
 
@@ -106,8 +103,8 @@ static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t in
         fetch(next, k, next.lines);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + k;
-            if (channels - c >= 16 && inputs - k >= 64) pack_square(from, stride, 16, 64, to);
-            else pack_square(from, stride, channels - c, (int)MIN(inputs - k, 64), to);
+            if (channels - c >= 16 && inputs - k >= 64) pack_square(from, stride, 16, ~(__mmask64)0, to);
+            else pack_square(from, stride, channels - c, inputs - k >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (inputs - k)) - 1, to);
         }
     }
 }
@@ -257,11 +254,12 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
 static void linear_panel(const block *b, const int8_t *next_weights) {
     const activations *a = b->l->a;
     const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
+    const int64_t step = num_rows <= FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
     const int64_t parts = 1 + (num_rows + 5) / 6; /* of the work of a block: packing, and tiles */
     const int8_t *w = b->l->qweight + b->column * k_end;
     memset(panel.totals, 0, a->num_groups > 1 ? b->num_tokens * sizeof *panel.totals : 0);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
-        stop = MIN(k + PANEL_INPUTS, k_end);
+        stop = MIN(k + step, k_end);
         int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
         ahead next = {stop < k_end ? w + stop : next_weights, k_end, lines};
         pack_panel(w + k, k_end, b->channels, stop - k, next);
