@@ -62,16 +62,6 @@ static _Thread_local struct {
     double totals[PANEL_ROWS][PANEL], scales[MAX_GROUPS][PANEL]; /* with more than one group */
 } panel;
 
-/* Weights that are wanted soon, fetched in equal parts while others are used: `lines` of the next channels'
- * at a time, so that memory and arithmetic work together. */
-typedef struct {
-    const int8_t *w;
-    int64_t stride, lines;
-} ahead;
-INLINE void fetch(ahead next, int64_t k, int64_t lines) {
-    for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T1);
-}
-
 /* 16 channels by 64 inputs (fewer: zeros) -> 16 vectors, 4 * 64 bytes apart: a transposition of words, first
  * within quarters of vectors, then of quarters. */
 INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to) {
@@ -273,24 +263,23 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     if (a->num_groups > 1) finish_groups(b);
 }
 
-/* Takes what is tiled here, and says so: all but groups whose activations have no sums of their own. */
-static bool linear_fast(const linear *l, int64_t column, int64_t column_end) {
+/* Computes as many channels as it can, all or none; where those end. */
+static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
-    if (l->num_groups != a->num_groups) return false;
+    if (!l->is_tiled) return column;
     if (a->num_tokens == 1 && l->num_groups == 1) {
         if (a->rows_per_token == 2) one_token(l, 0, column, column_end, 2);
         else one_token(l, 0, column, column_end, 1);
-        return true;
+        return column_end;
     }
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     for (; column < column_end; column += PANEL) {
-        /* The channels that this thread will most likely do next. */
-        int64_t next = column + PANEL < column_end ? column + PANEL : atomic_load(&pool.next) * l->columns_per_task;
+        const int64_t next = next_column(l, column + PANEL, column_end);
         for (int64_t t = 0; t < a->num_tokens; t += tokens) {
             const block b = {l, t, MIN(tokens, a->num_tokens - t), column, (int)MIN(PANEL, column_end - column),
                              a->rows_per_token == 2};
             linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * a->in_features);
         }
     }
-    return true;
+    return column_end;
 }
