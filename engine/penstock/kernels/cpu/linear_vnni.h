@@ -8,54 +8,17 @@
 
 INLINE __m512i as_unsigned(__m512i weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80)); }
 
-/* One row of integers, or the two of one token, spread over lanes: memory is the limit, so each thread reads its
- * weights from front to end, which is what the processor's own prefetcher follows best; ours goes ahead across
- * the ends of pages, where it stops. */
-enum { PREFETCH_BYTES = 2048 };
-
-INLINE int32_t sum_lanes_epi32(__m512i a, __m512i b, __m512i c, __m512i d) {
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d)));
-}
-
-INLINE void one_token(const linear *l, int64_t token, int64_t column, int64_t column_end, const int rows) {
-    const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = k_end / 64 * 64;
-    const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
-    const int8_t *x = a->rows + token * rows * a->padded, *x2 = x + (rows - 1) * a->padded;
-    const int32_t *corrections = a->corrections + token * rows;
-    for (; column < column_end; column++) {
-        const int8_t *w = l->qweight + column * k_end;
-        const __m512i zero = _mm512_setzero_si512();
-        __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero;
-        int64_t k = 0;
-        for (; k + 256 <= whole; k += 256) {
-#define STEP(n)                                                                                    \
-    {                                                                                              \
-        __m512i ws = as_unsigned(_mm512_loadu_si512(w + k + 64 * n));                              \
-        _mm_prefetch(w + k + 64 * n + PREFETCH_BYTES, _MM_HINT_T0);                                \
-        a##n = _mm512_dpbusd_epi32(a##n, ws, _mm512_loadu_si512(x + k + 64 * n));                  \
-        if (rows > 1) b##n = _mm512_dpbusd_epi32(b##n, ws, _mm512_loadu_si512(x2 + k + 64 * n));   \
-    }
-            STEP(0) STEP(1) STEP(2) STEP(3)
-#undef STEP
-        }
-        for (; k < k_end; k += 64) {
-            __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k));
-            a0 = _mm512_dpbusd_epi32(a0, ws, _mm512_loadu_si512(x + k));
-            if (rows > 1) b0 = _mm512_dpbusd_epi32(b0, ws, _mm512_loadu_si512(x2 + k));
-        }
-        int64_t sum = (int32_t)((uint32_t)sum_lanes_epi32(a0, a1, a2, a3) + (uint32_t)corrections[0]);
-        if (rows > 1)
-            sum = sum * 256 + (int32_t)((uint32_t)sum_lanes_epi32(b0, b1, b2, b3) + (uint32_t)corrections[1]);
-        float y = scaled(sum, a->token_scales[token], l->scale[column]);
-        l->y[token * l->out_features + column] = l->bias ? y + l->bias[column] : y;
-    }
-}
+/* Accumulators are variables of their own, because GCC keeps arrays of vectors in memory. */
+#define ROWS_1(DO) DO(0)
+#define ROWS_2(DO) DO(0) DO(1)
+#define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
+#define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
+#include "linear_vnni_few.h"
 
 /* More: a panel of 64 channels by up to PANEL_INPUTS inputs is packed (lane = channel, four inputs each) into
  * memory that stays in the core's caches, and all rows pass over it, six at a time. A thread keeps its panel
  * from call to call. */
-enum { PANEL = 64, PANEL_INPUTS = 2048, PANEL_INPUTS_FEW = 256, FEW_ROWS = 128, PANEL_ROWS = 768, MAX_GROUPS = PANEL_INPUTS / 16 + 1 };
+enum { PANEL = 64, PANEL_INPUTS = 2048, PANEL_INPUTS_FEW = 256, FEW_ROWS = 128, FEW_BYTES = 36 << 10, PANEL_ROWS = 768, MAX_GROUPS = PANEL_INPUTS / 16 + 1 };
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
     int32_t sums[PANEL_ROWS + 6][PANEL]; /* of a group that goes on in the next block; then, of one tile */
@@ -99,11 +62,6 @@ static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t in
     }
 }
 
-/* The accumulators are variables of their own, because GCC keeps arrays of vectors in memory. */
-#define ROWS_1(DO) DO(0)
-#define ROWS_2(DO) DO(0) DO(1)
-#define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
-#define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
 #define DECLARE(i) __m512i a##i, b##i, c##i, d##i;
 #define BEGIN(i) a##i = b##i = c##i = d##i = _mm512_set1_epi32(corrections[i * num_groups]);
 #define RESUME(i)                                                                                  \
@@ -272,6 +230,8 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
         else one_token(l, 0, column, column_end, 1);
         return column_end;
     }
+    const bool is_few = a->num_tokens * a->rows_per_token * a->padded <= FEW_BYTES;
+    if (is_few && (l->num_groups == 1 || a->group_size % 64 == 0)) return few_rows(l, column, column_end);
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     for (; column < column_end; column += PANEL) {
         const int64_t next = next_column(l, column + PANEL, column_end);
