@@ -87,7 +87,7 @@ typedef struct {
     int64_t stride, lines;
 } ahead;
 INLINE void fetch(ahead next, int64_t k, int64_t lines) {
-    for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T1);
+    for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T0);
 }
 
 /* The channels that the thread that has come to `column` most likely does next. */

@@ -98,7 +98,7 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
         const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;             \
         ROWS_##R(CLEAR)                                                                            \
         for (; k + 64 <= stop; k += 64) {                                                          \
-            fetch(next, k, next.lines);                                                            \
+            fetch(next, next.lines * k, next.lines);                                               \
             __m512i wa = WEIGHTS(~(__mmask64)0, 0), wb = WEIGHTS(~(__mmask64)0, 1);                \
             __m512i wc = WEIGHTS(~(__mmask64)0, 2), wd = WEIGHTS(~(__mmask64)0, 3);                \
             ROWS_##R(MULTIPLY_VECTOR)                                                              \
@@ -143,7 +143,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
         const int8_t *next = l->qweight + next_column(l, column + COLUMNS, column_end) * k_end;
         for (int64_t r = 0, rows, fetched = 0; r < num_rows; r += rows, fetched += lines) {
             rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
-            const ahead part = {next + fetched * k_end, k_end, MAX(0, MIN(lines, COLUMNS - fetched))};
+            const ahead part = {next + fetched * k_end, 64, MAX(0, MIN(lines, COLUMNS - fetched))};
             (rows == 6 ? few_6 : rows == 4 ? few_4 : rows == 2 ? few_2 : few_1)(l, r, column, part);
         }
     }
