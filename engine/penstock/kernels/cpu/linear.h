@@ -22,47 +22,51 @@ typedef struct {
     float *token_scales;
 } activations;
 
-INLINE int32_t sum_integers(ivec v) {
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
+/* Plain loops here, which GCC vectorizes for any build: comparisons and conversions of its own vector type fall
+ * apart into scalars where that is wider than a register. */
+INLINE int32_t bits_of(float f) {
+    int32_t bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
+
+/* One group of a token's inputs. |x / divisor| is at most 32512 (one rounding more in the worst case), so the
+ * addition of 1.5 * 2^23 rounds half to even and leaves the integer in the low bits. */
+INLINE void quantize_group(const float *restrict x, int64_t size, float divisor, integer *restrict hi,
+                           integer *restrict lo, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
+    const float magic = 12582912.0f;
+    const int32_t magic_bits = bits_of(magic);
+    int32_t sum = 0, sum_of_lo = 0;
+    for (int64_t k = 0; k < size; k++) {
+        const int32_t q = bits_of(x[k] / divisor + magic) - magic_bits;
+        const int32_t h = is_split ? (q + 128) >> 8 : q, l = q - h * 256;
+        hi[k] = (integer)h, sum += h;
+        if (is_split) lo[k] = (integer)l, sum_of_lo += l;
+    }
+    *hi_sum = (int32_t)(-128u * (uint32_t)sum);
+    if (is_split) *lo_sum = (int32_t)(-128u * (uint32_t)sum_of_lo);
 }
 
 static void quantize_token(void *context, int64_t token) {
     const activations *a = context;
     const float *x = a->x + token * a->x_stride;
-    const int64_t k_end = a->in_features, whole = k_end / LANES * LANES;
-    vec largest = {};
-    for (int64_t k = 0; k < whole; k += LANES) largest = max_or_nan(largest, abs_vec(load(x + k)));
-    if (whole < k_end) largest = max_or_nan(largest, abs_vec(load_some(x + whole, k_end - whole)));
-    float s = max_lanes(largest) / a->limit;
+    const int64_t k_end = a->in_features, size = a->group_size, n = a->num_groups, row = token * a->rows_per_token;
+    int32_t largest = 0; /* as bits, which are ordered as the numbers are; NaN is above all */
+    for (int64_t k = 0; k < k_end; k++) largest = MAX(largest, bits_of(x[k]) & 0x7fffffff);
+    float s;
+    memcpy(&s, &largest, 4);
+    s /= a->limit;
     if (s < 1.17549435e-38f) s = 0.0f; /* subnormal: too coarse to divide by; the row counts as 0 */
     if (!(s < INFINITY)) s = NAN;      /* what is no number makes the whole row so */
     a->token_scales[token] = s;
-    integer *hi = a->rows + token * a->rows_per_token * a->padded, *lo = hi + a->padded;
-    const vec divisor = splat(s > 0.0f ? s : INFINITY), magic = splat(12582912.0f);
-    int32_t *hi_sums = a->corrections + token * a->rows_per_token * a->num_groups, *lo_sums = hi_sums + a->num_groups;
-    ivec hi_sum = {}, lo_sum = {};
-    for (int64_t k = 0, group_end = a->group_size; k < a->padded; k += LANES) {
-        vec v = k < whole ? load(x + k) : k < k_end ? load_some(x + k, k_end - k) : (vec){};
-        /* |v / s| is at most 32512 (one rounding more in the worst case), so the addition of 1.5 * 2^23
-         * rounds half to even and leaves the integer in the low bits. */
-        ivec q = (ivec)(v / divisor + magic) - (ivec)magic;
-        ivec h = q;
-        if (a->rows_per_token == 2) {
-            h = (q + 128) >> 8;
-            ivec l = q - (h << 8);
-            lo_sum += l;
-            for (int i = 0; i < LANES; i++) lo[k + i] = (integer)l[i];
-        }
-        hi_sum += h;
-        for (int i = 0; i < LANES; i++) hi[k + i] = (integer)h[i];
-        if (k >= k_end || k + LANES < group_end) continue;
-        group_end += a->group_size;
-        *hi_sums++ = -128 * sum_integers(hi_sum);
-        if (a->rows_per_token == 2) *lo_sums++ = -128 * sum_integers(lo_sum);
-        hi_sum = lo_sum = (ivec){};
-    }
+    const float divisor = s > 0.0f ? s : INFINITY;
+    integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
+    int32_t *sums = a->corrections + row * n;
+    for (int64_t g = 0, k = 0; g < n; g++, k += size)
+        if (a->rows_per_token == 2) quantize_group(x + k, size, divisor, hi + k, lo + k, sums + g, sums + n + g, true);
+        else quantize_group(x + k, size, divisor, hi + k, NULL, sums + g, NULL, false);
+    for (int part = 0; part < a->rows_per_token; part++)
+        memset(hi + part * a->padded + k_end, 0, (a->padded - k_end) * sizeof(integer));
 }
 
 typedef struct {
@@ -78,16 +82,6 @@ typedef struct {
 /* The exact integer sum, scaled: one rounding to double (53 bits hold both factors), one to float. */
 INLINE float scaled(int64_t sum, float token_scale, float weight_scale) {
     return (float)((double)sum * ((double)token_scale * (double)weight_scale));
-}
-
-/* Weights that are wanted soon, fetched in equal parts while others are used: `lines` of the next channels'
- * at a time, so that memory and arithmetic work together. */
-typedef struct {
-    const int8_t *w;
-    int64_t stride, lines;
-} ahead;
-INLINE void fetch(ahead next, int64_t k, int64_t lines) {
-    for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T0);
 }
 
 /* The channels that the thread that has come to `column` most likely does next. */

@@ -45,6 +45,11 @@ enum { STEP = sizeof(wide) / 2, MAX_INPUTS = 256 * STEP, TOKENS = 3, CHANNELS = 
 #define TOKENS_1(DO, j) DO(0, j)
 #define TOKENS_2(DO, j) DO(0, j) DO(1, j)
 #define TOKENS_3(DO, j) TOKENS_2(DO, j) DO(2, j)
+/* Weights that are wanted soon: `rate` bytes are fetched with each input. */
+typedef struct {
+    const int8_t *w;
+    int64_t rate;
+} ahead;
 #define CLEAR(i, j) wide a##i##j = {};
 #define MULTIPLY(i, j)                                                                             \
     a##i##j = WIDE(add_epi32)(a##i##j, WIDE(madd_epi16)(weights, load_integers(x + i * padded)));  \
@@ -60,11 +65,9 @@ enum { STEP = sizeof(wide) / 2, MAX_INPUTS = 256 * STEP, TOKENS = 3, CHANNELS = 
     static void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, \
                          ahead next, vec4 *sums) {                                                 \
         TOKENS_##R(CLEAR, 0) TOKENS_##R(CLEAR, 1) TOKENS_##R(CLEAR, 2) TOKENS_##R(CLEAR, 3)        \
-        for (int64_t k = 0; k < inputs;) {                                                         \
-            fetch(next, k, next.lines);                                                            \
-            for (const int64_t stop = MIN(k + 64, inputs); k < stop; k += STEP, x += STEP, w += STEP) { \
-                CHANNEL(R, 0) CHANNEL(R, 1) CHANNEL(R, 2) CHANNEL(R, 3)                            \
-            }                                                                                      \
+        for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next.w += next.rate * STEP) { \
+            _mm_prefetch(next.w, _MM_HINT_T0);                                                     \
+            CHANNEL(R, 0) CHANNEL(R, 1) CHANNEL(R, 2) CHANNEL(R, 3)                                \
         }                                                                                          \
         TOKENS_##R(ADD_UP, )                                                                       \
     }
@@ -82,7 +85,7 @@ INLINE void sums_of(const linear *l, int64_t token, int tokens, int64_t column, 
         tokens == 3 ? sums_3 : tokens == 2 ? sums_2 : sums_1;
     for (int64_t stop; k_end - k >= STEP; k = stop) {
         stop = MIN(k + MAX_INPUTS, k + (k_end - k) / STEP * STEP);
-        add(x + k, a->padded, w + k, a->in_features, stop - k, (ahead){next.w + k, next.stride, next.lines}, sums);
+        add(x + k, a->padded, w + k, a->in_features, stop - k, (ahead){next.w + next.rate * k, next.rate}, sums);
     }
     if (k == k_end) return;
     int8_t last[CHANNELS][STEP] = {};
@@ -133,14 +136,14 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     column_end -= (column_end - column) % CHANNELS;
     const int64_t k_end = a->in_features, tiles = (a->num_tokens + TOKENS - 1) / TOKENS;
     const int64_t panel = tiles == 1 ? CHANNELS : MAX(CHANNELS, PANEL_BYTES / k_end / CHANNELS * CHANNELS);
-    const int64_t lines = (CHANNELS + tiles - 1) / tiles;
+    const int64_t rate = (CHANNELS + tiles - 1) / tiles;
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + panel, column_end);
         const int8_t *next = l->qweight + next_column(l, stop, column_end) * k_end;
-        for (int64_t t = 0, fetched = 0; t < a->num_tokens; t += TOKENS, fetched += lines)
+        for (int64_t t = 0, fetched = 0; t < a->num_tokens; t += TOKENS, fetched += rate)
             for (int64_t c = column; c < stop; c += CHANNELS)
                 tile(l, t, (int)MIN(TOKENS, a->num_tokens - t), c,
-                     (ahead){next + (c - column + fetched) * k_end, k_end, MAX(0, MIN(lines, CHANNELS - fetched))});
+                     (ahead){next + (c - column + MIN(fetched, CHANNELS - 1)) * k_end, fetched < CHANNELS ? rate : 0});
     }
     return column_end;
 }

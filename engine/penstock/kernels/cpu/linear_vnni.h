@@ -8,6 +8,16 @@
 
 INLINE __m512i as_unsigned(__m512i weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80)); }
 
+/* Weights that are wanted soon, fetched in equal parts while others are used: `lines` of the next channels'
+ * at a time, so that memory and arithmetic work together. */
+typedef struct {
+    const int8_t *w;
+    int64_t stride, lines;
+} ahead;
+INLINE void fetch(ahead next, int64_t k, int64_t lines) {
+    for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T0);
+}
+
 /* Accumulators are variables of their own, because GCC keeps arrays of vectors in memory. */
 #define ROWS_1(DO) DO(0)
 #define ROWS_2(DO) DO(0) DO(1)
