@@ -9,8 +9,14 @@ typedef __m256i wide;
 #define WIDE(operation) _mm256_##operation
 INLINE wide load_weights(const int8_t *w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w)); }
 INLINE wide load_integers(const int16_t *x) { return _mm256_loadu_si256((const wide *)x); }
-/* Four accumulators' sums onto `sums`, exact in double. */
-INLINE void add_sums(wide a, wide b, wide c, wide d, vec4 *sums) {
+/* Four accumulators' sums onto `sums`, exact in double; up to 512 inputs fit 32 bits (512 * 32512 * 128). */
+INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums) {
+    if (inputs <= 512) {
+        wide abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+        __m128i total = _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1));
+        *sums += (vec4)_mm256_cvtepi32_pd(total);
+        return;
+    }
 #define HALVES(v)                                                                                  \
     _mm256_add_pd(_mm256_cvtepi32_pd(_mm256_castsi256_si128(v)), _mm256_cvtepi32_pd(_mm256_extracti128_si256(v, 1)))
     __m256d ab = _mm256_hadd_pd(HALVES(a), HALVES(b)), cd = _mm256_hadd_pd(HALVES(c), HALVES(d));
@@ -26,7 +32,8 @@ INLINE wide load_weights(const int8_t *w) {
     return _mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
 }
 INLINE wide load_integers(const int16_t *x) { return _mm_loadu_si128((const wide *)x); }
-INLINE void add_sums(wide a, wide b, wide c, wide d, vec4 *sums) {
+INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums) {
+    (void)inputs;
     const wide v[4] = {a, b, c, d};
     for (int j = 0; j < 4; j++) {
         int32_t lanes[4];
@@ -59,14 +66,14 @@ typedef struct {
         const wide weights = load_weights(w + j * stride);                                         \
         TOKENS_##R(MULTIPLY, j)                                                                    \
     }
-#define ADD_UP(i, j) add_sums(a##i##0, a##i##1, a##i##2, a##i##3, sums + i);
+#define ADD_UP(i, j) add_sums(a##i##0, a##i##1, a##i##2, a##i##3, inputs, sums + i);
 /* R tokens by 4 channels, over a multiple of STEP inputs, onto `sums`. */
 #define DEFINE_SUMS(R)                                                                             \
     static void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, \
-                         ahead next, vec4 *sums) {                                                 \
+                         const int8_t *next, int64_t rate, vec4 *sums) {                           \
         TOKENS_##R(CLEAR, 0) TOKENS_##R(CLEAR, 1) TOKENS_##R(CLEAR, 2) TOKENS_##R(CLEAR, 3)        \
-        for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next.w += next.rate * STEP) { \
-            _mm_prefetch(next.w, _MM_HINT_T0);                                                     \
+        for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next += rate * STEP) { \
+            _mm_prefetch(next, _MM_HINT_T0);                                                       \
             CHANNEL(R, 0) CHANNEL(R, 1) CHANNEL(R, 2) CHANNEL(R, 3)                                \
         }                                                                                          \
         TOKENS_##R(ADD_UP, )                                                                       \
@@ -81,16 +88,16 @@ INLINE void sums_of(const linear *l, int64_t token, int tokens, int64_t column, 
     const activations *a = l->a;
     const int8_t *w = l->qweight + column * a->in_features;
     const int16_t *x = a->rows + token * a->padded;
-    void (*add)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, ahead, vec4 *) =
+    void (*add)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t, vec4 *) =
         tokens == 3 ? sums_3 : tokens == 2 ? sums_2 : sums_1;
     for (int64_t stop; k_end - k >= STEP; k = stop) {
         stop = MIN(k + MAX_INPUTS, k + (k_end - k) / STEP * STEP);
-        add(x + k, a->padded, w + k, a->in_features, stop - k, (ahead){next.w + next.rate * k, next.rate}, sums);
+        add(x + k, a->padded, w + k, a->in_features, stop - k, next.w + next.rate * k, next.rate, sums);
     }
     if (k == k_end) return;
     int8_t last[CHANNELS][STEP] = {};
     for (int j = 0; j < CHANNELS; j++) memcpy(last[j], w + j * a->in_features + k, k_end - k);
-    add(x + k, a->padded, last[0], STEP, STEP, (ahead){}, sums);
+    add(x + k, a->padded, last[0], STEP, STEP, next.w, 0, sums);
 }
 
 /* 4 channels' sums times scales -> y. */

@@ -14,8 +14,8 @@ typedef struct {
     const int8_t *w;
     int64_t stride, lines;
 } ahead;
-INLINE void fetch(ahead next, int64_t k, int64_t lines) {
-    for (int64_t i = 0; i < lines; i++) _mm_prefetch(next.w + i * next.stride + k, _MM_HINT_T0);
+INLINE void fetch(const ahead *next, int64_t k) {
+    for (int64_t i = 0; i < next->lines; i++) _mm_prefetch(next->w + i * next->stride + k, _MM_HINT_T0);
 }
 
 /* Accumulators are variables of their own, because GCC keeps arrays of vectors in memory. */
@@ -60,10 +60,10 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
     }
 }
 
-static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t inputs, ahead next) {
+static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t inputs, const ahead *next) {
     for (int64_t k = 0; k < inputs; k += 64) {
         int8_t *to = panel.weights + PANEL * k;
-        fetch(next, k, next.lines);
+        fetch(next, k);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + k;
             if (channels - c >= 16 && inputs - k >= 64) pack_square(from, stride, 16, ~(__mmask64)0, to);
@@ -93,12 +93,12 @@ static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t in
 /* `corrections` of R rows, `num_groups` apart, begin their sums; NULL goes on with what `sums` hold. */
 #define DEFINE_TILE(R)                                                                             \
     static void tile_##R(const int8_t *x, int64_t stride, const int8_t *w, int64_t inputs,         \
-                         const int32_t *corrections, int64_t num_groups, ahead next, int32_t (*sums)[PANEL]) { \
+                         const int32_t *corrections, int64_t num_groups, const ahead *next, int32_t (*sums)[PANEL]) { \
         ROWS_##R(DECLARE)                                                                          \
         if (corrections) { ROWS_##R(BEGIN) }                                                       \
         else { ROWS_##R(RESUME) }                                                                  \
         for (int64_t k = 0; k < inputs; ) {                                                        \
-            fetch(next, k, next.lines);                                                            \
+            fetch(next, k);                                                            \
             for (const int64_t stop = MIN(k + 64, inputs); k < stop; k += 4, x += 4, w += 4 * PANEL) { \
                 __m512i wa = _mm512_load_si512(w), wb = _mm512_load_si512(w + 64);                 \
                 __m512i wc = _mm512_load_si512(w + 128), wd = _mm512_load_si512(w + 192);          \
@@ -199,7 +199,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
         const bool begins = k == group * size, ends = stop == (group + 1) * size;
         int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
         (rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
-            x + k, a->padded, w, stop - k, begins ? a->corrections + row * n + group : NULL, n, next, sums);
+            x + k, a->padded, w, stop - k, begins ? a->corrections + row * n + group : NULL, n, &next, sums);
         w += PANEL * (stop - k), next.w += stop - k;
         if (!ends) continue;
         if (n == 1 && b->is_split) finish(b, token, num_tokens, sums, true);
@@ -220,7 +220,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
         stop = MIN(k + step, k_end);
         int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
         ahead next = {stop < k_end ? w + stop : next_weights, k_end, lines};
-        pack_panel(w + k, k_end, b->channels, stop - k, next);
+        pack_panel(w + k, k_end, b->channels, stop - k, &next);
         if (a->num_groups > 1) load_scales(b, k / a->group_size, (stop + a->group_size - 1) / a->group_size);
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
             rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;

@@ -91,14 +91,14 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
 #define HAND_OVER(i) sums[i][0] = a##i, sums[i][1] = b##i, sums[i][2] = c##i, sums[i][3] = d##i;
 #define WEIGHTS(mask, j) as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * k_end + k))
 #define DEFINE_FEW(R)                                                                              \
-    INLINE void dots_##R(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, ahead next, \
+    INLINE void dots_##R(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next, \
                          __m512i sums[R][COLUMNS]) {                                               \
         const activations *a = l->a;                                                               \
         const int64_t k_end = a->in_features;                                                      \
         const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;             \
         ROWS_##R(CLEAR)                                                                            \
         for (; k + 64 <= stop; k += 64) {                                                          \
-            fetch(next, next.lines * k, next.lines);                                               \
+            fetch(next, next->lines * k);                                                          \
             __m512i wa = WEIGHTS(~(__mmask64)0, 0), wb = WEIGHTS(~(__mmask64)0, 1);                \
             __m512i wc = WEIGHTS(~(__mmask64)0, 2), wd = WEIGHTS(~(__mmask64)0, 3);                \
             ROWS_##R(MULTIPLY_VECTOR)                                                              \
@@ -110,7 +110,7 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
         }                                                                                          \
         ROWS_##R(HAND_OVER)                                                                        \
     }                                                                                              \
-    static void few_##R(const linear *l, int64_t row, int64_t column, ahead next) {                \
+    static void few_##R(const linear *l, int64_t row, int64_t column, const ahead *next) {                \
         const activations *a = l->a;                                                               \
         const bool is_split = R > 1 && a->rows_per_token == 2;                                     \
         const int64_t token = row >> is_split;                                                     \
@@ -144,7 +144,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
         for (int64_t r = 0, rows, fetched = 0; r < num_rows; r += rows, fetched += lines) {
             rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
             const ahead part = {next + fetched * k_end, 64, MAX(0, MIN(lines, COLUMNS - fetched))};
-            (rows == 6 ? few_6 : rows == 4 ? few_4 : rows == 2 ? few_2 : few_1)(l, r, column, part);
+            (rows == 6 ? few_6 : rows == 4 ? few_4 : rows == 2 ? few_2 : few_1)(l, r, column, &part);
         }
     }
     return column;
