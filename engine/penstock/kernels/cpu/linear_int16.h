@@ -69,7 +69,7 @@ typedef struct {
 #define ADD_UP(i, j) add_sums(a##i##0, a##i##1, a##i##2, a##i##3, inputs, sums + i);
 /* R tokens by 4 channels, over a multiple of STEP inputs, onto `sums`. */
 #define DEFINE_SUMS(R)                                                                             \
-    static void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, \
+    INLINE void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, \
                          const int8_t *next, int64_t rate, vec4 *sums) {                           \
         TOKENS_##R(CLEAR, 0) TOKENS_##R(CLEAR, 1) TOKENS_##R(CLEAR, 2) TOKENS_##R(CLEAR, 3)        \
         for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next += rate * STEP) { \
@@ -83,13 +83,12 @@ DEFINE_SUMS(2)
 DEFINE_SUMS(3)
 
 /* The exact sums of inputs k to k_end: the last few weights are copied, so that none behind them is read. */
-INLINE void sums_of(const linear *l, int64_t token, int tokens, int64_t column, int64_t k, int64_t k_end, ahead next,
+typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t, vec4 *);
+INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t k, int64_t k_end, ahead next,
                     vec4 *sums) {
     const activations *a = l->a;
     const int8_t *w = l->qweight + column * a->in_features;
     const int16_t *x = a->rows + token * a->padded;
-    void (*add)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t, vec4 *) =
-        tokens == 3 ? sums_3 : tokens == 2 ? sums_2 : sums_1;
     for (int64_t stop; k_end - k >= STEP; k = stop) {
         stop = MIN(k + MAX_INPUTS, k + (k_end - k) / STEP * STEP);
         add(x + k, a->padded, w + k, a->in_features, stop - k, next.w + next.rate * k, next.rate, sums);
@@ -111,13 +110,13 @@ INLINE vec4 load_scales(const float *scale, int64_t stride) {
     return (vec4){scale[0], scale[stride], scale[2 * stride], scale[3 * stride]};
 }
 
-static void tile(const linear *l, int64_t token, int tokens, int64_t column, ahead next) {
+INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, int64_t column, ahead next) {
     const activations *a = l->a;
     const int64_t n = l->num_groups;
     const float *scale = l->scale + column * n;
     vec4 totals[TOKENS] = {};
     if (n == 1) {
-        sums_of(l, token, tokens, column, 0, a->in_features, next, totals);
+        sums_of(l, token, add, column, 0, a->in_features, next, totals);
         const vec4 scales = load_scales(scale, 1);
         for (int i = 0; i < tokens; i++)
             store_scaled(l, token + i, column, totals[i], (double)a->token_scales[token + i] * scales);
@@ -128,13 +127,17 @@ static void tile(const linear *l, int64_t token, int tokens, int64_t column, ahe
     const int64_t size = a->group_size;
     for (int64_t g = 0; g < n; g++) {
         vec4 sums[TOKENS] = {};
-        sums_of(l, token, tokens, column, g * size, (g + 1) * size, next, sums);
+        sums_of(l, token, add, column, g * size, (g + 1) * size, next, sums);
         const vec4 scales = load_scales(scale + g, n);
         for (int i = 0; i < tokens; i++) totals[i] += sums[i] * scales;
     }
     for (int i = 0; i < tokens; i++)
         store_scaled(l, token + i, column, totals[i], (vec4){} + (double)a->token_scales[token + i]);
 }
+
+static void tile_1(const linear *l, int64_t token, int64_t column, ahead next) { tile(l, token, 1, sums_1, column, next); }
+static void tile_2(const linear *l, int64_t token, int64_t column, ahead next) { tile(l, token, 2, sums_2, column, next); }
+static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) { tile(l, token, 3, sums_3, column, next); }
 
 /* Computes the channels that fall into tiles; where those end. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
@@ -147,10 +150,14 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + panel, column_end);
         const int8_t *next = l->qweight + next_column(l, stop, column_end) * k_end;
-        for (int64_t t = 0, fetched = 0; t < a->num_tokens; t += TOKENS, fetched += rate)
-            for (int64_t c = column; c < stop; c += CHANNELS)
-                tile(l, t, (int)MIN(TOKENS, a->num_tokens - t), c,
-                     (ahead){next + (c - column + MIN(fetched, CHANNELS - 1)) * k_end, fetched < CHANNELS ? rate : 0});
+        for (int64_t t = 0, fetched = 0; t < a->num_tokens; t += TOKENS, fetched += rate) {
+            const int64_t left = a->num_tokens - t;
+            const int64_t first = MIN(fetched, CHANNELS - 1) - column; /* of the next panel's channels, to fetch */
+            for (int64_t c = column; c < stop; c += CHANNELS) {
+                const ahead part = {next + (c + first) * k_end, fetched < CHANNELS ? rate : 0};
+                (left >= 3 ? tile_3 : left == 2 ? tile_2 : tile_1)(l, t, c, part);
+            }
+        }
     }
     return column_end;
 }
