@@ -80,12 +80,13 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
     return _mm256_set_pd(scale[3 * n], scale[2 * n], scale[n], scale[0]);
 }
 
+/* The asm keeps accumulators in registers: GCC needs it with six rows, and is slower by a fifth with fewer. */
 #define MULTIPLY_VECTOR(i)                                                                         \
     {                                                                                              \
         __m512i xs = _mm512_loadu_si512(x + i * a->padded + k);                                    \
         a##i = _mm512_dpbusd_epi32(a##i, wa, xs), b##i = _mm512_dpbusd_epi32(b##i, wb, xs);        \
         c##i = _mm512_dpbusd_epi32(c##i, wc, xs), d##i = _mm512_dpbusd_epi32(d##i, wd, xs);        \
-        __asm__("" : "+v"(a##i), "+v"(b##i), "+v"(c##i), "+v"(d##i));                              \
+        if (is_full) __asm__("" : "+v"(a##i), "+v"(b##i), "+v"(c##i), "+v"(d##i));                 \
     }
 #define CLEAR(i) __m512i a##i = {}, b##i = {}, c##i = {}, d##i = {};
 #define HAND_OVER(i) sums[i][0] = a##i, sums[i][1] = b##i, sums[i][2] = c##i, sums[i][3] = d##i;
@@ -96,6 +97,7 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
         const activations *a = l->a;                                                               \
         const int64_t k_end = a->in_features;                                                      \
         const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;             \
+        const bool is_full = R == 6;                                                               \
         ROWS_##R(CLEAR)                                                                            \
         for (; k + 64 <= stop; k += 64) {                                                          \
             fetch(next, next->lines * k);                                                          \
@@ -110,9 +112,8 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
         }                                                                                          \
         ROWS_##R(HAND_OVER)                                                                        \
     }                                                                                              \
-    static void few_##R(const linear *l, int64_t row, int64_t column, const ahead *next) {                \
+    INLINE void few_as_##R(const linear *l, int64_t row, int64_t column, const ahead *next, const bool is_split) { \
         const activations *a = l->a;                                                               \
-        const bool is_split = R > 1 && a->rows_per_token == 2;                                     \
         const int64_t token = row >> is_split;                                                     \
         __m512i sums[R][COLUMNS];                                                                  \
         __m256d totals[R] = {};                                                                    \
@@ -128,6 +129,10 @@ INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
         }                                                                                          \
         for (int i = 0; l->num_groups > 1 && i < R >> is_split; i++)                               \
             store4(l, token + i, column, totals[i], _mm256_set1_pd(a->token_scales[token + i]));   \
+    }                                                                                              \
+    static void few_##R(const linear *l, int64_t row, int64_t column, const ahead *next) {         \
+        if (R > 1 && l->a->rows_per_token == 2) few_as_##R(l, row, column, next, true);            \
+        else few_as_##R(l, row, column, next, false);                                              \
     }
 DEFINE_FEW(1)
 DEFINE_FEW(2)
