@@ -133,10 +133,10 @@ typedef struct {
     int64_t position, num_rows; /* of the first token; tokens times query heads */
     int64_t first_key, num_keys, num_groups;
     float *scores, *queries, *mixed, *values; /* queries [head_dim, num_rows] */
-} tile;
+} query_tile;
 
 /* Where a key begins, or the last group of 16 if there is no such key: in K its first dimension, in V itself. */
-INLINE int64_t key_at(const tile *t, int64_t key, const int is_k) {
+INLINE int64_t key_at(const query_tile *t, int64_t key, const int is_k) {
     const kv_layout *kv = &t->c->kv;
     const int64_t bs = kv->block_size;
     key = t->first_key + MIN(key, (t->num_groups - 1) * GROUP + key % GROUP);
@@ -144,7 +144,7 @@ INLINE int64_t key_at(const tile *t, int64_t key, const int is_k) {
            key % bs * (is_k ? 1 : kv->head_dim);
 }
 
-INLINE void score(const tile *t, int64_t row, const int is_half, const int rows) {
+INLINE void score(const query_tile *t, int64_t row, const int is_half, const int rows) {
     const int num = MIN(8, SUMS / rows);
     const int64_t row_width = t->num_groups * GROUP;
     for (int64_t key = 0; key < row_width; key += num * LANES) {
@@ -162,7 +162,7 @@ INLINE void score(const tile *t, int64_t row, const int is_half, const int rows)
 }
 
 /* Sums of products -> scores, -infinity where a row does not see a key. */
-INLINE vec finish_score(const tile *t, int64_t row, int64_t key, vec v) {
+INLINE vec finish_score(const query_tile *t, int64_t row, int64_t key, vec v) {
     const attention *c = t->c;
     const int64_t position = t->position + row / t->group;
     const ivec key_positions = LANE_INDEX + (int32_t)(t->first_key + key);
@@ -177,7 +177,7 @@ INLINE vec finish_score(const tile *t, int64_t row, int64_t key, vec v) {
 }
 
 /* A row's sums of products -> softmax, not yet divided by its sum, which is returned. */
-static float exponentiate(const tile *t, int64_t row) {
+static float exponentiate(const query_tile *t, int64_t row) {
     const int64_t row_width = t->num_groups * GROUP;
     float *s = t->scores + row * row_width;
     /* Most keys are seen and need nothing but the scale. */
@@ -201,7 +201,7 @@ static float exponentiate(const tile *t, int64_t row) {
     return sum_lanes(sum);
 }
 
-INLINE void mix(const tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
+INLINE void mix(const query_tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
     const int num = MIN(8, SUMS / rows);
     const kv_layout *kv = &t->c->kv;
     const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
@@ -227,7 +227,7 @@ INLINE void mix(const tile *t, int64_t row, int64_t g, const int is_half, const 
 }
 
 /* Values of a head dimension that is no multiple of a register's, as floats in whole vectors. */
-static void widen_values(const tile *t, int64_t g) {
+static void widen_values(const query_tile *t, int64_t g) {
     const kv_layout *kv = &t->c->kv;
     const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES, at = key_at(t, g * GROUP, 0);
     for (int64_t j = 0; j < MIN(GROUP, t->num_keys - g * GROUP); j++)
@@ -247,7 +247,7 @@ static void widen_values(const tile *t, int64_t g) {
     }
 
 /* Two passes over the keys: scores first, then the values. */
-INLINE void attend(tile *t, const int is_half) {
+INLINE void attend(query_tile *t, const int is_half) {
 #define SCORE(rows) score(t, row, is_half, rows)
     FOR_ROWS(t, SCORE)
 #undef SCORE
@@ -283,7 +283,7 @@ static void attention_tile(void *context, int64_t task) {
     float *scratch = aligned_alloc(64, num_floats * sizeof(float));
     if (!scratch) abort(); /* some tens of kilobytes: nothing else would get any either */
     float *queries = scratch + num_rows * num_groups * GROUP, *mixed = queries + num_rows * padded_d;
-    tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
+    query_tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
               num_groups, scratch, queries, mixed, mixed + num_rows * padded_d};
     memset(mixed, 0, (num_rows + GROUP) * padded_d * sizeof(float));
     for (int64_t r = 0; r < num_rows; r++) {
