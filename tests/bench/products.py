@@ -31,7 +31,10 @@ def main() -> None:
     options = parser.parse_args()
     rows, columns = options.rows, options.columns
     num_threads = num_physical_cores()
-    ceilings = {"memory_read_gbps": memory_read_gbps(), "int8_gops": int8_gops(num_threads, build=options.build)}
+    ceilings = {
+        "memory_read_gbps": memory_read_gbps(),
+        "int8_gops": int8_gops(num_threads, build=options.build),
+    }
     print(f"ceilings: memory {ceilings['memory_read_gbps']:.1f} GB/s, INT8 {ceilings['int8_gops']:.0f} GOPS")
     torch.set_num_threads(1)
     kernels = NativeKernels(build=options.build)
