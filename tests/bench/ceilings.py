@@ -48,15 +48,15 @@ def memory_read_gbps(repeats: int = 5) -> float:
     return total / min(median_seconds(reader, repeats) for reader in readers) / 1e9
 
 
-#: Flags of the compiler, and operations per round of peak.c: 12 * 64 pairs of INT8, or 12 * 16 of int16, which
-#: stand for two rows of INT8 each.
+#: Flags of the compiler, and operations per round of peak.c: 12 * 64 pairs of INT8, or 12 * 16 of int16,
+#: which stand for two rows of INT8 each.
 PEAKS = {"avx512": (["-mavx512f", "-mavx512vnni"], 12 * 64 * 2), "avx2": (["-mavx2"], 12 * 16 * 2 * 2)}
 
 
 def int8_gops(num_threads: int, repeats: int = 5, build: str | None = None) -> float:
     """10^9 INT8 multiplications and additions a second: what the cores do on registers alone (peak.c) with
-    the instructions of that build of cpu.c (the best one that there is), where there is a compiler; otherwise the
-    faster of torch's products of [1024, 2048] by [2048, 11264], plain and prepacked."""
+    the instructions of that build of cpu.c (the best one that there is), where there is a compiler; otherwise
+    the faster of torch's products of [1024, 2048] by [2048, 11264], plain and prepacked."""
     peak = _peak_gops(build or compiled_builds()[0], num_threads, repeats) if compiled_builds() else 0.0
     return peak or _gemm_gops(repeats)
 
