@@ -63,7 +63,8 @@ static void quantize_token(void *context, int64_t token) {
     integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
     int32_t *sums = a->corrections + row * n;
     for (int64_t g = 0, k = 0; g < n; g++, k += size)
-        if (a->rows_per_token == 2) quantize_group(x + k, size, divisor, hi + k, lo + k, sums + g, sums + n + g, true);
+        if (a->rows_per_token == 2)
+            quantize_group(x + k, size, divisor, hi + k, lo + k, sums + g, sums + n + g, true);
         else quantize_group(x + k, size, divisor, hi + k, NULL, sums + g, NULL, false);
     for (int part = 0; part < a->rows_per_token; part++)
         memset(hi + part * a->padded + k_end, 0, (a->padded - k_end) * sizeof(integer));
@@ -162,6 +163,7 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     /* Eight tasks a thread even out cores that others slow down; 64 channels keep a task worth its start. */
     const int64_t share = out_features / (8 * (atomic_load(&pool.num_wanted) + 1));
     const int64_t columns_per_task = MAX(64, share / 64 * 64);
-    linear l = {&a, qweight, scale, bias, y, out_features, num_groups, columns_per_task, num_groups == 1 || is_grouped};
+    const bool is_tiled = num_groups == 1 || is_grouped;
+    linear l = {&a, qweight, scale, bias, y, out_features, num_groups, columns_per_task, is_tiled};
     parallel((out_features + columns_per_task - 1) / columns_per_task, linear_task, &l);
 }

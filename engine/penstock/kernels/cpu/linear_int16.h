@@ -47,16 +47,17 @@ INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums)
  * of a panel of channels in the L2, while all tokens meet them. */
 enum { STEP = sizeof(wide) / 2, MAX_INPUTS = 256 * STEP, TOKENS = 3, CHANNELS = 4, PANEL_BYTES = 128 << 10 };
 
-/* The accumulators are variables of their own, because GCC keeps arrays of vectors in memory; the empty asm
- * generates nothing, but its operand has to be in a register. */
-#define TOKENS_1(DO, j) DO(0, j)
-#define TOKENS_2(DO, j) DO(0, j) DO(1, j)
-#define TOKENS_3(DO, j) TOKENS_2(DO, j) DO(2, j)
 /* Weights that are wanted soon: `rate` bytes are fetched with each input. */
 typedef struct {
     const int8_t *w;
     int64_t rate;
 } ahead;
+
+/* The accumulators are variables of their own, because GCC keeps arrays of vectors in memory; the empty asm
+ * generates nothing, but its operand has to be in a register. */
+#define TOKENS_1(DO, j) DO(0, j)
+#define TOKENS_2(DO, j) DO(0, j) DO(1, j)
+#define TOKENS_3(DO, j) TOKENS_2(DO, j) DO(2, j)
 #define CLEAR(i, j) wide a##i##j = {};
 #define MULTIPLY(i, j)                                                                             \
     a##i##j = WIDE(add_epi32)(a##i##j, WIDE(madd_epi16)(weights, load_integers(x + i * padded)));  \
@@ -83,7 +84,8 @@ DEFINE_SUMS(2)
 DEFINE_SUMS(3)
 
 /* The exact sums of inputs k to k_end: the last few weights are copied, so that none behind them is read. */
-typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t, vec4 *);
+typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t,
+                        vec4 *);
 INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t k, int64_t k_end, ahead next,
                     vec4 *sums) {
     const activations *a = l->a;
@@ -135,9 +137,15 @@ INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, 
         store_scaled(l, token + i, column, totals[i], (vec4){} + (double)a->token_scales[token + i]);
 }
 
-static void tile_1(const linear *l, int64_t token, int64_t column, ahead next) { tile(l, token, 1, sums_1, column, next); }
-static void tile_2(const linear *l, int64_t token, int64_t column, ahead next) { tile(l, token, 2, sums_2, column, next); }
-static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) { tile(l, token, 3, sums_3, column, next); }
+static void tile_1(const linear *l, int64_t token, int64_t column, ahead next) {
+    tile(l, token, 1, sums_1, column, next);
+}
+static void tile_2(const linear *l, int64_t token, int64_t column, ahead next) {
+    tile(l, token, 2, sums_2, column, next);
+}
+static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) {
+    tile(l, token, 3, sums_3, column, next);
+}
 
 /* Computes the channels that fall into tiles; where those end. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {

@@ -6,7 +6,9 @@
  * inputs. */
 #pragma once
 
-INLINE __m512i as_unsigned(__m512i weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80)); }
+INLINE __m512i as_unsigned(__m512i weights) {
+    return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80));
+}
 
 /* Weights that are wanted soon, fetched in equal parts while others are used: `lines` of the next channels'
  * at a time, so that memory and arithmetic work together. */
@@ -25,10 +27,19 @@ INLINE void fetch(const ahead *next, int64_t k) {
 #define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
 #include "linear_vnni_few.h"
 
-/* More: a panel of 64 channels by up to PANEL_INPUTS inputs is packed (lane = channel, four inputs each) into
- * memory that stays in the core's caches, and all rows pass over it, six at a time. A thread keeps its panel
- * from call to call. */
-enum { PANEL = 64, PANEL_INPUTS = 2048, PANEL_INPUTS_FEW = 256, FEW_ROWS = 128, FEW_BYTES = 36 << 10, PANEL_ROWS = 768, MAX_GROUPS = PANEL_INPUTS / 16 + 1 };
+/* More: a panel of 64 channels by some inputs is packed (lane = channel, four inputs each) into memory that stays
+ * in the core's caches, and all rows pass over it, six at a time. With few rows a panel is small enough for the
+ * L1 cache, so that packing and arithmetic alternate while memory delivers; with many, long enough that its sums
+ * are rarely put aside. A thread keeps its panel from call to call. */
+enum {
+    PANEL = 64,
+    PANEL_INPUTS = 2048,
+    PANEL_INPUTS_FEW = 256, /* with at most FEW_ROWS */
+    FEW_ROWS = 128,
+    PANEL_ROWS = 768,
+    MAX_GROUPS = PANEL_INPUTS / 16 + 1,
+    FEW_BYTES = 32 << 10 /* of activations that stay in the L1 cache while weights pass: no panel */
+};
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
     int32_t sums[PANEL_ROWS + 6][PANEL]; /* of a group that goes on in the next block; then, of one tile */
@@ -43,7 +54,7 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
         __m512i r[4];
         for (int j = 0; j < 4; j++) {
             const __mmask64 mask = 4 * i + j < channels ? inputs : 0;
-            r[j] = as_unsigned(~inputs ? _mm512_maskz_loadu_epi8(mask, w + (4 * i + j) * stride) : _mm512_loadu_si512(w + (4 * i + j) * stride));
+            r[j] = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + (4 * i + j) * stride));
         }
         __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), AB = _mm512_unpackhi_epi32(r[0], r[1]);
         __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), CD = _mm512_unpackhi_epi32(r[2], r[3]);
@@ -66,8 +77,9 @@ static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t in
         fetch(next, k);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + k;
-            if (channels - c >= 16 && inputs - k >= 64) pack_square(from, stride, 16, ~(__mmask64)0, to);
-            else pack_square(from, stride, channels - c, inputs - k >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (inputs - k)) - 1, to);
+            const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
+            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to);
+            else pack_square(from, stride, channels - c, some, to);
         }
     }
 }
@@ -156,15 +168,14 @@ INLINE void finish(const block *b, int64_t token, int64_t num_tokens, int32_t (*
 }
 
 /* One group's sums times its scales onto the totals. With at most 128 inputs integers of 29 bits times a scale of
- * 24 are exact in double, so that only adding groups rounds; the empty asm keeps larger ones from being fused. */
+ * 24 are exact in double, so that only adding groups rounds (fused with it or not). */
 INLINE void add_group(int64_t token, int64_t num_tokens, const double *scales, int32_t (*sums)[PANEL],
                       const bool is_split) {
     for (int64_t i = 0; i < num_tokens; i++)
         for (int c = 0; c < PANEL; c += 8) {
             double *total = panel.totals[token + i] + c;
-            __m512d product = _mm512_mul_pd(exact_sums(sums[i << is_split] + c, is_split), _mm512_loadu_pd(scales + c));
-            __asm__("" : "+v"(product));
-            _mm512_storeu_pd(total, _mm512_add_pd(_mm512_loadu_pd(total), product));
+            __m512d exact = exact_sums(sums[i << is_split] + c, is_split);
+            _mm512_storeu_pd(total, _mm512_fmadd_pd(exact, _mm512_loadu_pd(scales + c), _mm512_loadu_pd(total)));
         }
 }
 
