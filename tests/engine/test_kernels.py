@@ -134,6 +134,15 @@ def test_products_of_many_parts_equal_the_reference(
     assert torch.equal(native.int8_linear(x[3:5], weight, bias), expected[3:5])
 
 
+@pytest.mark.parametrize("kind", ["torch", *FAST])
+def test_no_tokens_give_no_rows(kind: str) -> None:
+    """The head of a step in which no prompt is done."""
+    assert kernels(kind).int8_linear(torch.empty(0, 64), random_matrix(70, 64, torch.Generator())).shape == (
+        0,
+        70,
+    )
+
+
 @pytest.mark.parametrize("kind", FAST)
 def test_extreme_integers_do_not_overflow(kind: str) -> None:
     """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""

@@ -149,6 +149,7 @@ static void linear_task(void *context, int64_t task) {
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
+    if (num_tokens == 0) return; /* of a step none of whose prompts is done, the head */
     const int rows_per_token = HAS_VNNI && activation_bits == 16 ? 2 : 1;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
     const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;

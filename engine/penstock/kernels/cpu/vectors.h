@@ -49,8 +49,6 @@ INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
 INLINE vec min_vec(vec a, vec b) { return select_vec(a < b, a, b); }
 #define IN_REGISTER(v) (void)0
 #endif
-/* NaN, once there, stays. */
-INLINE vec max_or_nan(vec a, vec b) { return select_vec((a > b) | (a != a), a, b); }
 INLINE float sum_lanes(vec v) {
     float s[LANES];
     store(s, v);
