@@ -85,7 +85,7 @@ INLINE void score_rows(const attention *c, const int64_t *keys, const int64_t *a
         vec k[SUMS];
 #pragma GCC unroll 16
         for (int n = 0; n < num; n++) {
-            fetch_cached(c->kv.k_cache, ahead[n] + i * bs, is_half);
+            if (!is_half || i % 2 == 0) fetch_cached(c->kv.k_cache, ahead[n] + i * bs, is_half); /* half a line */
             k[n] = load_cached(c->kv.k_cache, keys[n] + i * bs, is_half);
             IN_REGISTER(k[n]);
         }
@@ -110,7 +110,7 @@ INLINE void mix_rows(const void *values, int64_t at, int64_t stride, int64_t ahe
         vec v[SUMS];
 #pragma GCC unroll 16
         for (int i = 0; i < num; i++) {
-            fetch_cached(values, ahead + key * stride + i * LANES, is_half);
+            if (!is_half || LANES < 16 || i % 2 == 0) fetch_cached(values, ahead + key * stride + i * LANES, is_half);
             v[i] = load_cached(values, at + key * stride + i * LANES, is_half);
             IN_REGISTER(v[i]);
         }
