@@ -53,6 +53,9 @@ class SyncFace:
         with stream as entered:
             return [next(entered) for _ in range(num_chunks)]
 
+    def result(self, stream: Any) -> Any:
+        return stream.result()
+
     def close_stream(self, stream: Any) -> None:
         stream.close()
 
@@ -103,6 +106,9 @@ class AsyncFace:
 
         chunks: list[Any] = self.run(peek())
         return chunks
+
+    def result(self, stream: Any) -> Any:
+        return self.run(stream.result())
 
     def close_stream(self, stream: Any) -> None:
         self.run(stream.aclose())

@@ -10,8 +10,8 @@ wrong: penstock_client.errors.
 """
 
 from penstock_client.async_client import AsyncClient
-from penstock_client.batch import Batch, BatchResult
-from penstock_client.batch_thread import BatchThread
+from penstock_client.batch import AsyncBatch, BatchResult
+from penstock_client.batch_thread import Batch
 from penstock_client.chunks import (
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -69,10 +69,10 @@ __all__ = [
     "AsyncStream",
     "AuthenticationFailed",
     "BadRequest",
-    "Batch",
+    "AsyncBatch",
     "BatchProgress",
     "BatchResult",
-    "BatchThread",
+    "Batch",
     "ChatChoice",
     "ChatChunkChoice",
     "ChatCompletion",

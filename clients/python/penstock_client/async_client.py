@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R, StreamAssembler
-from penstock_client.batch import Batch, BatchOptions
+from penstock_client.batch import AsyncBatch, BatchOptions
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import PenstockError
 from penstock_client.exchange import Reply, Request
@@ -114,7 +114,7 @@ class AsyncClient:
         progress: ProgressReport = False,
         patience: float | None = DEFAULT_TIMEOUT_S,
         **params: Unpack[CompletionParams],
-    ) -> Batch[Prompt, Completion]:
+    ) -> AsyncBatch[Prompt, Completion]:
         """`complete` for each of many prompts, `concurrency` at a time; see Client.batch."""
         options = BatchOptions(concurrency, ordered, progress, patience)
         completion_request("", params, method="batch")
@@ -129,7 +129,7 @@ class AsyncClient:
         progress: ProgressReport = False,
         patience: float | None = DEFAULT_TIMEOUT_S,
         **params: Unpack[ChatParams],
-    ) -> Batch[Messages, ChatCompletion]:
+    ) -> AsyncBatch[Messages, ChatCompletion]:
         """`chat` for each of many conversations; see Client.batch."""
         options = BatchOptions(concurrency, ordered, progress, patience)
         chat_request("", params, method="batch_chat")
@@ -155,7 +155,7 @@ class AsyncClient:
     async def wait_until_ready(
         self,
         timeout: float | None = DEFAULT_TIMEOUT_S,
-        on_progress: Callable[[Health], None] = lambda health: None,
+        on_progress: Callable[[Health], None] | None = None,
     ) -> Health:
         """Wait for a server that starts or loads its model; see Client.wait_until_ready."""
         readiness = Readiness(timeout, on_progress, time.monotonic())
@@ -216,7 +216,7 @@ class AsyncClient:
         answer_format: AnswerFormat[C, R],
         options: BatchOptions,
         params: Mapping[str, object],
-    ) -> Batch[P, R]:
+    ) -> AsyncBatch[P, R]:
         # Read as streams, whose keep-alives tell a slow server from a dead one. The one field
         # that streams don't have:
         can_stream = params.get("prompt_logprobs") is None
@@ -233,7 +233,7 @@ class AsyncClient:
                 on_answer()
                 return await stream.result()
 
-        return Batch(prompts, ask, options, self._sleep)
+        return AsyncBatch(prompts, ask, options, self._sleep)
 
     async def _with_model(self, request: Request) -> Request:
         if not request.needs_model:

@@ -57,7 +57,7 @@ class BatchOptions:
         Patience(self.patience_s)
 
 
-class Batch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
+class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
     """An iterator of results. Nothing begins before the first `anext`.
 
     Leaving an `async with` early, or dropping the batch, ends what still runs.
@@ -74,13 +74,13 @@ class Batch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
         # Nothing that runs refers to this object, so that it can be dropped.
         self._results = _Run(prompts, ask, options, sleep).results()
 
-    def __aiter__(self) -> Batch[P, R]:
+    def __aiter__(self) -> AsyncBatch[P, R]:
         return self
 
     async def __anext__(self) -> BatchResult[P, R]:
         return await anext(self._results)
 
-    async def __aenter__(self) -> Batch[P, R]:
+    async def __aenter__(self) -> AsyncBatch[P, R]:
         return self
 
     async def __aexit__(

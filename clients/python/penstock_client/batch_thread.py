@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock_client.batch import Batch, BatchResult, P, R
+from penstock_client.batch import AsyncBatch, BatchResult, P, R
 
 if TYPE_CHECKING:
     from penstock_client.async_client import AsyncClient
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BatchThread(Generic[P, R], Iterator[BatchResult[P, R]]):
+class Batch(Generic[P, R], Iterator[BatchResult[P, R]]):
     """An iterator of results; the thread starts with the first `next` and ends with the last.
 
     Leaving a `with` early, or dropping the iterator, ends what still runs.
     """
 
-    def __init__(self, client: AsyncClient, batch: Batch[P, R]) -> None:
+    def __init__(self, client: AsyncClient, batch: AsyncBatch[P, R]) -> None:
         """client: what `batch` asks with; it is closed at the end."""
         self._results = _results(client, batch)
 
-    def __iter__(self) -> BatchThread[P, R]:
+    def __iter__(self) -> Batch[P, R]:
         return self
 
     def __next__(self) -> BatchResult[P, R]:
         return next(self._results)
 
-    def __enter__(self) -> BatchThread[P, R]:
+    def __enter__(self) -> Batch[P, R]:
         return self
 
     def __exit__(
@@ -48,7 +48,7 @@ class BatchThread(Generic[P, R], Iterator[BatchResult[P, R]]):
         self._results.close()
 
 
-def _results(client: AsyncClient, batch: Batch[P, R]) -> Generator[BatchResult[P, R], None, None]:
+def _results(client: AsyncClient, batch: AsyncBatch[P, R]) -> Generator[BatchResult[P, R], None, None]:
     worker = _LoopThread()
     try:
         while (result := worker.call(_next(batch))) is not None:
@@ -60,7 +60,7 @@ def _results(client: AsyncClient, batch: Batch[P, R]) -> Generator[BatchResult[P
         worker.close()
 
 
-async def _next(batch: Batch[P, R]) -> BatchResult[P, R] | None:
+async def _next(batch: AsyncBatch[P, R]) -> BatchResult[P, R] | None:
     return await anext(batch, None)
 
 

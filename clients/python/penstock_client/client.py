@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R, StreamAssembler
 from penstock_client.async_client import AsyncClient
-from penstock_client.batch_thread import BatchThread
+from penstock_client.batch_thread import Batch
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import PenstockError
 from penstock_client.exchange import Reply, Request
@@ -144,7 +144,7 @@ class Client:
         progress: ProgressReport = False,
         patience: float | None = DEFAULT_TIMEOUT_S,
         **params: Unpack[CompletionParams],
-    ) -> BatchThread[Prompt, Completion]:
+    ) -> Batch[Prompt, Completion]:
         """`complete` for each of many prompts, `concurrency` at a time; results are BatchResults.
 
         prompts: read as they are needed, from a thread of the batch.
@@ -165,7 +165,7 @@ class Client:
         batch = client.batch(
             prompts, concurrency=concurrency, ordered=ordered, progress=progress, patience=patience, **params
         )
-        return BatchThread(client, batch)
+        return Batch(client, batch)
 
     def batch_chat(
         self,
@@ -176,7 +176,7 @@ class Client:
         progress: ProgressReport = False,
         patience: float | None = DEFAULT_TIMEOUT_S,
         **params: Unpack[ChatParams],
-    ) -> BatchThread[Messages, ChatCompletion]:
+    ) -> Batch[Messages, ChatCompletion]:
         """`chat` for each of many conversations; for the rest see `batch`.
 
         >>> with Client().batch_chat(["Hi", "Ho"], ordered=False, max_tokens=4) as results:
@@ -192,7 +192,7 @@ class Client:
             patience=patience,
             **params,
         )
-        return BatchThread(client, batch)
+        return Batch(client, batch)
 
     def models(self) -> tuple[Model, ...]:
         """The models that the server offers.
@@ -222,7 +222,7 @@ class Client:
     def wait_until_ready(
         self,
         timeout: float | None = DEFAULT_TIMEOUT_S,
-        on_progress: Callable[[Health], None] = lambda health: None,
+        on_progress: Callable[[Health], None] | None = None,
     ) -> Health:
         """Wait for a server that starts or loads its model.
 

@@ -22,7 +22,7 @@ class Readiness:
     """
 
     timeout_s: float | None
-    on_progress: Callable[[Health], None]
+    on_progress: Callable[[Health], None] | None
     last_change_s: float
     _last: tuple[object, ...] = field(default=(), init=False)
 
@@ -39,7 +39,7 @@ class Readiness:
         state = _state(answer)
         if state != self._last:
             self._last, self.last_change_s = state, now_s
-            if isinstance(answer, Health):
+            if isinstance(answer, Health) and self.on_progress:
                 self.on_progress(answer)
         if isinstance(answer, Health) and answer.is_ready:
             return answer
