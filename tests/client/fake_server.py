@@ -155,7 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        content = self.rfile.read(int(self.headers.get("content-length", 0)))
+        length = int(self.headers.get("content-length", 0))
+        content = self.rfile.read(length)
+        if len(content) < length:
+            self.close_connection = True  # the client left while it was asking
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(content) if content else None
         match self.server.fake.next_answer(Received(self.command, self.path, headers, body)):

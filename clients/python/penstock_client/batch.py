@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sized
@@ -171,15 +172,15 @@ class _Run(Generic[P, R]):
 
     async def _result(self, index: int, prompt: P) -> BatchResult[P, R]:
         tries = Tries()
-        while True:
+        for num_attempts in itertools.count(1):
             try:
                 answer = await self._ask(prompt, self._patience.answered)
-                return BatchResult(index, prompt, answer, None, tries.num_failures + 1)
+                return BatchResult(index, prompt, answer, None, num_attempts)
             except PenstockError as error:
                 delay_s = self._patience.delay_s(tries, error, time.monotonic(), random.random())
                 if delay_s is None:
-                    num_attempts = max(tries.num_failures, 1)
                     return BatchResult(index, prompt, None, error, num_attempts)
             self._tally.num_retries += 1
             self._report(self._tally.snapshot(time.monotonic()))
             await self._sleep(delay_s)
+        raise AssertionError("count() has no end")

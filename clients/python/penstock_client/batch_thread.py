@@ -83,9 +83,10 @@ class _LoopThread:
 
     def end_call(self) -> None:
         """Cancel a call that was left by an exception here, such as KeyboardInterrupt."""
-        task = self._task
 
         async def end() -> None:
+            # Only asked here, in the loop, where the call has certainly begun by now.
+            task = self._task
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -93,7 +94,7 @@ class _LoopThread:
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
 
     def close(self) -> None:
+        self.call(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()

@@ -104,8 +104,8 @@ class Client:
     def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> ChatCompletion:
         """Answer `messages`: what the user says, or a whole conversation. Keywords: ChatParams.
 
-        >>> answer = Client().chat("How old is it?", response_format={"type": "integer"})
-        >>> isinstance(answer.parse(), int)
+        >>> digit = {"type": "integer", "minimum": 0, "maximum": 9}
+        >>> Client().chat("How old is it?", response_format=digit).parse() in range(10)
         True
         """
         return CHAT.parse(self._send(chat_request(messages, params)))
