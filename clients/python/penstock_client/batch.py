@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from penstock_client.errors import PenstockError
@@ -84,12 +83,7 @@ class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
     async def __aenter__(self) -> AsyncBatch[P, R]:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -6,12 +6,11 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R, StreamAssembler
 from penstock_client.async_client import AsyncClient
-from penstock_client.batch_thread import Batch
+from penstock_client.batch_thread import Batch, T
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import PenstockError
 from penstock_client.exchange import Reply, Request
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 
     from penstock_client.params import ChatParams, CompletionParams, TokenizeParams
 
-T = TypeVar("T")
-
 
 class Client:
     """A client of one Penstock server, or of another server with OpenAI's API.
@@ -58,12 +55,11 @@ class Client:
     base_url: default PENSTOCK_BASE_URL, else http://127.0.0.1:8000.
     api_key: default PENSTOCK_API_KEY, else none is sent.
     model: for calls that name none; default the server's only model, looked up once.
-    timeout: longest silence of the server, in seconds; None waits for ever. A stream is rarely
-        silent: each chunk and each keep-alive counts. An unstreamed answer is one long silence.
+    timeout: longest silence of the server, in seconds; None waits for ever. In a stream each chunk and
+        each keep-alive ends a silence; an unstreamed answer is one long silence.
     connect_timeout: longest wait for a connection, in seconds.
-    max_retries: how often a request is sent again that was turned away (429, 502, 503) or whose
-        connection failed, unless some of the answer was handed out already. Retry-After is
-        honoured up to two minutes.
+    max_retries: how often a request is sent again that was turned away (429, 502, 503) or whose connection
+        failed, unless some of the answer was handed out. Retry-After is honoured up to two minutes.
     sleep: what waits, in seconds, before a retry.
 
     Raises ValueError for settings that cannot work; methods raise the errors of errors.py.
@@ -125,9 +121,7 @@ class Client:
     def stream_chat(
         self, messages: Messages, **params: Unpack[ChatParams]
     ) -> Stream[ChatCompletionChunk, ChatCompletion]:
-        """Like `chat`, in chunks as they are made.
-
-        The whole answer, with a limit on the time between two signs of life, not on all of it:
+        """Like `chat`, in chunks as they are made. The whole answer, whose timeout is that of a stream:
 
         >>> answer = Client().stream_chat("Who are you?", max_tokens=20, temperature=0).result()
         >>> answer.text == Client().chat("Who are you?", max_tokens=20, temperature=0).text
@@ -149,13 +143,12 @@ class Client:
 
         prompts: read as they are needed, from a thread of the batch.
         ordered: results come in the prompts' order, else as they are done.
-        progress: True draws a bar on stderr; a function is called with BatchProgress values,
-            from a thread of the batch.
-        patience: seconds that the server may be away, as for a restart: what had not ended is
-            asked again when it is back. None waits for ever.
+        progress: True draws a bar on stderr; a function is told BatchProgress values, from that thread.
+        patience: seconds that the server may be away, as for a restart, after which what had not ended is
+            asked again. None waits for ever.
 
-        What is wrong with one prompt is in its result's `error`; the others go on. Nothing
-        begins before the first `next`; leaving early ends what still runs.
+        What is wrong with one prompt is in its result's `error`; the others go on. Nothing begins before
+        the first `next`; leaving early ends what still runs.
 
         >>> results = list(Client().batch(["One", "Two", "Three"], max_tokens=4))
         >>> [(result.index, result.prompt, result.error) for result in results]
@@ -226,8 +219,7 @@ class Client:
     ) -> Health:
         """Wait for a server that starts or loads its model.
 
-        timeout: longest time, in seconds, in which nothing changes, however long it takes in
-            all; None waits for ever.
+        timeout: longest time, in seconds, in which nothing changes, however long it all takes; None is none.
         on_progress: is told of each change: `health.progress` is the share that is loaded.
 
         Raises Timeout, or an APIError where waiting can't help.
@@ -248,12 +240,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _probe(self) -> Health | PenstockError:

@@ -11,7 +11,6 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import aclosing, closing
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic
 
 from penstock_client.assembler import C, R, StreamAssembler
@@ -82,12 +81,7 @@ class Stream(StreamedAnswer[C, R], Iterator[C]):
         self._open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __iter__(self) -> Stream[C, R]:
@@ -145,12 +139,7 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
         await self._open()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     def __aiter__(self) -> AsyncStream[C, R]:
