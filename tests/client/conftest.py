@@ -57,6 +57,9 @@ class SyncFace:
     def result(self, stream: Any) -> Any:
         return stream.result()
 
+    def collect(self, batch: Any) -> list[Any]:
+        return list(batch)
+
     def close_stream(self, stream: Any) -> None:
         stream.close()
 

@@ -254,15 +254,14 @@ def test_a_server_that_is_killed_and_started_again():
     params = {"max_tokens": 24, "temperature": 0}
     seen = []
     with ServerProcess("demo") as first:
-        first.wait_until_ready()
         port = int(first.url.rpartition(":")[2])
         with Client(first.url) as client:
+            assert client.wait_until_ready().is_ready
             results = client.batch(prompts, concurrency=4, **params)
             seen += [next(results) for _ in range(3)]
             first.end(signal.SIGKILL)
-            with ServerProcess("demo", port=port) as second:
+            with ServerProcess("demo", port=port):
                 seen += results
-                second.wait_until_ready()
                 alone = [client.complete(prompt, **params).text for prompt in prompts]
     assert [each.index for each in seen] == list(range(len(prompts)))
     assert [each.unwrap().text for each in seen] == alone

@@ -21,11 +21,33 @@ class Place(pydantic.BaseModel):
     city: str
 
 
+PLACE = {**Place.model_json_schema(), "additionalProperties": False}
+
+
 def test_a_model_is_named_by_its_class():
     named = json_schema(Place)["json_schema"]
-    assert (named["name"], named["schema"]) == ("Place", Place.model_json_schema())
+    assert (named["name"], named["schema"]) == ("Place", PLACE)
     assert json_schema(Place, name="spot")["json_schema"]["name"] == "spot"
     assert json_schema(SCHEMA)["json_schema"]["name"] == "answer"
+
+
+def test_models_have_no_other_fields():
+    class Trip(pydantic.BaseModel):
+        type: str
+        places: list[Place]
+        notes: dict[str, int]
+        properties: int = 1
+
+    class Open(pydantic.BaseModel, extra="allow"):
+        city: str
+
+    schema = schema_dict(Trip)
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Place"]["additionalProperties"] is False
+    del schema["additionalProperties"], schema["$defs"]["Place"]["additionalProperties"]
+    assert schema == Trip.model_json_schema()
+    assert schema_dict(Open) == Open.model_json_schema()
+    assert schema_dict(SCHEMA) == SCHEMA
 
 
 @pytest.mark.parametrize("value", [SCHEMA, Place])
@@ -39,7 +61,7 @@ def test_a_response_format_stays_what_it_is(value):
 
 
 def test_structured_outputs():
-    assert as_structured_outputs({"json": Place}) == {"json": Place.model_json_schema()}
+    assert as_structured_outputs({"json": Place}) == {"json": PLACE}
     for value in ({"regex": "a+"}, {"choice": ["a", "b"]}, {"json": SCHEMA}, {"json": "{}"}):
         assert as_structured_outputs(value) == value
 
@@ -55,7 +77,7 @@ def test_tools():
     function = {"name": "weather", "description": "of a city"}
     assert function_tool("weather", "of a city") == {"type": "function", "function": function}
     tool = function_tool("weather", "of a city", Place, strict=True)
-    assert tool["function"] == {**function, "parameters": Place.model_json_schema(), "strict": True}
+    assert tool["function"] == {**function, "parameters": PLACE, "strict": True}
 
 
 def test_results_of_tools_name_their_call():

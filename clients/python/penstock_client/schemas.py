@@ -67,8 +67,22 @@ def schema_dict(schema: Schema) -> JSONObject:
     if isinstance(schema, Mapping):
         return dict(schema)
     if isinstance(schema, HasSchema):
-        return schema.model_json_schema()
+        closed: JSONObject = _closed(schema.model_json_schema())
+        return closed
     raise TypeError(f"a schema is a dict or a pydantic model, not {schema!r:.100}")
+
+
+def _closed(schema: Any) -> Any:
+    """Objects have no fields but those of the model, which would drop others after they were made."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_model = schema.get("type") == "object" and "properties" in schema
+    return {
+        **({"additionalProperties": False} if is_model else {}),
+        **{name: _closed(value) for name, value in schema.items()},
+    }
 
 
 def as_response_format(value: object) -> object:
