@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
@@ -18,6 +19,7 @@ from penstock.errors import EngineDead, RequestError
 from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
 
@@ -39,7 +41,6 @@ class FakeTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS})
-    special_token_ids = frozenset({EOS})
     bos_token_id = None
 
     special_token_ids = frozenset({EOS})
@@ -54,6 +55,9 @@ class FakeTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"<{token_id}>" for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id == EOS else bytes([token_id])
@@ -91,7 +95,9 @@ class FakeModel:
         self.is_context_cut = False
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
+        self.streamer = SimpleNamespace(current_layer=None)
         self.plan: MemoryPlan | None = None
+        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
@@ -119,6 +125,9 @@ class FakeStream:
         self._num_output_tokens = 0
         self._is_finished = False
         self._started = time.monotonic()
+        self._has_begun = False
+        self.options: dict[str, Any] = {}
+        self._changed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -150,6 +159,12 @@ class FakeStream:
         token_ids = (EOS,) if is_stop else tuple(text.encode())
         self._num_output_tokens += len(token_ids)
         logprobs: tuple[TokenLogprobs, ...] = ()
+        prompt_logprobs = None
+        if (num_top := self.params.prompt_logprobs) is not None and not self._has_begun:
+            top = tuple((ord("z") - i, -0.5 - i) for i in range(num_top))
+            scored = (TokenLogprobs(token_id, -0.75, top, 9) for token_id in self.prompt[1:])
+            prompt_logprobs = (None, *scored)
+        self._has_begun = True
         if (count := self.params.logprobs) is not None:
             top = tuple((ord("z") - i, -0.5 - i) for i in range(count))
             logprobs = tuple(TokenLogprobs(token_id, -0.25, top) for token_id in token_ids)
@@ -163,6 +178,7 @@ class FakeStream:
             finish_reason=finish_reason,
             started=self._started,
             stop_reason=self.params.stop_token_ids[0] if is_stop and self.params.stop_token_ids else None,
+            prompt_logprobs=prompt_logprobs,
             has_end_token=is_stop,
         )
 
@@ -216,6 +232,7 @@ class FakeAsyncEngine:
         script = self.scripts(prompt_token_ids, params)
         name = request_id or f"r{len(self.streams)}"
         stream = FakeStream(name, prompt_token_ids, params, script)
+        stream.options = options
         self.streams.append(stream)
         return stream
 

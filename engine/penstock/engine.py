@@ -21,6 +21,7 @@ from penstock.errors import (
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Cancelled, Executor
 from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.prompt_scorer import positions_to_score, score_prompts
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Batch, Scheduler
@@ -45,6 +46,7 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -52,6 +54,7 @@ class Completion:
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
 
 
@@ -170,11 +173,16 @@ class Engine:
             raise InvalidParameter("prompt", "the prompt is empty; it needs at least one token")
         if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= vocab_size:
             raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{vocab_size - 1}")
-        if params.logit_bias and max(params.logit_bias) >= vocab_size:
-            raise InvalidParameter("logit_bias", f"logit_bias has a token id above {vocab_size - 1}")
+        for name, token_ids in (
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", [token_id for word in params.bad_words for token_id in word]),
+        ):
+            if max(token_ids, default=0) >= vocab_size:
+                raise InvalidParameter(name, f"{name} has a token id above {vocab_size - 1}")
         if params.grammar is not None:
             self.grammars.check(params.grammar)
-        wanted = params.max_tokens or 1
+        wanted = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + wanted > self.max_model_len:
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
@@ -246,6 +254,7 @@ class Engine:
         started, stall_before = time.perf_counter(), self.streamer.stall_s
         streamed_before = self.streamer.streamed_bytes
         batch = self.scheduler.schedule()
+        num_scored = sum(1 for _ in positions_to_score(batch))
         logits = self._compute(batch, aborted) if batch else None
         if logits is None:
             return []
@@ -253,7 +262,7 @@ class Engine:
         self.scheduler.advance(batch)
         tokens = self.sampler.sample(logits, sampled) if sampled else []
         outputs = [self._deliver(seq, token) for seq, token in zip(sampled, tokens, strict=True)]
-        expected = self.predict(batch.num_tokens, len(sampled))
+        expected = self.predict(batch.num_tokens, len(sampled) + num_scored)
         self._record(
             StepStats(
                 duration_s=time.perf_counter() - started,
@@ -275,10 +284,16 @@ class Engine:
         for request in requests:
             request.started = request.started or time.monotonic()
         ids = [request.request_id for request in requests]
+        max_rows = self.scheduler.max_num_seqs
+
+        def is_cancelled() -> bool:
+            return all(request_id in aborted for request_id in ids)
+
         try:
             return self.executor.forward(
                 ModelInputs.of(batch, self.scheduler.block_manager.block_size),
-                is_cancelled=lambda: all(request_id in aborted for request_id in ids),
+                is_cancelled=is_cancelled,
+                score=lambda hidden: score_prompts(batch, hidden, self.executor.head, max_rows, is_cancelled),
             )
         except Cancelled:
             self.scheduler.rollback(batch)

@@ -25,7 +25,10 @@ class Answer:
         self.params = params
         self.timer = timer
         self.text = ""
+        self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -45,6 +48,9 @@ class Answer:
         if not self.params.include_stop_str_in_output:
             output = _without_end_token(output)
         self.text += output.text
+        self.token_ids += output.token_ids
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.num_cached_tokens = output.num_cached_tokens
         self.logprobs.extend(output.logprobs)
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
@@ -67,10 +73,13 @@ class Answers:
         metrics: RequestMetrics,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises."""
+        AsyncEngine.generate raises, which says what the last two are."""
         self._answers: list[Answer] = []
+        self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         arrival = time.monotonic()
         options: dict[str, Any] = {}
@@ -83,7 +92,9 @@ class Answers:
         try:
             for prompt in prompts:
                 for each in params:
-                    stream = engine.generate(prompt, each, **options)
+                    stream = engine.generate(
+                        prompt, each, priority=priority, cache_salt=cache_salt, **options
+                    )
                     self._answers.append(Answer(stream, each, AnswerTimer(metrics, arrival)))
         except BaseException as error:
             if isinstance(error, QueueFull):
@@ -94,6 +105,9 @@ class Answers:
     def __len__(self) -> int:
         return len(self._answers)
 
+    def __getitem__(self, index: int) -> Answer:
+        return self._answers[index]
+
     def __iter__(self) -> Iterator[Answer]:
         return iter(self._answers)
 
@@ -101,11 +115,9 @@ class Answers:
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
         completion_tokens = sum(answer.num_output_tokens for answer in self._answers)
-        return Usage(
-            prompt_tokens=self._num_prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=self._num_prompt_tokens + completion_tokens,
-        )
+        firsts = self._answers[:: self._num_choices]
+        cached_tokens = sum(answer.num_cached_tokens for answer in firsts)
+        return Usage.of(self._num_prompt_tokens, completion_tokens, cached_tokens)
 
     async def outputs(
         self, idle_s: float | None = None

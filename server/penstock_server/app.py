@@ -27,11 +27,16 @@ from penstock_server.errors import api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
+from penstock_server.page import page_routes
 from penstock_server.rate_limit import RateLimit
 from penstock_server.request_context import RequestContext
 from penstock_server.request_info import TimeLimits
 from penstock_server.responses import ChatCompletionChunk
+from penstock_server.responses_api import ResponsesRoutes
+from penstock_server.responses_format import ResponseEvent
 from penstock_server.settings import Settings
+from penstock_server.text_thread import TextThread
+from penstock_server.tokenization import TokenizationRoutes
 from penstock_server.tracing import RequestTracer
 
 #: Headers of answers that a script of another origin may read.
@@ -51,7 +56,10 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     `drain` its server ends it gently. Raises ConfigError for settings that can't be followed."""
     drain = drain or Drain()
     metrics = RequestMetrics(settings.model_names[0], engine)
-    openai = OpenAIRoutes(engine, settings, metrics)
+    texts = TextThread()
+    openai = OpenAIRoutes(engine, settings, metrics, texts)
+    responses = ResponsesRoutes(engine, settings, metrics, texts)
+    tokenization = TokenizationRoutes(engine, settings, texts)
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
 
@@ -62,15 +70,17 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
             yield
         finally:
             await engine.stop()
-            openai.close()
+            texts.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
     app.include_router(OperationRoutes(engine, metrics, lambda: drain.is_draining).router())
-    routes = openai.router()
-    app.include_router(routes, prefix="/v1")
-    app.include_router(routes, include_in_schema=False)
+    for routes in (openai.router(), responses.router(), tokenization.router()):
+        app.include_router(routes, prefix="/v1")
+        app.include_router(routes, include_in_schema=False)
+    if settings.ui:
+        app.router.routes.extend(page_routes())
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, _answer_error)
     _add_layers(app, settings, metrics, drain, tracer)
@@ -111,16 +121,17 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 
 def _describe_chunks(app: FastAPI) -> None:
-    """Adds the chat chunk to the OpenAPI document: FastAPI finds only whole answers by itself."""
+    """Adds the chunks of streams to the OpenAPI document: FastAPI finds only whole answers by itself."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = describe()
         schemas = document["components"]["schemas"]
-        chunk = ChatCompletionChunk.model_json_schema(ref_template="#/components/schemas/{model}")
-        for name, schema in chunk.pop("$defs").items():
-            schemas.setdefault(name, schema)
-        schemas.setdefault(ChatCompletionChunk.__name__, chunk)
+        for model in (ChatCompletionChunk, ResponseEvent):
+            chunk = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            for name, schema in chunk.pop("$defs").items():
+                schemas.setdefault(name, schema)
+            schemas.setdefault(model.__name__, chunk)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -17,6 +18,8 @@ from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.answers import Answer, Answers
+from penstock_server.inputs import Prompt
+from penstock_server.logprobs import LogprobWriter, answer_offsets, prompt_offsets
 from penstock_server.responses import (
     FINGERPRINT,
     ChatChoice,
@@ -27,12 +30,11 @@ from penstock_server.responses import (
     ChatFinish,
     ChatLogprobs,
     ChatMessage,
-    ChatTokenLogprob,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     Finish,
-    TopLogprob,
+    PromptLogprobs,
     Usage,
 )
 from penstock_server.tools.answering import ToolAnswer
@@ -80,6 +82,21 @@ def _head(object_name: str, prefix: str, request_id: str, model: str) -> dict[st
     }
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What a client wants to be told beside texts."""
+
+    usage: bool = False
+    continuous_usage: bool = False
+    #: Likeliest tokens to tell at each position of the answer, and of the prompt. None: nothing at all.
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    tokens_as_ids: bool = False
+    token_ids: bool = False
+    #: Each text begins with its prompt.
+    echo: bool = False
+
+
 class ChatFormat:
     """/v1/chat/completions. Each choice begins with a chunk that names the role."""
 
@@ -88,17 +105,18 @@ class ChatFormat:
         request_id: str,
         model: str,
         tokenizer: Tokenizer,
-        with_usage: bool,
-        has_logprobs: bool,
+        extras: Extras,
+        prompt: Prompt,
         tools: ToolUse | None = None,
     ) -> None:
         """tools: how answers are read that may hold calls."""
         self._whole_head = _head("chat.completion", "chatcmpl", request_id, model)
         self._chunk_head = self._whole_head | {"object": "chat.completion.chunk"}
-        if with_usage:
+        if extras.usage:
             self._chunk_head["usage"] = None
-        self._tokenizer = tokenizer
-        self._has_logprobs = has_logprobs
+        self._extras = extras
+        self._prompt = prompt
+        self._writer = LogprobWriter(tokenizer, extras.tokens_as_ids)
         self._tools = tools
         self._tool_answers: dict[int, ToolAnswer] = {}
         self._begun: set[int] = set()
@@ -109,42 +127,64 @@ class ChatFormat:
             self._begun.add(index)
             # As at OpenAI, content is null until it is known that there is some.
             delta = ChatDelta(role="assistant", content=None if self._tools else "")
-            chunks.append(self._chunk(index, delta, None, _GOES_ON))
+            first = self._chunk(index, delta, None, _GOES_ON, output)
+            if self._extras.token_ids:
+                first.prompt_token_ids = self._prompt.token_ids
+            chunks.append(first)
         if self._tools:
-            return chunks + self._tool_chunks(index, output, self._tools)
-        if output.text or output.logprobs or output.finish_reason:
+            return list[BaseModel](chunks + self._tool_chunks(index, output, self._tools))
+        if output.text or output.logprobs or output.finish_reason or self._has_ids(output):
             delta = ChatDelta(content=output.text) if output.text else ChatDelta()
-            chunks.append(self._chunk(index, delta, self._logprobs(output.logprobs), _end(output)))
-        return chunks
+            end = _end(output)
+            if self._extras.token_ids:
+                end["token_ids"] = list(output.token_ids)
+            chunks.append(self._chunk(index, delta, self._logprobs(output.logprobs), end, output))
+        return list[BaseModel](chunks)
 
-    def _tool_chunks(self, index: int, output: RequestOutput, tools: ToolUse) -> list[BaseModel]:
+    def _has_ids(self, output: RequestOutput) -> bool:
+        return self._extras.token_ids and bool(output.token_ids)
+
+    def _tool_chunks(self, index: int, output: RequestOutput, tools: ToolUse) -> list[ChatCompletionChunk]:
         """The end has a chunk of its own, behind all calls."""
         answer = self._tool_answers.setdefault(index, ToolAnswer(tools))
         deltas = answer.deltas(output.text, output.finish_reason is not None)
         logprobs = self._logprobs(output.logprobs)
-        if not deltas and output.logprobs:
+        if not deltas and (output.logprobs or self._has_ids(output)):
             deltas = [ChatDelta()]
+        fields = _GOES_ON | ({"token_ids": list(output.token_ids)} if self._extras.token_ids else {})
         chunks = []
         for delta in deltas:
-            chunks.append(self._chunk(index, delta, logprobs, _GOES_ON))
-            logprobs = None
+            chunks.append(self._chunk(index, delta, logprobs, fields, output))
+            logprobs, fields = None, _GOES_ON
         if output.finish_reason is not None:
             end = _end(output) | {"finish_reason": answer.finish(output.finish_reason)}
-            chunks.append(self._chunk(index, ChatDelta(), None, end))
+            chunks.append(self._chunk(index, ChatDelta(), None, end, output))
         return chunks
 
     def _chunk(
-        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None, end: dict[str, Any]
-    ) -> BaseModel:
+        self,
+        index: int,
+        delta: ChatDelta,
+        logprobs: ChatLogprobs | None,
+        end: dict[str, Any],
+        output: RequestOutput,
+    ) -> ChatCompletionChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, **end)
-        return ChatCompletionChunk(**self._chunk_head, choices=[choice])
+        usage = _usage_so_far(self._extras, output)
+        return ChatCompletionChunk(**self._chunk_head | usage, choices=[choice])
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         return ChatCompletionChunk(**(self._chunk_head | {"usage": usage}), choices=[])
 
     def whole(self, answers: Answers) -> ChatCompletion:
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return ChatCompletion(**self._whole_head, choices=choices, usage=answers.usage)
+        return ChatCompletion(
+            **self._whole_head,
+            choices=choices,
+            usage=answers.usage,
+            prompt_logprobs=_prompt_logprobs(self._writer, self._extras, answers[0]),
+            prompt_token_ids=self._prompt.token_ids if self._extras.token_ids else None,
+        )
 
     def _choice(self, index: int, answer: Answer) -> ChatChoice:
         message = ChatMessage(content=answer.text)
@@ -159,94 +199,104 @@ class ChatFormat:
             logprobs=self._logprobs(answer.logprobs),
             finish_reason=finish_reason,
             stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if self._extras.token_ids else None,
         )
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        content = [
-            ChatTokenLogprob(
-                **self._token(token.token_id, token.logprob),
-                top_logprobs=[TopLogprob(**self._token(*pair)) for pair in token.top],
-            )
-            for token in tokens
-        ]
-        return ChatLogprobs(content=content)
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._tokenizer.token_text(token_id),
-            "logprob": logprob,
-            "bytes": list(self._tokenizer.token_bytes(token_id)),
-        }
+        return None if self._extras.logprobs is None else ChatLogprobs(content=self._writer.chat(tokens))
 
 
 class CompletionFormat:
-    """/v1/completions. With `echoes`, choice i's text begins with `echoes[i]`."""
+    """/v1/completions. `prompts` has one for each choice."""
 
     def __init__(
         self,
         request_id: str,
         model: str,
         tokenizer: Tokenizer,
-        with_usage: bool,
-        has_logprobs: bool,
-        echoes: Sequence[str] = (),
+        extras: Extras,
+        prompts: Sequence[Prompt],
     ) -> None:
         self._head = _head("text_completion", "cmpl", request_id, model)
-        self._chunk_head = self._head | ({"usage": None} if with_usage else {})
+        self._chunk_head = self._head | ({"usage": None} if extras.usage else {})
         self._tokenizer = tokenizer
-        self._has_logprobs = has_logprobs
-        self._echoes = dict(enumerate(echoes))
-        #: Per choice, where its next token begins: a stream tells offsets bit by bit.
+        self._extras = extras
+        self._prompts = prompts
+        self._writer = LogprobWriter(tokenizer, extras.tokens_as_ids)
+        #: Per choice that has begun, where its next token begins: a stream tells offsets bit by bit.
         self._offsets: dict[int, int] = {}
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]:
-        text = self._echoes.pop(index, "") + output.text
-        if not (text or output.logprobs or output.finish_reason):
+        is_first = index not in self._offsets
+        text = (self._echo(index) if is_first else "") + output.text
+        logprobs = self._logprobs(index, output.logprobs, output.prompt_logprobs)
+        fields = _end(output)
+        if self._extras.token_ids:
+            fields["token_ids"] = list(output.token_ids)
+            if is_first:
+                fields["prompt_token_ids"] = self._prompts[index].token_ids
+        if not (text or output.logprobs or output.finish_reason or fields.get("token_ids")):
             return []
-        logprobs = self._logprobs(index, output.logprobs)
-        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, **_end(output))
-        return [Completion(**self._chunk_head, choices=[choice])]
+        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, **fields)
+        return [Completion(**self._chunk_head | _usage_so_far(self._extras, output), choices=[choice])]
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
         return Completion(**(self._chunk_head | {"usage": usage}), choices=[])
 
     def whole(self, answers: Answers) -> Completion:
-        choices = [
-            CompletionChoice(
-                index=index,
-                text=self._echoes.get(index, "") + answer.text,
-                logprobs=self._logprobs(index, answer.logprobs),
-                finish_reason=_finish(answer.finish_reason),
-                stop_reason=answer.stop_reason,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return Completion(**self._head, choices=choices, usage=answers.usage)
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        texts, offsets = [], []
-        for token in tokens:
-            texts.append(self._tokenizer.token_text(token.token_id))
-            offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(texts[-1])
-        return CompletionLogprobs(
-            tokens=texts,
-            token_logprobs=[token.logprob for token in tokens],
-            top_logprobs=[self._likeliest(token) for token in tokens],
-            text_offset=offsets,
+    def _choice(self, index: int, answer: Answer) -> CompletionChoice:
+        has_ids = self._extras.token_ids
+        return CompletionChoice(
+            index=index,
+            text=self._echo(index) + answer.text,
+            logprobs=self._logprobs(index, answer.logprobs, answer.prompt_logprobs),
+            finish_reason=_finish(answer.finish_reason),
+            stop_reason=answer.stop_reason,
+            prompt_logprobs=_prompt_logprobs(self._writer, self._extras, answer),
+            prompt_token_ids=self._prompts[index].token_ids if has_ids else None,
+            token_ids=answer.token_ids if has_ids else None,
         )
 
-    def _likeliest(self, token: TokenLogprobs) -> dict[str, float]:
-        """By text. Tokens may share one (pieces of characters): there the chosen token comes first, then
-        the likelier."""
-        found: dict[str, float] = {}
-        for token_id, logprob in [(token.token_id, token.logprob), *token.top]:
-            found.setdefault(self._tokenizer.token_text(token_id), logprob)
-        return found
+    def _echo(self, index: int) -> str:
+        return self._prompts[index].text if self._extras.echo else ""
+
+    def _logprobs(
+        self,
+        index: int,
+        tokens: Sequence[TokenLogprobs],
+        prompt_tokens: Sequence[TokenLogprobs | None] | None,
+    ) -> CompletionLogprobs | None:
+        """What is new of a choice; with its prompt, if that is echoed and this is the choice's first."""
+        is_first = index not in self._offsets
+        start = self._offsets.setdefault(index, len(self._echo(index)))
+        num_top = self._extras.logprobs
+        if num_top is None:
+            return None
+        token_ids = [token.token_id for token in tokens]
+        *offsets, self._offsets[index] = answer_offsets(self._tokenizer, token_ids, start)
+        scores: list[TokenLogprobs | None] = list(tokens)
+        if is_first and self._extras.echo and prompt_tokens is not None:
+            prompt = self._prompts[index]
+            offsets = prompt_offsets(self._tokenizer, prompt.token_ids, prompt.text) + offsets
+            token_ids, scores = prompt.token_ids + token_ids, [*prompt_tokens, *scores]
+        return self._writer.completion(token_ids, scores, offsets, num_top)
+
+
+def _prompt_logprobs(writer: LogprobWriter, extras: Extras, answer: Answer) -> PromptLogprobs | None:
+    if extras.prompt_logprobs is None or answer.prompt_logprobs is None:
+        return None
+    return writer.prompt(answer.prompt_logprobs, extras.prompt_logprobs)
+
+
+def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
+    """A chunk's `usage`, if the client wants it with each."""
+    if not extras.continuous_usage:
+        return {}
+    counts = output.num_prompt_tokens, output.num_output_tokens, output.num_cached_tokens
+    return {"usage": Usage.of(*counts)}
 
 
 def _end(output: RequestOutput) -> dict[str, Any]:

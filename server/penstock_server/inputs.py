@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,14 @@ from penstock.engine import Engine
 from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
+from penstock.text.tokenizer import Tokenizer
 from penstock_server.errors import ApiError
 from penstock_server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
     Message,
+    SamplingFields,
 )
 from penstock_server.tools.templates import render_described
 from penstock_server.tools.use import ToolUse
@@ -66,8 +68,8 @@ _TEMPLATE_ARGUMENTS = frozenset(
 @dataclass(frozen=True)
 class Prompt:
     token_ids: list[int]
-    #: As the client wrote it; for echo.
-    text: str
+    #: As the client wrote it, or what is left of it; for echo.
+    text: str = ""
 
 
 def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
@@ -76,13 +78,40 @@ def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
     add_special_tokens = body.add_special_tokens is not False
     prompts = []
     for prompt in body.prompts:
-        if isinstance(prompt, str):
-            prompts.append(Prompt(tokenizer.encode(prompt, add_special_tokens), prompt))
+        token_ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        kept = truncated(engine, body, token_ids)
+        if isinstance(prompt, str) and len(kept) == len(token_ids):
+            prompts.append(Prompt(kept, prompt))
         else:
-            has_text = body.echo and max(prompt) < engine.spec.vocab_size
-            text = tokenizer.decode(prompt, skip_special_tokens=False) if has_text else ""
-            prompts.append(Prompt(prompt, text))
+            has_text = body.echo and max(kept) < engine.spec.vocab_size
+            text = tokenizer.decode(kept, skip_special_tokens=False) if has_text else ""
+            prompts.append(Prompt(kept, text))
     return prompts
+
+
+def truncated(engine: Engine, body: GenerationRequest, token_ids: list[int]) -> list[int]:
+    """The end of a prompt that the request wants kept. With -1 that is what the context leaves beside the
+    answer, or beside its first token if the answer's length is open."""
+    limit = body.truncate_prompt_tokens
+    if limit == -1:
+        answer_tokens = 1 if body.answer_tokens is None else body.answer_tokens
+        limit = max(1, engine.max_model_len - answer_tokens)
+    return token_ids if limit is None else token_ids[-limit:]
+
+
+def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of words as they stand at the beginning of a text and after a space.
+
+    Raises 400 for a word without tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelling in (word, " " + word.lstrip(" ")):
+            found[tuple(tokenizer.encode(spelling, add_special_tokens=False))] = None
+    if () in found:
+        message = "bad_words has a text without tokens; each must have at least one."
+        raise ApiError(400, message, code="invalid_value", param="bad_words")
+    return tuple(found)
 
 
 def read_messages(engine: Engine, body: ChatCompletionRequest, use: ToolUse | None = None) -> Prompt:
@@ -106,9 +135,9 @@ def read_messages(engine: Engine, body: ChatCompletionRequest, use: ToolUse | No
         )
 
     messages = use.messages([template_message(message) for message in body.messages])
-    if use.description:
-        return Prompt(render_described(render, messages, use.description), "")
-    return Prompt(render(messages), "")
+    described = use.description
+    token_ids = render_described(render, messages, described) if described else render(messages)
+    return Prompt(truncated(engine, body, token_ids))
 
 
 def template_message(message: Message) -> dict[str, Any]:
@@ -125,10 +154,12 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def sampling_params(
-    body: GenerationRequest,
+    body: SamplingFields,
     defaults: Mapping[str, object],
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: Grammar | None = None,
 ) -> list[SamplingParams]:
     """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
@@ -147,6 +178,9 @@ def sampling_params(
         logit_bias=read_logit_bias(body.logit_bias or {}),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+        bad_words=bad_words,
         grammar=grammar,
     )
     if params.seed is None:

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypedDict
 
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
+from penstock.engine import Engine
+from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock_server.answers import Answers
 from penstock_server.errors import ApiError, ErrorBody
-from penstock_server.formats import ChatFormat, CompletionFormat, Format, stream
-from penstock_server.inputs import Prompt, read_messages, read_prompts, sampling_params
+from penstock_server.formats import ChatFormat, CompletionFormat, Extras, Format, stream
+from penstock_server.inputs import (
+    Prompt,
+    read_bad_words,
+    read_messages,
+    read_prompts,
+    sampling_params,
+)
 from penstock_server.metrics import RequestMetrics
 from penstock_server.operations import ready_engine
 from penstock_server.protocol import (
@@ -38,9 +46,8 @@ from penstock_server.responses import (
 from penstock_server.settings import Settings
 from penstock_server.streaming import EventStream, events, unless_disconnected
 from penstock_server.structured_outputs import read_grammar
+from penstock_server.text_thread import TextThread
 from penstock_server.tools.use import ToolUse
-
-T = TypeVar("T")
 
 #: What /v1/completions generates if the request does not say, as at OpenAI.
 DEFAULT_MAX_TOKENS = 16
@@ -48,11 +55,11 @@ DEFAULT_MAX_TOKENS = 16
 #: Most answers that one request may ask for, over all its prompts.
 MAX_ANSWERS = 1024
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
 }
 # With a default described, FastAPI does not claim a 422 that we never send.
-_ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
+ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
 
 
 async def require_json(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
@@ -64,18 +71,21 @@ async def require_json(content_type: Annotated[str, Header(include_in_schema=Fal
 
 
 class OpenAIRoutes:
-    def __init__(self, engine: AsyncEngine, settings: Settings, metrics: RequestMetrics) -> None:
+    def __init__(
+        self, engine: AsyncEngine, settings: Settings, metrics: RequestMetrics, texts: TextThread
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
+        self._texts = texts
         self._created = int(time.time())
-        # One thread: tokenizers are not made for several at once.
-        self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"], responses=_ERRORS)
+        router = APIRouter(tags=["openai"], responses=ERRORS)
         router.get("/models")(self.list_models)
         router.get("/models/{model:path}")(self.retrieve_model)
+        router.head("/models", include_in_schema=False)(self.list_models)
+        router.head("/models/{model:path}", include_in_schema=False)(self.retrieve_model)
         for path, route, answer, chunk in (
             ("/completions", self.completions, Completion, Completion),
             ("/chat/completions", self.chat_completions, ChatCompletion, ChatCompletionChunk),
@@ -88,9 +98,6 @@ class OpenAIRoutes:
             )(route)
         return router
 
-    def close(self) -> None:
-        self._text_thread.shutdown(wait=False, cancel_futures=True)
-
     # -- models ---------------------------------------------------------------------------------
 
     async def list_models(self) -> ModelList:
@@ -98,7 +105,7 @@ class OpenAIRoutes:
         return ModelList(data=[self._model(name) for name in self._settings.model_names])
 
     async def retrieve_model(self, model: str) -> Model:
-        self._check_model(model)
+        check_model(model, self._settings)
         return self._model(model)
 
     def _model(self, name: str) -> Model:
@@ -110,51 +117,57 @@ class OpenAIRoutes:
             max_model_len=self._engine.engine.max_model_len if is_ready else None,
         )
 
-    def _check_model(self, name: str | None) -> None:
-        names = self._settings.model_names
-        # What the server was started with is a name, too, though no list shows it.
-        if name not in (None, self._settings.model, *names):
-            message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
-            raise ApiError(404, message, code="model_not_found", param="model")
-
     # -- generation -----------------------------------------------------------------------------
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        self._check_model(body.model)
+        check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
-        prompts = await self._on_text_thread(lambda: read_prompts(engine, body))
-        grammar = await self._on_text_thread(lambda: read_grammar(engine, body))
+        prompts, constraints = await self._texts.run(
+            lambda: (read_prompts(engine, body), read_constraints(engine, body))
+        )
         room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
-        max_tokens = body.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.logprobs, grammar)
+        usual = max(1, min(DEFAULT_MAX_TOKENS, room))
+        max_tokens = usual if body.max_tokens is None else body.max_tokens
+        num_scored = body.prompt_logprobs
+        if body.echo and body.logprobs is not None:
+            num_scored = max(body.logprobs, num_scored or 0)
+        params = sampling_params(
+            body, engine.default_sampling, max_tokens, body.logprobs, num_scored, **constraints
+        )
         form = CompletionFormat(
-            request.state.request_id,
+            body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
-            body.wants_usage_chunk,
-            body.logprobs is not None,
-            [prompt.text for prompt in prompts for _ in params] if body.echo else (),
+            replace(_extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
+            [prompt for prompt in prompts for _ in params],
         )
         return await self._respond(request, body, form, prompts, params)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        self._check_model(body.model)
+        check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
         use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
-        prompt = await self._on_text_thread(lambda: read_messages(engine, body, use))
-        grammar = await self._on_text_thread(lambda: read_grammar(engine, body))
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        params = sampling_params(body, engine.default_sampling, max_tokens, body.num_logprobs, grammar)
+        prompt, constraints = await self._texts.run(
+            lambda: (read_messages(engine, body, use), read_constraints(engine, body))
+        )
+        params = sampling_params(
+            body,
+            engine.default_sampling,
+            body.answer_tokens,
+            body.num_logprobs,
+            body.prompt_logprobs,
+            **constraints,
+        )
         params = [use.bind(each) for each in params]
-        await self._on_text_thread(lambda: use.check(engine, params[0].grammar))
+        await self._texts.run(lambda: use.check(engine, params[0].grammar))
         form = ChatFormat(
-            request.state.request_id,
+            body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
-            body.wants_usage_chunk,
-            bool(body.logprobs),
+            replace(_extras(body), logprobs=body.num_logprobs),
+            prompt,
             use if use.parser() else None,
         )
         return await self._respond(request, body, form, [prompt], params)
@@ -168,7 +181,9 @@ class OpenAIRoutes:
         params: Sequence[SamplingParams],
     ) -> Response:
         token_ids = [prompt.token_ids for prompt in prompts]
-        answers = Answers(self._engine, self._metrics, token_ids, params)
+        answers = Answers(
+            self._engine, self._metrics, token_ids, params, body.priority or 0, body.cache_salt or ""
+        )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
             chunks = stream(form, answers, body.wants_usage_chunk, idle_s)
@@ -177,7 +192,9 @@ class OpenAIRoutes:
             await unless_disconnected(request.receive, answers.finish())
         finally:
             answers.close()
-        return Response(form.whole(answers).model_dump_json(), media_type="application/json")
+        # Logprobs of a long prompt are megabytes of JSON, which the event loop must not wait for.
+        content = await asyncio.to_thread(lambda: form.whole(answers).model_dump_json())
+        return Response(content, media_type="application/json")
 
     def _check_num_answers(self, num_answers: int) -> None:
         """Raises 400 for more than could ever be taken."""
@@ -186,8 +203,38 @@ class OpenAIRoutes:
             message = f"{num_answers} answers are asked for, prompts times n; there may be {limit} at a time."
             raise ApiError(400, message, code="invalid_value", param="n")
 
-    async def _on_text_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
+
+def check_model(name: str | None, settings: Settings) -> None:
+    """Raises 404 for a name that this server does not have."""
+    names = settings.model_names
+    # What the server was started with is a name, too, though no list shows it.
+    if name not in (None, settings.model, *names):
+        message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
+        raise ApiError(404, message, code="model_not_found", param="model")
+
+
+class Constraints(TypedDict):
+    """What a request demands of an answer's tokens, as sampling_params() takes it."""
+
+    bad_words: tuple[tuple[int, ...], ...]
+    grammar: Grammar | None
+
+
+def read_constraints(engine: Engine, body: GenerationRequest) -> Constraints:
+    return {
+        "bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()),
+        "grammar": read_grammar(engine, body),
+    }
+
+
+def _extras(body: GenerationRequest) -> Extras:
+    return Extras(
+        usage=body.wants_usage_chunk,
+        continuous_usage=body.wants_continuous_usage,
+        prompt_logprobs=body.prompt_logprobs,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        token_ids=bool(body.return_token_ids),
+    )
 
 
 def event_stream_of(model: str) -> dict[str, Any]:

@@ -6,9 +6,13 @@ as a matter of course and that could not change an answer here. They are accepte
 
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
+    prompt_cache_breakpoint (of a content part), cache_prompt, id_slot (llama-server)      the same
+    session_id, chat_id      names that Open WebUI and others give to a conversation
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
     messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
                                             libraries leave in the messages that they send back
+
+Some fields of vLLM's are accepted only with the value that changes nothing: see Only.
 
 `reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
 is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
@@ -18,7 +22,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
@@ -31,12 +43,27 @@ from penstock_server.tools.request import (
     ToolChoice,
     ToolRef,
 )
-from penstock_server.wire import MAX_INT, Count, PositiveCount, Text, Unsupported, Wire, invalid
+from penstock_server.wire import (
+    MAX_INT,
+    Count,
+    Only,
+    OnlyFalse,
+    OnlyTrue,
+    PositiveCount,
+    Text,
+    Unsupported,
+    Wire,
+    invalid,
+)
 
 #: Most answers to one prompt, as at OpenAI.
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
+Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
 
 def _refuse_guided(value: object) -> None:
@@ -59,6 +86,8 @@ def _kind_of_text(value: object) -> str:
 class StreamOptions(Wire):
     #: A last chunk without choices tells the usage of the whole request.
     include_usage: bool | None = None
+    #: Every chunk tells the usage of its choice so far (vLLM's).
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -117,14 +146,9 @@ class StructuredOutputs(Wire):
         return self
 
 
-class GenerationRequest(Wire):
-    """What both routes have in common. None is "not said": the model's own default holds."""
+class SamplingFields(Wire):
+    """How to choose tokens and when to stop. None is "not said": the model's own default holds."""
 
-    model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
-    max_tokens: PositiveCount | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     stop: StopStrings | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -132,9 +156,6 @@ class GenerationRequest(Wire):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
-    ) = Field(None, description="What the answer must be; see also structured_outputs.")
 
     # vLLM's extensions
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
@@ -145,6 +166,53 @@ class GenerationRequest(Wire):
     stop_token_ids: list[Count] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[Count], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = Field(
+        None, description="Texts that the answer must not hold."
+    )
+    spaces_between_special_tokens: OnlyTrue = None
+    use_beam_search: OnlyFalse = None
+    early_stopping: OnlyFalse = None
+    length_penalty: Annotated[float | None, BeforeValidator(Only(1.0, 1))] = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return 1
+
+
+class GenerationRequest(SamplingFields):
+    """What both routes have in common."""
+
+    model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+    ) = Field(None, description="What the answer must be; see also structured_outputs.")
+
+    # vLLM's extensions
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Log-probabilities of the prompt's tokens, with so many likeliest ones each."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = Field(
+        None, description="Keep the last so many tokens of the prompt; -1: as many as there is room for."
+    )
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Name tokens in log-probabilities by their ids, as token_id:7."
+    )
+    request_id: RequestId | None = Field(None, description="Part of the answer's id.")
+    priority: Priority | None = Field(None, description="Lower runs earlier.")
+    cache_salt: CacheSalt | None = Field(
+        None, description="Only prompts with the same one share what was computed."
+    )
 
     structured_outputs: StructuredOutputs | None = None
 
@@ -158,11 +226,22 @@ class GenerationRequest(Wire):
 
     # accepted without effect
     user: str | None = None
+    metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    chat_id: str | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> GenerationRequest:
+    def _check_streaming(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only allowed when stream is true")
+        if self.wants_continuous_usage and not self.wants_usage_chunk:
+            raise invalid("stream_options.continuous_usage_stats", "only allowed with include_usage")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs", "not available when stream is true")
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens", "at least one token of the prompt must be kept")
         return self
 
     @model_validator(mode="after")
@@ -177,13 +256,17 @@ class GenerationRequest(Wire):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def wants_continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def num_choices(self) -> int:
-        """Answers to each prompt."""
         return self.n or 1
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def answer_tokens(self) -> int | None:
+        """Most tokens of an answer, if the request says so."""
+        return self.max_tokens
 
 
 def _kind_of_prompt(value: object) -> str:
@@ -219,8 +302,8 @@ class CompletionRequest(GenerationRequest):
     def _check_combinations(self) -> CompletionRequest:
         if self.best_of not in (None, self.num_choices):
             raise invalid("best_of", "not supported by this server, unless it equals n")
-        if self.echo and self.logprobs is not None:
-            raise invalid("echo", "not supported together with logprobs yet; send one of the two")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise invalid("max_tokens", "0 asks for no answer; only allowed with echo or prompt_logprobs")
         return self
 
     @property
@@ -232,13 +315,36 @@ class CompletionRequest(GenerationRequest):
         return self.prompt  # type: ignore[return-value]
 
 
-class TextPart(Wire):
-    type: Literal["text"]
-    text: Text
+def _check_part_type(value: object) -> object:
+    if isinstance(value, str) and value not in ("text", "refusal"):
+        message = f"{value!r} parts are not supported by this server; it takes text"
+        raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
+    return value
+
+
+class ContentPart(Wire):
+    """A piece of a message: text, or what an assistant said in its stead."""
+
+    type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    # accepted without effect
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> ContentPart:
+        if (self.text is None) == (self.type == "text") or (self.refusal is None) == (self.type == "refusal"):
+            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
+        return self
+
+    @property
+    def content(self) -> str:
+        return self.text or self.refusal or ""
 
 
 MessageContent = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[TextPart], Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[ContentPart], Tag("list")],
     Discriminator(_kind_of_text),
 ]
 
@@ -251,7 +357,7 @@ class Message(Wire):
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
-    refusal: Unsupported = None
+    refusal: Text | None = Field(None, description="Stands for the content where there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
     provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
@@ -263,6 +369,10 @@ class Message(Wire):
     def _check_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", "content is missing")
+        parts = self.content if isinstance(self.content, list) else []
+        has_refusal = self.refusal or any(part.type == "refusal" for part in parts)
+        if has_refusal and self.role != "assistant":
+            raise PydanticCustomError("unsupported_content", "only an assistant's message can be a refusal")
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
         if (self.role == "tool") != (self.tool_call_id is not None):
@@ -274,7 +384,7 @@ class Message(Wire):
         """The content, parts joined by line ends (as vLLM joins them)."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content or ())
+        return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -291,6 +401,11 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: Text | None = Field(None, description="For the model's chat template.")
 
     # vLLM's extensions
+    add_special_tokens: OnlyFalse = None
+    echo: OnlyFalse = None
+    include_reasoning: OnlyTrue = None
+    documents: Unsupported = None
+    chat_template: Unsupported = None
     add_generation_prompt: bool | None = Field(None, description="true if null")
     continue_final_message: bool | None = Field(
         None, description="The answer goes on where the last message ends."
@@ -310,7 +425,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     # accepted without effect
     safety_identifier: str | None = None
-    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
@@ -324,6 +438,8 @@ class ChatCompletionRequest(GenerationRequest):
             raise invalid("top_logprobs", "only allowed when logprobs is true")
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "contradicts add_generation_prompt")
+        if self.answer_tokens == 0 and self.prompt_logprobs is None:
+            raise invalid("max_tokens", "0 asks for no answer; only allowed with prompt_logprobs")
         return self
 
     @model_validator(mode="after")
@@ -363,6 +479,10 @@ class ChatCompletionRequest(GenerationRequest):
             case AllowedToolChoice(allowed_tools=allowed):
                 return {each.function.name for each in allowed.tools}
         return set()
+
+    @property
+    def answer_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:

@@ -15,10 +15,45 @@ Finish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
+class PromptTokensDetails(BaseModel):
+    #: Tokens whose keys and values were kept from earlier requests.
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    #: Answers are not told apart into reasoning and the rest.
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+        )
+
+
+class PromptLogprob(BaseModel):
+    """vLLM's: one token at one position of a prompt."""
+
+    logprob: float
+    #: Among all tokens; 1 is the likeliest.
+    rank: int
+    decoded_token: str
+
+
+#: By token id, one entry per token of the prompt; nothing comes before the first.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 # -- completions --------------------------------------------------------------------------------
@@ -28,9 +63,10 @@ class CompletionLogprobs(BaseModel):
     """One entry per token in each list. Log-probabilities are natural logarithms."""
 
     tokens: list[str]
-    token_logprobs: list[float]
+    #: null where nothing comes before: at the first token of a prompt.
+    token_logprobs: list[float | None]
     #: The likeliest tokens and the chosen one.
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
     #: Where each token begins, in characters from the beginning of the text.
     text_offset: list[int]
 
@@ -41,6 +77,10 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
+    # vLLM's, where asked for
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -99,6 +139,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinish
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -111,6 +152,9 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str = FINGERPRINT
     choices: list[ChatChoice]
     usage: Usage
+    # vLLM's, where asked for
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class FunctionDelta(BaseModel):
@@ -140,6 +184,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinish | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionChunk(BaseModel):
@@ -152,6 +197,7 @@ class ChatCompletionChunk(BaseModel):
     system_fingerprint: str = FINGERPRINT
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 # -- models and operations ----------------------------------------------------------------------

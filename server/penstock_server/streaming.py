@@ -25,6 +25,11 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+class NamedChunk(BaseModel):
+    #: The event's name.
+    type: str
+
+
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client leaves first.
 
@@ -59,6 +64,16 @@ async def events(chunks: AsyncGenerator[BaseModel | None, None]) -> AsyncGenerat
     except Exception as error:
         yield b"data: " + json.dumps(api_error(error).body).encode() + b"\n\n"
     yield DONE
+
+
+async def named_events(chunks: AsyncGenerator[NamedChunk | None, None]) -> AsyncGenerator[bytes, None]:
+    """The same for chunks that name their events, and that tell of errors and of the end themselves."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if chunk is None:
+                yield KEEP_ALIVE
+            else:
+                yield f"event: {chunk.type}\n".encode() + _event(chunk)
 
 
 def _event(chunk: BaseModel) -> bytes:

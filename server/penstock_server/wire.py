@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 #: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
@@ -23,6 +31,25 @@ def _refuse(value: object) -> None:
 
 #: A field of OpenAI's that we do not have: only "nothing" is accepted.
 Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
+
+
+class Only:
+    """For the type of a field of others' that we do not have: only the values that change nothing."""
+
+    def __init__(self, *neutral: object) -> None:
+        self._neutral = neutral
+
+    def __call__(self, value: object) -> object:
+        # By type as well: 0 equals False.
+        if value is None or any(value == each and type(value) is type(each) for each in self._neutral):
+            return value
+        allowed = " or ".join(map(repr, self._neutral))
+        message = f"not supported by this server, unless it is {allowed}"
+        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+
+
+OnlyTrue = Annotated[bool | None, BeforeValidator(Only(True))]
+OnlyFalse = Annotated[bool | None, BeforeValidator(Only(False))]
 
 
 def _check_text(value: str) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -311,8 +312,8 @@ def test_a_request_that_fails_is_told_and_the_engine_goes_on(
         monkeypatch.setattr(engine.engine.tokenizer, "decode", fail)
         forward = engine.engine.executor.forward
 
-        def poisoned(inputs: ModelInputs, is_cancelled: Callable[[], bool]) -> Tensor:
-            logits = forward(inputs, is_cancelled).clone()
+        def poisoned(inputs: ModelInputs, **callbacks: Any) -> Tensor:
+            logits = forward(inputs, **callbacks).clone()
             logits[inputs.input_ids[inputs.logits_indices] == 2] = torch.nan
             return logits
 

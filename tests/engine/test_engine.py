@@ -10,8 +10,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,18 +45,23 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3),
     SamplingParams(temperature=1.5, seed=1, max_tokens=30, ignore_eos=True, logprobs=0),
     SamplingParams(temperature=0.9, seed=2, top_p=0.8, max_tokens=20, ignore_eos=True, logprobs=1),
-    SamplingParams(temperature=2.0, seed=3, top_k=20, min_p=0.01, max_tokens=25, ignore_eos=True, logprobs=1),
+    SamplingParams(
+        temperature=2.0, seed=3, top_k=20, min_p=0.01, max_tokens=25, ignore_eos=True, logprobs=1,
+        prompt_logprobs=0,
+    ),
     SamplingParams(
         temperature=1.2, seed=4, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2,
         max_tokens=28, ignore_eos=True, logprobs=2,
     ),
-    SamplingParams(temperature=0, logit_bias={7: 3.0}, max_tokens=26, ignore_eos=True, logprobs=2),
+    SamplingParams(
+        temperature=0, logit_bias={7: 3.0}, max_tokens=26, ignore_eos=True, logprobs=2, prompt_logprobs=2,
+    ),
 ]  # fmt: skip
 
 
 def exact(completions: list[Completion]) -> list[tuple[object, ...]]:
     """Everything that has to be identical, floats included."""
-    return [(c.token_ids, c.logprobs, c.text, c.finish_reason) for c in completions]
+    return [(c.token_ids, c.logprobs, c.text, c.finish_reason, c.prompt_logprobs) for c in completions]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +107,27 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     with Engine.load(tiny_llama, config) as unmeasured:
         unmeasured.generate(PROMPTS[:1], PARAMS[0])
     assert unmeasured.metrics.floor_seconds == unmeasured.metrics.predicted_seconds == 0
+
+
+def test_the_layer_in_work_can_be_seen_from_outside(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer by layer, and nothing between sweeps, however one ends."""
+    with Engine.load(tiny_llama, EngineConfig(num_resident_layers=1)) as engine:
+        seen: list[int | None] = []
+        layer = engine.executor._family.layer
+
+        def watched(*arguments: Any) -> torch.Tensor:
+            seen.append(engine.streamer.current_layer)
+            return layer(*arguments)
+
+        monkeypatch.setattr(engine.executor._family, "layer", watched)
+        engine.add("r", PROMPTS[0], SamplingParams(max_tokens=2))
+        assert engine.streamer.current_layer is None and engine.metrics.last_step is None
+        engine.step()
+        assert seen == list(range(engine.spec.num_layers)) and engine.streamer.current_layer is None
+        assert engine.metrics.last_step and engine.metrics.last_step.num_tokens == len(PROMPTS[0])
+        assert engine.step(aborted={"r"}) == [] and engine.streamer.current_layer is None
 
 
 def generate_with_one_thread(folder: str, result: str) -> None:
@@ -235,6 +261,8 @@ def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> N
         ([278], SamplingParams(), "prompt"),
         ([-1], SamplingParams(), "prompt"),
         ([1], SamplingParams(logit_bias={278: 1.0}), "logit_bias"),
+        ([1], SamplingParams(allowed_token_ids=(3, 278)), "allowed_token_ids"),
+        ([1], SamplingParams(bad_words=((3,), (4, 278))), "bad_words"),
     ):
         with pytest.raises(InvalidParameter) as refused:
             engine.add("a", prompt, params)
@@ -251,7 +279,9 @@ def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> N
         ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -2),
         ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("repetition_penalty", 0.0),
         ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("logit_bias", {3: 101.0}), ("seed", 2**63),
-        ("stop", ("",)), ("max_tokens", 0), ("min_tokens", -1), ("logprobs", 21),
+        ("stop", ("",)), ("max_tokens", -1), ("min_tokens", -1), ("logprobs", 21),
+        ("prompt_logprobs", -1), ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)),
+        ("bad_words", ((),)),
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_named(name: str, value: object) -> None:
@@ -393,8 +423,8 @@ def poison(engine: Engine, token_id: int) -> None:
     """The logits after this token are no numbers."""
     forward = engine.executor.forward
 
-    def poisoned(inputs: ModelInputs, is_cancelled: Callable[[], bool]) -> torch.Tensor:
-        logits = forward(inputs, is_cancelled).clone()
+    def poisoned(inputs: ModelInputs, **callbacks: Any) -> torch.Tensor:
+        logits = forward(inputs, **callbacks).clone()
         logits[inputs.input_ids[inputs.logits_indices] == token_id] = torch.nan
         return logits
 

@@ -378,3 +378,40 @@ def test_uniform_numbers_of_neighbouring_seeds(index: int) -> None:
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.06
     following = np.array([uniform(seed + 1, index - 1) for seed in range(4000)]) if index else values[::-1]
     assert abs(np.corrcoef(values, following)[0, 1]) < 0.06
+
+
+def test_only_allowed_tokens_are_chosen() -> None:
+    logits = random_logits(50)
+    allowed = SamplingParams(temperature=0, allowed_token_ids=(7, 3, 30))
+    assert choose(logits, allowed, [1], []).token_id == max((3, 7, 30), key=lambda i: float(logits[i]))
+    drawn = {
+        choose(logits, SamplingParams(temperature=5, seed=seed, allowed_token_ids=(7, 3)), [1], []).token_id
+        for seed in range(40)
+    }
+    assert drawn == {3, 7}
+
+
+def test_allowed_and_forbidden_may_leave_nothing() -> None:
+    params = SamplingParams(temperature=0, allowed_token_ids=(7,), bad_words=((7,),))
+    sampler = Sampler(50, frozenset([0]))
+    (failed,) = sampler.sample(random_logits(50)[None], [sequence(params, [1], [])])
+    assert isinstance(failed, RequestFailed)
+
+
+def test_bad_words_as_transformers_has_them() -> None:
+    from transformers import NoBadWordsLogitsProcessor
+
+    words = [[7], [4, 5, 6], [5, 9]]
+    processor = NoBadWordsLogitsProcessor(words, eos_token_id=0)
+    params = SamplingParams(temperature=0, bad_words=tuple(map(tuple, words)))
+    for output in ([], [4], [4, 5], [5], [4, 5, 5], [5, 4]):
+        logits = torch.zeros(12)
+        logits[[6, 7, 9]] = torch.tensor([1.0, 3.0, 2.0])
+        # transformers looks at the prompt as well, so that it is given the answer alone
+        expected = processor(torch.tensor([output], dtype=torch.long), logits[None].clone())
+        assert choose(logits, params, [4, 5], output).token_id == int(expected.argmax()), output
+
+
+def test_ranks_count_from_one() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, 2.0])
+    assert [token_logprobs(logits, token, 0).rank for token in range(4)] == [4, 1, 2, 2]

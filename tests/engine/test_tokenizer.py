@@ -289,3 +289,11 @@ def test_a_tiktoken_model_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
     ids = tokenizer.encode("the water", add_special_tokens=False)
     assert ids == [258, *b" water"] and tokenizer.decode(ids) == "the water"
+
+
+def test_pieces_are_spelled_as_in_the_vocabulary(tmp_path: Path) -> None:
+    save_byte_level(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    token_ids = tokenizer.encode("the pipe") + [10**6]
+    expected = tokenizer.backend.tokenize("the pipe")
+    assert tokenizer.pieces(token_ids) == [*expected, ""]

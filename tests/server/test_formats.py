@@ -10,7 +10,8 @@ from fakes import EOS, FakeAsyncEngine, FakeTokenizer
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
 from penstock_server.answers import Answers
-from penstock_server.formats import ChatFormat, CompletionFormat, stream
+from penstock_server.formats import ChatFormat, CompletionFormat, Extras, stream
+from penstock_server.inputs import Prompt
 from penstock_server.metrics import RequestMetrics
 from penstock_server.responses import FINGERPRINT, Usage
 
@@ -19,14 +20,13 @@ pytestmark = pytest.mark.anyio
 TOKENIZER: Any = FakeTokenizer()
 
 
-def chat_format(with_usage: bool = False, has_logprobs: bool = False) -> ChatFormat:
-    return ChatFormat("id1", "tiny", TOKENIZER, with_usage, has_logprobs)
+def chat_format(**extras: Any) -> ChatFormat:
+    return ChatFormat("id1", "tiny", TOKENIZER, Extras(**extras), Prompt([1, 2]))
 
 
-def completion_format(
-    with_usage: bool = False, has_logprobs: bool = False, echoes: tuple[str, ...] = ()
-) -> CompletionFormat:
-    return CompletionFormat("id1", "tiny", TOKENIZER, with_usage, has_logprobs, echoes)
+def completion_format(*prompts: str, **extras: Any) -> CompletionFormat:
+    asked = [Prompt(list(text.encode()), text) for text in prompts or ("Hi", "Hi")]
+    return CompletionFormat("id1", "tiny", TOKENIZER, Extras(**extras), asked)
 
 
 def output(text: str, finish: FinishReason | None = None, **fields: Any) -> RequestOutput:
@@ -81,7 +81,7 @@ def test_nothing_new_is_no_chunk() -> None:
     assert completion_format().chunks(0, output("")) == []
 
 
-@pytest.mark.parametrize("form", [chat_format(True), completion_format(True)])
+@pytest.mark.parametrize("form", [chat_format(usage=True), completion_format(usage=True)])
 def test_usage_is_null_until_the_last_chunk(form: Any) -> None:
     *chunks, last = wire([*form.chunks(0, output("Hi")), form.usage_chunk(Usage.model_construct())])
     assert all(chunk["usage"] is None for chunk in chunks)
@@ -90,7 +90,7 @@ def test_usage_is_null_until_the_last_chunk(form: Any) -> None:
 
 
 def test_chat_logprobs() -> None:
-    (chunk,) = wire(chat_format(has_logprobs=True).chunks(0, output("é"))[1:])
+    (chunk,) = wire(chat_format(logprobs=1).chunks(0, output("é"))[1:])
     content = chunk["choices"][0]["logprobs"]["content"]
     assert [entry["bytes"] for entry in content] == [[0xC3], [0xA9]]
     likely = {"token": "z", "logprob": -0.1, "bytes": [122]}
@@ -99,7 +99,7 @@ def test_chat_logprobs() -> None:
 
 
 def test_tokens_without_text_still_bring_their_logprobs() -> None:
-    form = chat_format(has_logprobs=True)
+    form = chat_format(logprobs=1)
     held_back = output("", logprobs=(TokenLogprobs(EOS, -0.5),))
     (chunk,) = wire(form.chunks(0, held_back)[1:])
     (choice,) = chunk["choices"]
@@ -107,19 +107,19 @@ def test_tokens_without_text_still_bring_their_logprobs() -> None:
 
 
 def test_completion_logprobs_go_on_from_chunk_to_chunk() -> None:
-    form = completion_format(has_logprobs=True, echoes=("> ",))
+    form = completion_format("> ", echo=True, logprobs=1)
     first, second = (wire(form.chunks(0, output(text)))[0]["choices"][0]["logprobs"] for text in ("ab", "c"))
     assert first == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, -0.5],
         "top_logprobs": [{"z": -0.1, "a": -0.5}, {"z": -0.1, "b": -0.5}],
-        "text_offset": [0, 1],
+        "text_offset": [2, 3],
     }
-    assert second["text_offset"] == [2]
+    assert second["text_offset"] == [4]
 
 
 def test_completion_echoes_each_prompt_once() -> None:
-    form = completion_format(echoes=("one: ", "two: "))
+    form = completion_format("one: ", "two: ", echo=True)
     texts = [wire(form.chunks(index, output("x")))[0]["choices"][0]["text"] for index in (1, 0, 1, 0)]
     assert texts == ["two: x", "one: x", "x", "x"]
 
@@ -135,18 +135,25 @@ async def finished(n: int = 1, logprobs: int | None = None) -> Answers:
 async def test_whole_chat() -> None:
     body = chat_format().whole(await finished(n=2)).model_dump()
     assert (body["id"], body["object"]) == ("chatcmpl-id1", "chat.completion")
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 14, "total_tokens": 16}
+    assert body["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 14,
+        "total_tokens": 16,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
     assert body["choices"][1] == {
         "index": 1,
         "message": {"role": "assistant", "content": "Hello!", "refusal": None},
         "logprobs": None,
         "finish_reason": "stop",
         "stop_reason": None,
+        "token_ids": None,
     }
 
 
 async def test_whole_completion() -> None:
-    form = completion_format(has_logprobs=True, echoes=("Say ",))
+    form = completion_format("Say ", echo=True, logprobs=1)
     body = form.whole(await finished(logprobs=1)).model_dump()
     assert (body["id"], body["object"]) == ("cmpl-id1", "text_completion")
     (choice,) = body["choices"]
@@ -157,7 +164,7 @@ async def test_whole_completion() -> None:
 
 async def test_chunks_add_up_to_the_whole() -> None:
     with_usage = True
-    form = chat_format(with_usage)
+    form = chat_format(usage=with_usage)
     answers = await started()
     chunks: list[Any] = [chunk async for chunk in stream(form, answers, with_usage, None)]
     *parts, last = wire(chunks)

@@ -13,6 +13,7 @@ from penstock.errors import InvalidParameter, RequestError
 from penstock.text.chat import render_chat
 from penstock_server.errors import ApiError
 from penstock_server.inputs import (
+    read_bad_words,
     read_messages,
     read_prompts,
     sampling_params,
@@ -151,3 +152,40 @@ def test_values_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameter) as caught:
         params(**{name: value})
     assert caught.value.param == name
+
+
+def test_prompts_are_cut_at_their_beginning() -> None:
+    model: Any = FakeModel(max_model_len=20)
+
+    def kept(prompt: Any, **fields: Any) -> Any:
+        (found,) = read_prompts(model, completion(prompt=prompt, echo=True, **fields))
+        assert bytes(found.token_ids).decode() == found.text
+        return found.text
+
+    assert kept("abcdef", truncate_prompt_tokens=2) == kept([*b"abcdef"], truncate_prompt_tokens=2) == "ef"
+    assert kept("abc", truncate_prompt_tokens=9) == "abc"
+    assert kept("x" * 10 + "y" * 30, truncate_prompt_tokens=-1, max_tokens=5) == "y" * 15
+    assert kept("x" * 10 + "y" * 30, truncate_prompt_tokens=-1) == "y" * 19
+    assert len(kept("y" * 30, truncate_prompt_tokens=-1, max_tokens=0)) == 20
+    user = {"role": "user", "content": "Hi"}
+    assert rendered(user, truncate_prompt_tokens=10) == "assistant:"
+
+
+def test_bad_words_are_forbidden_after_a_space_as_well() -> None:
+    words = read_bad_words(FakeModel().tokenizer, ["ab", " c"])  # type: ignore[arg-type]
+    assert words == (tuple(b"ab"), tuple(b" ab"), tuple(b" c"))
+    with pytest.raises(ApiError) as caught:
+
+        class Silent:
+            def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+                return []
+
+        read_bad_words(Silent(), ["x"])  # type: ignore[arg-type]
+    assert caught.value.param == "bad_words"
+
+
+def test_allowed_tokens_and_what_is_told_of_the_prompt_arrive() -> None:
+    body = completion(allowed_token_ids=[3, 4])
+    (found,) = sampling_params(body, {}, 0, 1, 2, ((5,),))
+    assert (found.allowed_token_ids, found.bad_words) == ((3, 4), ((5,),))
+    assert (found.max_tokens, found.logprobs, found.prompt_logprobs) == (0, 1, 2)

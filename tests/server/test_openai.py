@@ -33,6 +33,11 @@ def test_models(client: TestClient) -> None:
     assert client.get("/models").json()["data"] == [model]
 
 
+def test_models_answer_heads(client: TestClient) -> None:
+    assert [client.head(path).status_code for path in ("/v1/models", "/models/tiny")] == [200, 200]
+    assert client.head("/v1/models/other").status_code == 404
+
+
 def test_a_models_name_may_have_slashes(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
     client = make_client(engine, model="org/tiny")
     assert client.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
@@ -320,3 +325,116 @@ def test_a_model_without_chat_template_says_what_to_do(make_client: MakeClient) 
 def test_stop_reason_is_told(client: TestClient) -> None:
     choice = complete(client, stop_token_ids=[7]).json()["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 7)
+
+
+def test_echo_with_logprobs_tells_the_prompts_as_well(client: TestClient, engine: FakeAsyncEngine) -> None:
+    choice = complete(client, echo=True, logprobs=1).json()["choices"][0]
+    assert choice["text"] == "HiHello!"
+    assert choice["logprobs"]["tokens"] == list("HiHello!")
+    assert choice["logprobs"]["text_offset"] == list(range(8))
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.75] + [-0.25] * 6
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"i": -0.75, "z": -0.5}]
+    assert "prompt_logprobs" not in choice or choice["prompt_logprobs"] is None
+    first, *rest, _ = sse_events(complete(client, echo=True, logprobs=1, stream=True).text)
+    assert first["choices"][0]["logprobs"]["tokens"] == list("HiHel")
+    assert rest[0]["choices"][0]["logprobs"]["text_offset"] == [5, 6]
+    assert [stream.params.prompt_logprobs for stream in engine.streams] == [1, 1]
+
+
+def test_scoring(client: TestClient, engine: FakeAsyncEngine) -> None:
+    answer = complete(client, prompt=["ab", "c"], echo=True, logprobs=0, max_tokens=0).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["ab", "c"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]] == [[None, -0.75], [None]]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 0)
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert [stream.params.max_tokens for stream in engine.streams] == [0, 0]
+
+
+def test_prompt_logprobs_have_vllms_shape(client: TestClient) -> None:
+    entry = {
+        "105": {"logprob": -0.75, "rank": 9, "decoded_token": "i"},
+        "122": {"logprob": -0.5, "rank": 1, "decoded_token": "z"},
+    }
+    answer = complete(client, prompt_logprobs=1, max_tokens=0).json()
+    assert answer["choices"][0]["prompt_logprobs"] == [None, entry]
+    told = chat(client, prompt_logprobs=0).json()["prompt_logprobs"]
+    assert len(told) == len("user: Hi\nassistant:") and told[0] is None
+    # The larger of two wishes is computed, each is told what it wished.
+    both = complete(client, prompt_logprobs=0, echo=True, logprobs=2).json()["choices"][0]
+    assert list(both["prompt_logprobs"][1]) == ["105"]
+    assert len(both["logprobs"]["top_logprobs"][1]) == 3
+
+
+def test_token_ids_of_prompts_and_answers(client: TestClient) -> None:
+    hello = [*b"Hello!", 256]
+    one, two = complete(client, prompt=["a", "b"], return_token_ids=True).json()["choices"]
+    assert (one["prompt_token_ids"], two["prompt_token_ids"]) == ([97], [98])
+    assert one["token_ids"] == two["token_ids"] == hello
+    answer = chat(client, return_token_ids=True).json()
+    assert answer["choices"][0]["token_ids"] == hello
+    assert bytes(answer["prompt_token_ids"]) == b"user: Hi\nassistant:"
+    assert chat(client).json()["prompt_token_ids"] is None
+
+
+def test_token_ids_in_a_stream(client: TestClient) -> None:
+    *chunks, _ = sse_events(complete(client, return_token_ids=True, stream=True).text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [[72, 105], None, None, None]
+    assert sum((choice["token_ids"] for choice in choices), []) == [*b"Hello!", 256]
+    role, *chunks, _ = sse_events(chat(client, return_token_ids=True, stream=True).text)
+    assert bytes(role["prompt_token_ids"]) == b"user: Hi\nassistant:"
+    assert sum((chunk["choices"][0]["token_ids"] for chunk in chunks), []) == [*b"Hello!", 256]
+
+
+def test_tokens_as_token_ids(client: TestClient) -> None:
+    fields = {"return_tokens_as_token_ids": True}
+    logprobs = complete(client, logprobs=1, **fields).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"][0] == "token_id:72" and "token_id:122" in logprobs["top_logprobs"][0]
+    content = chat(client, logprobs=True, **fields).json()["choices"][0]["logprobs"]["content"]
+    assert content[0]["token"] == "token_id:72"
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_usage_with_every_chunk(client: TestClient, send: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = sse_events(send(client, stream=True, stream_options=options).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 7
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_a_request_may_name_itself(client: TestClient, send: Any) -> None:
+    answer = send(client, request_id="mine:7")
+    assert answer.json()["id"].endswith("-mine:7")
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_words_and_tokens_arrive_at_the_engine(
+    client: TestClient, engine: FakeAsyncEngine, send: Any
+) -> None:
+    send(client, bad_words=["no"], allowed_token_ids=[72, 101])
+    (stream,) = engine.streams
+    assert stream.params.bad_words == (tuple(b"no"), tuple(b" no"))
+    assert stream.params.allowed_token_ids == (72, 101)
+    refused = send(client, allowed_token_ids=[257])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
+def test_a_prompt_may_be_cut(client: TestClient, engine: FakeAsyncEngine) -> None:
+    assert complete(client, prompt="x" * 2000).status_code == 400
+    assert complete(client, prompt="x" * 2000, truncate_prompt_tokens=-1).status_code == 200
+    answer = complete(client, prompt="abc", truncate_prompt_tokens=2, echo=True).json()
+    assert answer["choices"][0]["text"] == "bcHello!"
+    assert [len(stream.prompt) for stream in engine.streams] == [999, 2]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_priority_and_salt_arrive_at_the_engine(
+    client: TestClient, engine: FakeAsyncEngine, send: Any
+) -> None:
+    send(client, priority=-3, cache_salt="mine")
+    send(client)
+    client.post("/v1/responses", json={"input": "x", "priority": 5, "cache_salt": "ours"})
+    told = [(stream.options["priority"], stream.options["cache_salt"]) for stream in engine.streams]
+    assert told == [(-3, "mine"), (0, ""), (5, "ours")]

@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 import uvicorn
+from pydantic import BaseModel
 
 from fakes import FakeAsyncEngine, Script
 from penstock.errors import EngineDead
@@ -27,6 +28,8 @@ def script_of(prompt: list[int], params: SamplingParams) -> Script:
     text = bytes(prompt)
     if b"wait" in text:
         return ["Hel", asyncio.Event()]
+    if b"json" in text:
+        return ['{"value"', ": 7}"]
     if b"fail" in text:
         return ["Hel", EngineDead("secret")]
     return ["Hel", "lo", "!"]
@@ -181,3 +184,105 @@ async def test_many_clients_that_hang_up_leave_nothing_behind(server: LiveServer
     await asyncio.gather(*map(ask_and_leave, range(30)))
     assert len(server.engine.streams) == num_before + 30
     await asyncio.to_thread(server.wait_for_aborts, 30)
+
+
+def test_echo_with_logprobs_and_scoring(client: openai.OpenAI) -> None:
+    (choice,) = client.completions.create(model="tiny", prompt="Say ", echo=True, logprobs=1).choices
+    assert choice.text == "Say Hello!" and choice.logprobs is not None
+    assert choice.logprobs.tokens == list("Say Hello!")
+    assert choice.logprobs.text_offset == list(range(10))
+    scored = client.completions.create(model="tiny", prompt="Say ", echo=True, logprobs=0, max_tokens=0)
+    assert scored.choices[0].text == "Say " and scored.choices[0].finish_reason == "length"
+    assert scored.usage is not None and scored.usage.completion_tokens == 0
+
+
+def test_vllms_extensions_through_extra_body(client: openai.OpenAI) -> None:
+    extra = {"return_token_ids": True, "prompt_logprobs": 0, "truncate_prompt_tokens": 3}
+    answer = client.completions.create(model="tiny", prompt="abcdef", extra_body=extra)
+    told = answer.choices[0].model_dump()
+    assert told["prompt_token_ids"] == [*b"def"] and told["token_ids"] == [*b"Hello!", 256]
+    assert len(told["prompt_logprobs"]) == 3
+
+
+def test_usage_has_details(client: openai.OpenAI) -> None:
+    usage = client.chat.completions.create(model="tiny", messages=MESSAGES).usage
+    assert usage is not None and usage.prompt_tokens_details and usage.completion_tokens_details
+    assert usage.prompt_tokens_details.cached_tokens == usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_content_parts(client: openai.OpenAI) -> None:
+    messages: list[Any] = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Please."}]},
+    ]
+    assert client.chat.completions.create(model="tiny", messages=messages).choices
+    picture: list[Any] = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    with pytest.raises(openai.BadRequestError, match="image_url"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": picture}])
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model="tiny", input="Hi", instructions="Be kind", store=False, metadata={"a": "b"}
+    )
+    assert (response.output_text, response.status, response.metadata) == ("Hello!", "completed", {"a": "b"})
+    assert response.usage is not None and response.usage.output_tokens == 7
+    following: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        *response.output,
+        {"role": "user", "content": "?"},
+    ]
+    assert client.responses.create(model="tiny", input=following).output_text == "Hello!"
+    cut = client.responses.create(model="tiny", input="Hi", max_output_tokens=2)
+    assert cut.incomplete_details is not None and cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_responses_with_logprobs(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model="tiny", input="Hi", include=["message.output_text.logprobs"], top_logprobs=1
+    )
+    part: Any = response.output[0].content[0]  # type: ignore[union-attr]
+    assert [entry.token for entry in part.logprobs] == list("Hello!")
+
+
+def test_responses_stream(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(model="tiny", input="Hi", stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == "Hello!" and events[-1].type == "response.completed"
+    with client.responses.stream(model="tiny", input="Hi") as stream:
+        final = stream.get_final_response()
+    assert final.output_text == "Hello!" and final.usage is not None
+
+
+def test_a_responses_stream_that_fails(client: openai.OpenAI) -> None:
+    *_, last = client.responses.create(model="tiny", input="fail", stream=True)
+    assert last.type == "response.failed" and last.response.error is not None
+
+
+def test_closing_a_responses_stream_frees_it(client: openai.OpenAI, server: LiveServer) -> None:
+    stream = client.responses.create(model="tiny", input="wait", stream=True)
+    while next(stream).type != "response.output_text.delta":
+        pass
+    stream.close()
+    server.wait_for_aborts(1)
+
+
+def test_responses_are_not_kept(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="keeps none"):
+        client.responses.retrieve("resp_1")
+    with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+        client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
+    assert client.responses.input_tokens.count(model="tiny", input="Hi").input_tokens > 0
+
+
+class Number(BaseModel):
+    value: int
+
+
+def test_responses_parse(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="tiny", input="json", text_format=Number)
+    assert parsed.output_parsed == Number(value=7)
+    with client.responses.stream(model="tiny", input="json", text_format=Number) as stream:
+        assert stream.get_final_response().output_parsed == Number(value=7)

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_completion_create_params
 from pydantic import ValidationError
 
 from penstock_server import protocol
@@ -56,7 +58,6 @@ def test_what_chat_does_not_support_is_refused_by_name(name: str, value: Any) ->
 def test_what_completions_do_not_support_is_refused_by_name() -> None:
     assert refused(completion, suffix="end")["loc"] == ("suffix",)
     assert refused(completion, best_of=3)["param"] == "best_of"
-    assert refused(completion, echo=True, logprobs=1)["param"] == "echo"
 
 
 def test_empty_values_of_unsupported_fields_are_accepted() -> None:
@@ -68,6 +69,10 @@ def test_empty_values_of_unsupported_fields_are_accepted() -> None:
 def test_accepted_without_effect_as_the_module_says() -> None:
     request = chat(
         user="u",
+        session_id="s",
+        chat_id="c",
+        cache_prompt=True,
+        id_slot=-1,
         safety_identifier="s",
         metadata={"a": "b"},
         store=True,
@@ -97,8 +102,18 @@ def test_null_counts_as_absent() -> None:
         ("n", protocol.MAX_N + 1),
         ("n", "1"),
         ("n", True),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", 10**30),
+        ("allowed_token_ids", []),
+        ("bad_words", "x"),
+        ("prompt_logprobs", 21),
+        ("truncate_prompt_tokens", -2),
+        ("request_id", "a b"),
+        ("priority", 2**63),
+        ("cache_salt", ""),
+        ("spaces_between_special_tokens", False),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
         ("temperature", "hot"),
         ("temperature", math.nan),
         ("top_p", math.inf),
@@ -177,6 +192,64 @@ def test_content_may_be_text_or_parts() -> None:
 )
 def test_no_messages(message: Any) -> None:
     assert refused(chat, messages=[USER, message])["loc"][:2] == ("messages", 1)
+
+
+def test_an_unknown_part_is_named() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    error = refused(chat, messages=[{"role": "user", "content": parts}])
+    assert error["loc"][-1] == "type" and "'image_url' parts are not supported" in error["msg"]
+    for wrong in ({"type": "text"}, {"type": "text", "refusal": "x"}, {"type": "refusal", "text": "x"}):
+        assert refused(chat, messages=[{"role": "assistant", "content": [wrong]}])["loc"][:2] == (
+            "messages",
+            0,
+        )
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    request = chat(
+        messages=[{"role": "assistant", "content": [part]}, {"role": "assistant", "refusal": "Never."}]
+    )
+    assert [message.text for message in request.messages] == ["No.", "Never."]
+    for wrong in ({"content": [part]}, {"content": "x", "refusal": "x"}):
+        assert refused(chat, messages=[{"role": "user"} | wrong])["loc"] == ("messages", 0)
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_no_answer_needs_something_else_to_tell(make: Any) -> None:
+    assert refused(make, max_tokens=0)["param"] == "max_tokens"
+    assert make(max_tokens=0, prompt_logprobs=0).answer_tokens == 0
+
+
+def test_scoring_by_echo() -> None:
+    assert completion(max_tokens=0, echo=True, logprobs=1).max_tokens == 0
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_what_does_not_go_with_a_stream(make: Any) -> None:
+    assert refused(make, stream=True, prompt_logprobs=1)["param"] == "prompt_logprobs"
+    options = {"continuous_usage_stats": True}
+    error = refused(make, stream=True, stream_options=options)
+    assert error["param"] == "stream_options.continuous_usage_stats"
+    assert make(stream=True, stream_options=options | {"include_usage": True}).wants_continuous_usage
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_values_that_change_nothing_are_accepted(make: Any) -> None:
+    make(spaces_between_special_tokens=True, use_beam_search=False, length_penalty=1.0)
+    assert refused(make, use_beam_search=0)["loc"] == ("use_beam_search",)
+
+
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [
+        (CompletionRequest, completion_create_params.CompletionCreateParamsBase),
+        (ChatCompletionRequest, chat_completion_create_params.CompletionCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_openai_package_has_its_place(model: Any, params: Any) -> None:
+    """None falls to extra="forbid": each is honoured, refused as unsupported, or accepted as documented."""
+    assert set(params.__annotations__) <= set(model.model_fields)
 
 
 def test_there_must_be_a_message() -> None:

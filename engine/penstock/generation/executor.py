@@ -53,9 +53,16 @@ class Executor:
         self._kv_cache = kv_cache
 
     @torch.inference_mode()
-    def forward(self, inputs: ModelInputs, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
-        """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest."""
+    def forward(
+        self,
+        inputs: ModelInputs,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        score: Callable[[Tensor], None] = lambda hidden: None,
+    ) -> Tensor:
+        """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest. score(hidden) is
+        shown what sweep() returns, and may put rows of it through head()."""
         hidden = self.sweep(inputs, is_cancelled)
+        score(hidden)
         return self.head(hidden[inputs.logits_indices.to(hidden.device)])
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from penstock.errors import DeadlineExceeded, QueueTimeout, RequestFailed
+from penstock.errors import ComputationError, DeadlineExceeded, QueueTimeout, RequestFailed
 from penstock.generation.sampler import SampledToken
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
@@ -41,6 +41,8 @@ class RequestOutput:
     error: RequestFailed | None = None
     #: When its first step began, on the monotonic clock.
     started: float | None = None
+    #: With the first output, if asked for: one entry per prompt token, the first of them None.
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     #: Of the prompt, tokens whose K and V came from the prefix cache.
     num_cached_tokens: int = 0
 
@@ -64,6 +66,7 @@ class Request:
         self.started: float | None = None
         self._start_by, self._finish_by = start_by, finish_by
         self._eos_token_ids = tokenizer.eos_token_ids
+        self._has_told_prompt = False
         params = sequence.params
         try:
             self._detokenizer = Detokenizer(
@@ -100,6 +103,11 @@ class Request:
         say what was gained."""
         if isinstance(token, RequestFailed):
             return self._failed(token)
+        prompt_logprobs, self._has_told_prompt = self._prompt_logprobs(), True
+        if any(math.isnan(each.logprob) for each in prompt_logprobs or () if each):
+            return self._failed(ComputationError("the model computed NaN for a token of the prompt"))
+        if self.sequence.num_tokens >= self.sequence.max_total_tokens:  # no answer was asked for
+            return self._output("", [], None, FinishReason.LENGTH, None, prompt_logprobs)
         (text, token_ids), self._gained = self._gained, ("", [])
         token_ids.append(token.token_id)
         try:
@@ -112,18 +120,45 @@ class Request:
         except Exception:  # whatever a tokenizer raises must not cost the other requests
             logger.exception("the text of request %s could not be made", self.request_id)
             return self._failed(RequestFailed(NO_TEXT))
+        return self._output(text, token_ids, token, finish_reason, stop_reason, prompt_logprobs)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """What belongs to the first output, and to no other."""
+        if self.sequence.params.prompt_logprobs is None or self._has_told_prompt:
+            return None
+        return tuple(self.sequence.prompt_logprobs)
+
+    def _output(
+        self,
+        text: str,
+        token_ids: list[int],
+        token: SampledToken | None,
+        finish_reason: FinishReason | None,
+        stop_reason: str | int | None,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    ) -> RequestOutput:
         return RequestOutput(
             self.request_id,
             text,
             tuple(token_ids),
-            () if token.logprobs is None else (token.logprobs,),
+            () if token is None or token.logprobs is None else (token.logprobs,),
             self.sequence.num_prompt_tokens,
             self.sequence.num_output_tokens,
             finish_reason,
             stop_reason,
             finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
+            prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.sequence.num_cached_tokens,
         )
+
+    def expire(self, now: float) -> RequestOutput | None:
+        """What it is told if its time is up."""
+        if now >= self._finish_by:
+            num_output = self.sequence.num_output_tokens
+            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
+        if now >= self._start_by and not self.sequence.has_started:
+            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
+        return None
 
     def _was_ended_by_token(self, stop_reason: str | int | None) -> bool:
         """Not by a stop string, nor by its grammar, whose last token is text."""
@@ -139,18 +174,11 @@ class Request:
         sequence, params = self.sequence, self.sequence.params
         if sequence.matcher is None or params.logprobs is not None:
             return None
+        if params.bad_words or params.allowed_token_ids is not None:
+            return None
         forced = sequence.matcher.forced
         is_forbidden = sequence.num_output_tokens < params.min_tokens and forced in params.stop_token_ids
         return None if is_forbidden else forced
-
-    def expire(self, now: float) -> RequestOutput | None:
-        """What it is told if its time is up."""
-        if now >= self._finish_by:
-            num_output = self.sequence.num_output_tokens
-            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
-        if now >= self._start_by and not self.sequence.has_started:
-            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
-        return None
 
     def _append(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
         """New text, and why and by what the answer ends, if it does."""

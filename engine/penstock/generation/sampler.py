@@ -67,7 +67,7 @@ class Sampler:
         return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))
 
     def _adjust(self, logits: Tensor, sequence: Sequence) -> Tensor:
-        """Bias, penalties, grammar and forbidden ends, in that order, on a copy."""
+        """Bias, penalties, grammar, forbidden and allowed tokens, in that order, on a copy."""
         params, output = sequence.params, sequence.output_token_ids
         logits = logits.clone()
         if params.logit_bias:
@@ -89,7 +89,12 @@ class Sampler:
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
-        return logits
+        if forbidden := forbidden_by_words(params.bad_words, output):
+            logits[forbidden] = -torch.inf
+        if params.allowed_token_ids is None:
+            return logits
+        allowed = list(params.allowed_token_ids)
+        return torch.full_like(logits, -torch.inf).index_copy(0, torch.tensor(allowed), logits[allowed])
 
 
 def _no_number(largest: float) -> ComputationError:
@@ -99,12 +104,17 @@ def _no_number(largest: float) -> ComputationError:
     )
 
 
+def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[int]:
+    """The tokens that would complete one of `words` at the end of `output`."""
+    return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == list(word[:-1])]
+
+
 def _no_choice(sequence: Sequence) -> str:
     if sequence.matcher is None:
-        return "its penalties and forbidden stop tokens leave no token to choose"
+        return "its penalties and its allowed and forbidden tokens leave none to choose"
     if sequence.matcher.error:
         return f"its grammar can't be followed any further: {sequence.matcher.error}"
-    return "its grammar, penalties and forbidden stop tokens leave no token to choose"
+    return "its grammar, penalties and its allowed and forbidden tokens leave none to choose"
 
 
 def _mask(allowed: int, vocab_size: int) -> Tensor:
@@ -124,6 +134,8 @@ def needs_adjusting(sequence: Sequence) -> bool:
         or params.frequency_penalty
         or sequence.matcher is not None
         or sequence.num_output_tokens < params.min_tokens
+        or params.bad_words
+        or params.allowed_token_ids is not None
     )
 
 
@@ -131,9 +143,11 @@ def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs
     """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
     # In float64: a float32 sum over a large vocabulary is off by more than 1e-5.
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-    values, ids = _sorted(logprobs, min(num_top, len(logits)))
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(token_id, float(logprobs[token_id]), top)
+    # The order is that of the logits, which are sorted several times as fast.
+    _, ids = _sorted(logits, min(num_top, len(logits)))
+    top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+    rank = 1 + int((logits > logits[token_id]).sum())
+    return TokenLogprobs(token_id, float(logprobs[token_id]), top, rank)
 
 
 def draw(logits: Tensor, params: SamplingParams, u: float) -> int:

@@ -57,7 +57,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     #: Let the stop string (or stop token's text) be part of the answer.
     include_stop_str_in_output: bool = False
-    #: None: until the context is full.
+    #: None: until the context is full. 0: the prompt is computed, for its log-probabilities, and no answer.
     max_tokens: int | None = None
     #: The model's end token and stop_token_ids can't be chosen before this many tokens.
     min_tokens: int = 0
@@ -70,6 +70,12 @@ class SamplingParams:
     #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
     #: They are of the model's own distribution, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
+    #: The same for each token of the prompt but the first; they come with the first output.
+    prompt_logprobs: int | None = None
+    #: Nothing but these can be chosen. None: everything.
+    allowed_token_ids: tuple[int, ...] | None = None
+    #: Sequences of tokens that the answer must not hold: the last of one is not chosen after the others.
+    bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -90,14 +96,24 @@ class SamplingParams:
             self._check("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer")
         self._check("stop", all(self.stop), "one or more strings, none of them empty")
         if self.max_tokens is not None:
-            self._check("max_tokens", self.max_tokens >= 1, "at least 1")
+            self._check("max_tokens", self.max_tokens >= 0, "at least 0")
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
         if self.grammar is not None:
             rule = "false together with a grammar, which says itself where the answer may end"
             self._check("ignore_eos", not self.ignore_eos, rule)
-        if self.logprobs is not None:
-            self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                self._check(name, 0 <= count <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+        self._check_token_ids()
+
+    def _check_token_ids(self) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            is_good = bool(allowed) and min(allowed) >= 0
+            self._check("allowed_token_ids", is_good, "one or more token ids, or left out")
+        words = all(word and min(word) >= 0 for word in self.bad_words)
+        self._check("bad_words", words, "sequences of one or more tokens")
 
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -112,6 +128,8 @@ class TokenLogprobs:
     logprob: float
     #: The likeliest tokens, likeliest first.
     top: tuple[tuple[int, float], ...] = ()
+    #: Of the token among all; 1 is the likeliest.
+    rank: int = 0
 
 
 class Sequence:
@@ -147,10 +165,12 @@ class Sequence:
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
+        #: Of the prompt's tokens as far as they are known, if asked for; nothing comes before the first.
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         #: Of its full blocks; kept by the block manager.
         self.block_keys: list[bytes] = []
         #: False: every token is computed, because the hidden state or the logits of each are wanted.
-        self.reads_prefix_cache = True
+        self.reads_prefix_cache = params.prompt_logprobs is None
         #: Tokens of the prompt whose K and V others had computed.
         self.num_cached_tokens = 0
         #: It has been in a step, or was about to be.

@@ -89,6 +89,13 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self.backend.chat_template)
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them, such as "\u0120the"; "" for unknown ids."""
+        return [
+            self.backend.convert_ids_to_tokens(token_id) or "" if token_id in self._known_ids else ""
+            for token_id in token_ids
+        ]
+
     @cached_property
     def tool_template(self) -> str:
         """The text of the chat template that would show tools; "" without one."""

@@ -1,0 +1,142 @@
+"""/tokenize and /detokenize, in vLLM's shape and in llama-server's.
+
+vLLM sends `prompt` or `messages`, llama-server `content`; what is special around a text is added by
+default for vLLM's, and only on request for llama-server's, as they have it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field, model_validator
+
+from penstock.async_engine import AsyncEngine
+from penstock.engine import Engine
+from penstock.text.tokenizer import Tokenizer
+from penstock_server.errors import ApiError
+from penstock_server.inputs import read_messages
+from penstock_server.openai import ERRORS, check_model, require_json
+from penstock_server.operations import ready_engine
+from penstock_server.protocol import ChatCompletionRequest, Message
+from penstock_server.settings import Settings
+from penstock_server.text_thread import TextThread
+from penstock_server.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
+
+
+class TokenizeRequest(Wire):
+    """Body of POST /tokenize: one of `prompt`, `messages` and `content`."""
+
+    model: str | None = None
+    prompt: Text | None = None
+    add_special_tokens: bool | None = Field(None, description="true if null; not with messages")
+    return_token_strs: bool | None = Field(None, description="The tokens as the vocabulary spells them.")
+
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_generation_prompt: bool | None = Field(None, description="true if null")
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
+    chat_template: Unsupported = None
+    tools: Unsupported = None
+
+    # llama-server's
+    content: Text | None = None
+    add_special: bool | None = Field(None, description="false if null")
+    parse_special: OnlyTrue = None
+    with_pieces: bool | None = Field(None, description="Each token with its text, or its bytes.")
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> TokenizeRequest:
+        given = [name for name in ("prompt", "messages", "content") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise invalid(given[-1] if given else "prompt", "send one of prompt, messages and content")
+        if self.messages is not None and self.add_special_tokens:
+            raise invalid("add_special_tokens", "the chat template writes the special tokens itself")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid("continue_final_message", "contradicts add_generation_prompt")
+        return self
+
+    def token_ids(self, engine: Engine) -> list[int]:
+        if self.messages is not None:
+            chat = ChatCompletionRequest.model_construct(
+                messages=self.messages,
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+                chat_template_kwargs=self.chat_template_kwargs,
+            )
+            return read_messages(engine, chat).token_ids
+        if self.content is not None:
+            return engine.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
+        return engine.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
+
+
+class TokenPiece(BaseModel):
+    id: int
+    #: Its bytes, where those are no text by themselves.
+    piece: str | list[int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, token_id: int) -> TokenPiece:
+        data = tokenizer.token_bytes(token_id)
+        try:
+            return cls(id=token_id, piece=data.decode())
+        except UnicodeDecodeError:
+            return cls(id=token_id, piece=list(data))
+
+
+class Tokens(BaseModel):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int] | list[TokenPiece]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Wire):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Count]
+
+
+class DetokenizedText(BaseModel):
+    """The answer of /detokenize; `content` is llama-server's name for the same."""
+
+    prompt: str
+    content: str
+
+
+class TokenizationRoutes:
+    def __init__(self, engine: AsyncEngine, settings: Settings, texts: TextThread) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._texts = texts
+
+    def router(self) -> APIRouter:
+        errors: dict[int | str, dict[str, Any]] = ERRORS
+        router = APIRouter(tags=["tokens"], responses=errors, dependencies=[Depends(require_json)])
+        router.post("/tokenize")(self.tokenize)
+        router.post("/detokenize")(self.detokenize)
+        return router
+
+    async def tokenize(self, body: TokenizeRequest) -> Tokens:
+        check_model(body.model, self._settings)
+        engine = ready_engine(self._engine)
+        return await self._texts.run(lambda: tokens_of(engine, body))
+
+    async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
+        check_model(body.model, self._settings)
+        engine = ready_engine(self._engine)
+        if max(body.tokens, default=0) >= engine.spec.vocab_size:
+            message = f"tokens has an id above {engine.spec.vocab_size - 1}, the model's last."
+            raise ApiError(400, message, code="invalid_value", param="tokens")
+        text = await self._texts.run(lambda: engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        return DetokenizedText(prompt=text, content=text)
+
+
+def tokens_of(engine: Engine, body: TokenizeRequest) -> Tokens:
+    token_ids = body.token_ids(engine)
+    pieces = [TokenPiece.of(engine.tokenizer, each) for each in token_ids] if body.with_pieces else token_ids
+    strings = engine.tokenizer.pieces(token_ids) if body.return_token_strs else None
+    return Tokens(count=len(token_ids), max_model_len=engine.max_model_len, tokens=pieces, token_strs=strings)
