@@ -3,16 +3,12 @@
 import re
 import time
 import urllib.request
+import uuid
 
 import pydantic
 import pytest
 
-from penstock_client import (
-    BadRequest,
-    ContextOverflow,
-    NotFound,
-    function_tool,
-)
+from penstock_client import BadRequest, ContextOverflow, NotFound, function_tool
 
 from .fake_server import PATIENCE_S
 
@@ -28,17 +24,6 @@ def client(make_client, live_server):
 def metric(url: str, pattern: str) -> float:
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         return float(re.search(rf"^{pattern}.* (\S+)$", answer.read().decode(), re.MULTILINE)[1])
-
-
-def with_new_field(call):
-    """What `call` gives, unless this server does not have its route or its field yet."""
-    try:
-        return call()
-    except NotFound as error:
-        assert error.code == "unknown_url"
-    except BadRequest as error:
-        assert error.code == "unknown_parameter"
-    return pytest.skip("this server does not have it")
 
 
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
@@ -128,17 +113,20 @@ def test_extra_fields_reach_the_server(client):
 
 def test_tokens(client):
     text = "Once upon a time"
-    tokens = with_new_field(lambda: client.tokenize(text, add_special_tokens=False))
-    assert tokens.count == len(tokens.token_ids) == client.complete(text, max_tokens=1).usage.prompt_tokens
+    tokens = client.tokenize(text, return_token_strs=True)
+    assert tokens.count == len(tokens.token_ids) == len(tokens.token_strs)
+    assert tokens.count == client.complete(text, max_tokens=1).usage.prompt_tokens
     assert tokens.max_model_len == 512
-    assert client.detokenize(tokens.token_ids) == text
+    bare = client.tokenize(text, add_special_tokens=False)
+    assert client.detokenize(bare.token_ids) == text
     chat = client.tokenize([{"role": "user", "content": text}])
     assert chat.count == client.chat(text, max_tokens=1).usage.prompt_tokens
 
 
 def test_log_probabilities_of_a_prompt(client):
-    params = {"prompt_logprobs": 1, "return_token_ids": True, "max_tokens": 1}
-    (choice,) = with_new_field(lambda: client.complete("Once upon a time", **params)).choices
+    params = {"prompt_logprobs": 1, "return_token_ids": True, "max_tokens": 1, "temperature": 0}
+    (choice,) = client.complete("Once upon a time", **params).choices
+    assert choice.prompt_token_ids == client.tokenize("Once upon a time").token_ids
     assert choice.prompt_logprobs[0] is None
     assert all(
         token_id in position
@@ -148,26 +136,64 @@ def test_log_probabilities_of_a_prompt(client):
     assert result.unwrap().choices == (choice,)
 
 
+def test_log_probabilities_of_a_chat(client):
+    params = {"prompt_logprobs": 0, "return_token_ids": True, "max_tokens": 2, "temperature": 0}
+    answer = client.chat("Who are you?", **params)
+    assert len(answer.prompt_logprobs) == len(answer.prompt_token_ids) == answer.usage.prompt_tokens
+    del params["prompt_logprobs"]
+    streamed = client.result(client.stream_chat("Who are you?", **params))
+    assert streamed.prompt_token_ids == answer.prompt_token_ids
+    assert streamed.choices == answer.choices
+    assert len(answer.choices[0].token_ids) == 2
+
+
 def test_echo_with_log_probabilities(client):
     params = {"echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
-    try:
-        plain = client.complete("Once upon", **params)
-    except BadRequest as error:
-        assert error.param == "echo"
-        pytest.skip("this server does not have it")
+    plain = client.complete("Once upon", **params)
     assert plain.text.startswith("Once upon")
     assert plain.choices[0].logprobs[0].logprob is None
     assert client.result(client.stream_complete("Once upon", **params)).choices == plain.choices
 
 
-def test_priority(client):
-    answer = with_new_field(lambda: client.complete("Once", priority=-1, max_tokens=1))
-    assert answer.finish_reason == "length"
-
-
 def test_cached_tokens(client):
     prompt = "The same beginning, long enough to fill a block or two, and then some more of it. " * 3
-    first = client.complete(prompt, max_tokens=1)
-    if "prompt_tokens_details" not in first.usage.raw:
-        pytest.skip("this server does not have it")
-    assert client.complete(prompt, max_tokens=1).usage.cached_tokens > 0
+    mine, other = uuid.uuid4().hex, uuid.uuid4().hex
+    client.complete(prompt, max_tokens=1, cache_salt=mine)
+    assert client.complete(prompt, max_tokens=1, cache_salt=mine).usage.cached_tokens > 0
+    assert client.complete(prompt, max_tokens=1, cache_salt=other).usage.cached_tokens == 0
+
+
+#: Keywords that no other test here sends, each with a value that any server takes.
+COMMON = {
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.0,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": {17: 1.0},
+    "stop_token_ids": [0],
+    "include_stop_str_in_output": False,
+    "min_tokens": 1,
+    "allowed_token_ids": [17, 18],
+    "bad_words": ["x"],
+    "skip_special_tokens": True,
+    "priority": -1,
+    "truncate_prompt_tokens": -1,
+    "return_tokens_as_token_ids": True,
+    "request_id": "mine",
+    "user": "me",
+}
+CHAT = {
+    "max_completion_tokens": 2,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "chat_template_kwargs": {"x": 1},
+    "reasoning_effort": "low",
+}
+
+
+def test_the_server_takes_every_keyword(client):
+    assert client.complete("Once", **COMMON, add_special_tokens=True, max_tokens=2).finish_reason
+    answer = client.chat("Hi", **COMMON, **CHAT)
+    assert answer.finish_reason and "mine" in answer.id
