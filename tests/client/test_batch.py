@@ -1,5 +1,6 @@
 """Batches of AsyncClient against the fake server, and of Client against a real one that is killed."""
 
+import asyncio
 import signal
 import threading
 
@@ -204,6 +205,22 @@ def test_leaving_early_closes_the_connections(client, server):
     assert client.sleeps == []
 
 
+def test_breaking_out_closes_the_connections(client, server):
+    server.fallback = lambda received: (
+        echo(received)
+        if received.body["prompt"] == "a"
+        else Events([samples.completion_event("b")], ending="hold")
+    )
+
+    async def read() -> bool:
+        async for each in client.batch(["a", "b"]):
+            assert each.prompt == "a"
+            break
+        return await asyncio.to_thread(server.client_gone.wait, PATIENCE_S)
+
+    assert client.run(read())
+
+
 def test_an_error_of_the_source_ends_the_batch(client, server):
     server.fallback = echo
 
@@ -231,6 +248,8 @@ def test_wrong_options_are_refused_at_once(client):
         client.batch(["a"], temprature=1.0)
     with pytest.raises(TypeError, match=r"^batch_chat\(\) got an unexpected"):
         client.batch_chat(["a"], echo=True)
+    with pytest.raises(TypeError, match="several prompts"):
+        client.batch("Once")
     with pytest.raises(ValueError, match="concurrency"):
         client.batch(["a"], concurrency=0)
     with pytest.raises(ValueError, match="patience"):

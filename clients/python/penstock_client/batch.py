@@ -101,6 +101,9 @@ class _Run(Generic[P, R]):
         options: BatchOptions,
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
+        if isinstance(prompts, str):
+            # Which is iterable, too, but never meant as one prompt per character.
+            raise TypeError(f"a batch takes several prompts, such as a list, not the text {prompts!r:.100}")
         self._prompts = enumerate(prompts)
         self._total = len(prompts) if isinstance(prompts, Sized) else None
         self._ask, self._options, self._sleep = ask, options, sleep
