@@ -34,6 +34,9 @@ from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+#: How uvicorn speaks HTTP.
+HTTP: dict[str, Any] = {}
+
 #: Seconds for clients to take what is left of their answers after the engine has stopped.
 _CLOSE_TIMEOUT_S = 5
 
