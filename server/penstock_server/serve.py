@@ -10,6 +10,7 @@ were told.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -33,9 +34,6 @@ from penstock_server.plan_report import plan_table
 from penstock_server.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-#: How uvicorn speaks HTTP.
-HTTP: dict[str, Any] = {}
 
 #: Seconds for clients to take what is left of their answers after the engine has stopped.
 _CLOSE_TIMEOUT_S = 5
@@ -82,6 +80,7 @@ class _Server(uvicorn.Server):
         """Says that the model is ready; ends the process if it can't be loaded, or the engine dies."""
         try:
             await self._engine.wait_until_ready()
+            spare_the_collector()
             self._announce()
             await self._engine.wait_until_ended()
         except EngineDead as error:
@@ -153,6 +152,13 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
+
+
+def spare_the_collector() -> None:
+    """What is there now stays to the end: Python's garbage collector need not look at it again. The objects of
+    torch and transformers are so many that looking at all of them holds everybody up for 0.2 s and more."""
+    gc.collect()
+    gc.freeze()
 
 
 def address(host: str, port: int, is_https: bool = False) -> str:

@@ -125,10 +125,11 @@ def _run(loop: asyncio.AbstractEventLoop, app: Any, port: Any) -> None:
     import uvicorn
 
     from penstock_server.listener import bind
-    from penstock_server.serve import HTTP
+    from penstock_server.serve import spare_the_collector
 
+    spare_the_collector()
     listener = bind("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **HTTP)
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
     port.send(listener.getsockname()[1])
     loop.run_until_complete(uvicorn.Server(config).serve(sockets=[listener]))
 
