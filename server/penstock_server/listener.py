@@ -16,7 +16,6 @@ SEND_TIMEOUT_S = 120
 _PROBE_S = 30
 
 
-
 def bind(host: str, port: int, send_timeout_s: int = SEND_TIMEOUT_S) -> socket.socket:
     """A listening socket. Raises ConfigError if the address can't be had.
 

@@ -102,7 +102,11 @@ def serve_penstock(port: Any) -> None:
 
 def serve_bare(port: Any, chunk: bytes) -> None:
     """`max_tokens` times the same chunk, one in each round of the event loop."""
-    head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+    head = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", b"text/event-stream")],
+    }
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -217,7 +221,9 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(server_of: tuple[int, int], num_streams: int, num_requests: int, num_tokens: int) -> dict[str, Any]:
+def measure(
+    server_of: tuple[int, int], num_streams: int, num_requests: int, num_tokens: int
+) -> dict[str, Any]:
     port, pid = server_of
     client = resource.getrusage(resource.RUSAGE_SELF)
     began, server_s = time.perf_counter(), cpu_s(pid)
@@ -290,7 +296,9 @@ def one_chunk(sample: bytes) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="the server's own time: streams of an engine that takes none")
+    parser = argparse.ArgumentParser(
+        description="the server's own time: streams of an engine that takes none"
+    )
     parser.add_argument("--streams", type=int, default=64, help="connections at the same time")
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128, help="per answer")
@@ -307,7 +315,9 @@ def main() -> None:
         ceiling = costs(bare, options)
     del ceiling["sample"], ceiling["num_events"]
     found |= {f"bare_{name}": value for name, value in ceiling.items()}
-    print(f"{options.streams} streams of chat completions, {options.tokens} tokens each, {len(chunk)} bytes each")
+    print(
+        f"{options.streams} streams of chat completions, {options.tokens} tokens each, {len(chunk)} bytes each"
+    )
     for name, value in found.items():
         print(f"  {name:18} {value:10.3f}")
     print(json.dumps({"bench": "server_overhead"} | {name: round(value, 3) for name, value in found.items()}))

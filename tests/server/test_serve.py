@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shlex
 import shutil
@@ -133,6 +134,21 @@ async def test_a_signal_ends_it_cleanly(
     await task
     assert engine.is_stopped
     assert "tiny is ready" in capsys.readouterr().out
+
+
+async def test_the_garbage_collector_leaves_alone_what_was_loaded(started: Any) -> None:
+    """A look at all objects of the libraries would hold up every stream, each time."""
+    gc.unfreeze()
+    engine, task, port = await started()
+    await ask(port, "/health")
+    assert gc.get_freeze_count() == 0
+    engine.loaded.set_result(None)
+    while " 200 " not in await ask(port, "/health"):
+        pass
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    signal.raise_signal(signal.SIGTERM)
+    await task
+    gc.unfreeze()
 
 
 async def a_running_request(engine: Loading, port: int, **fields: Any) -> asyncio.Task[str]:
