@@ -33,7 +33,7 @@ class BodyLimit:
             """The connection ends with the message that says that no more comes. Clients that still send then
             would be told of that in place of the answer, which may not have been read yet."""
             if body.is_too_large and message["type"] == "http.response.body" and not message.get("more_body"):
-                await send(message | {"more_body": True})
+                await send({**message, "more_body": True})
                 await body.discard()
                 message = {"type": "http.response.body", "body": b""}
             await send(message)

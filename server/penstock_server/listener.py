@@ -9,18 +9,19 @@ from penstock.errors import ConfigError
 #: Connections that are not established yet; a burst of clients should not be turned away.
 _BACKLOG = 2048
 
-#: Seconds after which a client is gone that takes nothing of what is sent, though its machine may answer. What
-#: it would be sent meanwhile waits in memory.
+#: Seconds after which a client is gone that takes nothing of what is sent, though its machine may answer.
+#: What it would be sent meanwhile waits in memory.
 SEND_TIMEOUT_S = 120
-#: Seconds of silence after which a client's machine is asked whether it is still there, and between two questions.
+#: Seconds of silence after which a client's machine is asked whether it is still there, and between two
+#: questions.
 _PROBE_S = 30
 
 
 def bind(host: str, port: int, send_timeout_s: int = SEND_TIMEOUT_S) -> socket.socket:
     """A listening socket. Raises ConfigError if the address can't be had.
 
-    Connections that it accepts end when the client's machine does not answer any more, or when the client takes
-    nothing for `send_timeout_s`: the system sees to that, where it can.
+    Connections that it accepts end when the client's machine does not answer any more, or when the client
+    takes nothing for `send_timeout_s`: the system sees to that, where it can.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that name it

@@ -155,8 +155,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 
 def spare_the_collector() -> None:
-    """What is there now stays to the end: Python's garbage collector need not look at it again. The objects of
-    torch and transformers are so many that looking at all of them holds everybody up for 0.2 s and more."""
+    """What is there now stays to the end: Python's garbage collector need not look at it again. The objects
+    of torch and transformers are so many that a look at all of them holds everybody up for 0.3 s."""
     gc.collect()
     gc.freeze()
 

@@ -3,9 +3,9 @@
     python tests/bench/server_overhead.py [--streams 64] [--tokens 128] [--requests 512]
 
 The real application, uvicorn and the engine's thread run in a process of their own; each token is a step, and
-a step begins when the event loop has seen the one before. Beside it, as the ceiling, the least application that
-sends as many chunks of the same size. CPU seconds are of the server's process; what one more token costs is the
-difference between long and short answers. Prints a card, and one line of JSON last.
+a step begins when the event loop has seen the one before. Beside it, as the ceiling, the least application
+that sends as many chunks of the same size. CPU seconds are of the server's process; what one more token costs
+is the difference between long and short answers. Prints a card, and one line of JSON last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import resource
-import socket
 import statistics
 import sys
 import threading
@@ -266,7 +265,7 @@ def health_probe(port: int, latencies: list[float]) -> Any:
 
 
 def costs(server_of: tuple[int, int], options: argparse.Namespace) -> dict[str, Any]:
-    """Of the process: microseconds per request and per further token; of the fastest of the rounds: the rest."""
+    """Microseconds of the process per request and per further token; the rest is of the fastest round."""
     streams, requests, tokens = options.streams, options.requests, options.tokens
     measure(server_of, streams, streams, tokens)  # warm up
     shorts = [measure(server_of, streams, requests, 1) for _ in range(options.rounds)]
@@ -316,7 +315,7 @@ def main() -> None:
     del ceiling["sample"], ceiling["num_events"]
     found |= {f"bare_{name}": value for name, value in ceiling.items()}
     print(
-        f"{options.streams} streams of chat completions, {options.tokens} tokens each, {len(chunk)} bytes each"
+        f"{options.streams} streams of chat completions, {options.tokens} chunks each of {len(chunk)} bytes"
     )
     for name, value in found.items():
         print(f"  {name:18} {value:10.3f}")
@@ -330,7 +329,7 @@ def wait_until_ready(port: int) -> None:
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
                 return
-        except (ConnectionError, socket.timeout):
+        except ConnectionError:
             pass
         finally:
             connection.close()

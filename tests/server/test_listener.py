@@ -42,7 +42,7 @@ def test_an_address_that_is_not_ours_is_told() -> None:
 @pytest.mark.anyio
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such limit")
 async def test_a_client_that_takes_nothing_is_cut() -> None:
-    """It stays connected and never reads; the server learns that it is gone, with its answer not yet taken."""
+    """It stays connected and never reads: its connection ends, though its answer was not taken."""
     is_lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     class Flood(asyncio.Protocol):
