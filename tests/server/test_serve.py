@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import resource
 import shlex
 import shutil
 import signal
@@ -279,10 +280,16 @@ async def test_a_model_that_can_not_be_loaded_ends_it(started: Any) -> None:
 
 
 def test_serve_leaves_with_success_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is allowed as many connections as the system lets it have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+
     async def run(settings: Settings, listener: socket.socket) -> None:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(serve, "_serve", run)
     with pytest.raises(SystemExit) as caught:
         serve.serve(Settings(model="tiny"), bind("127.0.0.1", 0))
     assert caught.value.code == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
