@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock.async_engine import EngineStatus
@@ -18,6 +19,7 @@ from penstock.errors import EngineDead, RequestError
 from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
 
@@ -94,7 +96,9 @@ class FakeModel:
         self.is_context_cut = False
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
+        self.streamer = SimpleNamespace(current_layer=None)
         self.plan: MemoryPlan | None = None
+        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer

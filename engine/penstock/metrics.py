@@ -64,6 +64,7 @@ class EngineMetrics:
     #: Of what feeds a GPU, memory that is pinned, and that could not be.
     pinned_bytes: int = 0
     unpinned_bytes: int = 0
+    last_step: StepStats | None = None
     #: By name: what went over each link.
     links: dict[str, Traffic] = field(default_factory=dict)
     #: Tokens in all steps; and how many steps had up to each number of STEP_TOKENS (and more than the one
@@ -72,6 +73,7 @@ class EngineMetrics:
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
     def record(self, step: StepStats) -> None:
+        self.last_step = step
         self.num_steps += 1
         self.step_seconds += step.duration_s
         self.stall_seconds += step.stall_s

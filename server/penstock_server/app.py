@@ -27,6 +27,7 @@ from penstock_server.errors import api_error
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
+from penstock_server.page import page_routes
 from penstock_server.rate_limit import RateLimit
 from penstock_server.request_context import RequestContext
 from penstock_server.request_info import TimeLimits
@@ -78,6 +79,8 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     for routes in (openai.router(), responses.router(), tokenization.router()):
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
+    if settings.ui:
+        app.router.routes.extend(page_routes())
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, _answer_error)
     _add_layers(app, settings, metrics, drain, tracer)

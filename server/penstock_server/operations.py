@@ -1,11 +1,13 @@
 """What operators and their tools ask: is it alive, is it ready, which version, how is it doing.
 
-None of these waits for the engine's thread, and all but /metrics are open to everyone. /health/live
+None of these waits for the engine's thread, and all but /metrics and /v1 are open to everyone. /health/live
 says whether a restart would help; /health and /health/ready whether requests can be answered.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +20,16 @@ from penstock.engine import Engine
 from penstock_server import __version__
 from penstock_server.errors import RETRY_AFTER_S, ApiError, unavailable
 from penstock_server.metrics import RequestMetrics
-from penstock_server.plan_report import plan_data
+from penstock_server.page import UI_PATH
+from penstock_server.plan_report import plan_data, step_data
 from penstock_server.responses import Health, Version
 
 #: Paths (and what is below them) that need no API key.
 OPEN_PATHS = ("/health", "/ping", "/version")
 METRICS_PATH = "/metrics"
+
+#: What the engine does at this moment: asked for several times a second by whoever watches.
+STATS_PATH = "/v1/engine/stats"
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": Health, "description": "loading, draining, dead or stopped"}
@@ -44,6 +50,7 @@ class OperationRoutes:
         router.get("/version")(self.version)
         router.get(METRICS_PATH, response_class=Response)(self.metrics)
         router.get("/v1/plan")(self.plan)
+        router.get(STATS_PATH)(self.stats)
         return router
 
     async def ready(self) -> Response:
@@ -64,11 +71,20 @@ class OperationRoutes:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def plan(self) -> dict[str, Any]:
-        """What lies where: bytes, homes of layers, budgets. 503 while the model loads."""
-        plan = ready_engine(self._engine).plan
-        if plan is None:
+        """What lies where: bytes, homes of layers, budgets; and how long a step of one token should take. 503
+        while the model loads."""
+        engine = ready_engine(self._engine)
+        if engine.plan is None:
             raise ApiError(404, "this engine was not loaded by a plan")
-        return plan_data(plan)
+        return plan_data(engine.plan) | {"step": step_data(engine.predict(1, 1))}
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
+        `time_s` is a clock: differences of two answers over its difference are rates. 503 while the model
+        loads."""
+        engine = ready_engine(self._engine)
+        now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
+        return now | dataclasses.asdict(engine.metrics)
 
     def _health(self) -> Health:
         status = self._engine.status
@@ -84,13 +100,13 @@ class OperationRoutes:
 
 
 def is_open(path: str) -> bool:
-    """Whether everyone may ask for it, without a key."""
-    return any(path == each or path.startswith(each + "/") for each in OPEN_PATHS)
+    """Whether everyone may ask for it, without a key: also the page, for which a browser can't send one."""
+    return path == "/" or any(path == each or path.startswith(each + "/") for each in (*OPEN_PATHS, UI_PATH))
 
 
 def is_operational(path: str) -> bool:
     """Whether probes and scrapers ask for it, and not users."""
-    return is_open(path) or path == METRICS_PATH
+    return is_open(path) or path in (METRICS_PATH, STATS_PATH)
 
 
 def ready_engine(engine: AsyncEngine) -> Engine:

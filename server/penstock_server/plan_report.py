@@ -105,12 +105,13 @@ def predictions(
 def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: HardwareProfile) -> dict[str, Any]:
     return {
         "plan": plan_data(plan),
-        "steps": {
-            name: dataclasses.asdict(step) | {"seconds": step.seconds, "binding": step.binding}
-            for name, step in steps.items()
-        },
+        "steps": {name: step_data(step) for name, step in steps.items()},
         "hardware": dataclasses.asdict(hardware),
     }
+
+
+def step_data(step: StepPrediction) -> dict[str, Any]:
+    return dataclasses.asdict(step) | {"seconds": step.seconds, "binding": step.binding}
 
 
 def plan_data(plan: MemoryPlan) -> dict[str, Any]:

@@ -336,6 +336,7 @@ class Settings:
         "auto",
         choices=get_args(ParserChoice),
     )
+    ui: bool = _setting("server", "serve a web page at /", True, parse=parse_bool)
     shutdown_timeout: float = _setting(
         "server",
         "seconds that running requests have to finish after SIGTERM or Ctrl-C, while new ones get a 503",

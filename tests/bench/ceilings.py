@@ -48,29 +48,35 @@ def memory_read_gbps(repeats: int = 5) -> float:
     return total / min(median_seconds(reader, repeats) for reader in readers) / 1e9
 
 
-def int8_gops(num_threads: int, repeats: int = 5) -> float:
-    """10^9 INT8 multiplications and additions a second: what the cores do on registers alone (peak.c), where
-    they have AVX512-VNNI and there is a compiler; otherwise the faster of torch's products of [1024, 2048]
-    by [2048, 11264], plain and prepacked."""
-    peak = _peak_gops(num_threads, repeats) if "avx512" in compiled_builds() else 0.0
+#: Flags of the compiler, and operations per round of peak.c: 12 * 64 pairs of INT8, or 12 * 16 of int16,
+#: which stand for two rows of INT8 each.
+PEAKS = {"avx512": (["-mavx512f", "-mavx512vnni"], 12 * 64 * 2), "avx2": (["-mavx2"], 12 * 16 * 2 * 2)}
+
+
+def int8_gops(num_threads: int, repeats: int = 5, build: str | None = None) -> float:
+    """10^9 INT8 multiplications and additions a second: what the cores do on registers alone (peak.c) with
+    the instructions of that build of cpu.c (the best one that there is), where there is a compiler; otherwise
+    the faster of torch's products of [1024, 2048] by [2048, 11264], plain and prepacked."""
+    peak = _peak_gops(build or compiled_builds()[0], num_threads, repeats) if compiled_builds() else 0.0
     return peak or _gemm_gops(repeats)
 
 
-def _peak_gops(num_threads: int, repeats: int) -> float:
-    """0 without a compiler."""
+def _peak_gops(build: str, num_threads: int, repeats: int) -> float:
+    """0 without a compiler, and for builds that name no instructions."""
     compiler = shutil.which("cc")
-    if compiler is None:
+    if compiler is None or build not in PEAKS:
         return 0.0
+    flags, operations = PEAKS[build]
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/peak.so"
-        flags = ["-O3", "-mavx512f", "-mavx512vnni", "-shared", "-fPIC"]
-        subprocess.run([compiler, *flags, str(Path(__file__).parent / "peak.c"), "-o", library], check=True)
+        source = str(Path(__file__).parent / "peak.c")
+        subprocess.run([compiler, "-O3", *flags, "-shared", "-fPIC", source, "-o", library], check=True)
         peak = ctypes.CDLL(library).penstock_peak
     peak.argtypes = (ctypes.c_int64,)
     rounds = 2_000_000
     with ThreadPoolExecutor(num_threads) as threads:
         seconds = median_seconds(lambda: list(threads.map(peak, [rounds] * num_threads)), repeats)
-    return num_threads * rounds * 12 * 64 * 2 / seconds / 1e9
+    return num_threads * rounds * operations / seconds / 1e9
 
 
 def _gemm_gops(repeats: int) -> float:

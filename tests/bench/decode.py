@@ -1,8 +1,10 @@
-"""A 1.1-billion-parameter Llama (TinyLlama's shape, random INT8 weights, all in RAM): decode tokens/s at
-1, 8 and 32 sequences and prompt tokens/s at 512, beside this machine's ceilings and transformers' eager
-bfloat16, all in one run. Prints a card, and one JSON line last.
+"""A model of a known shape, with random INT8 weights, all in RAM: decode tokens/s at 1, 8 and 32 sequences
+and prompt tokens/s at 512, beside this machine's ceilings and peers (transformers' eager bfloat16; llama.cpp
+with Q8_0, if llama-cpp-python is there: peer_llama_cpp.py says how), all in turn in one run. Prints a card,
+and one JSON line last.
 
-    make bench            (or: python tests/bench/decode.py [--activations int8] [--no-transformers])
+    make bench            (or: python tests/bench/decode.py [--activations int8] [--peers llama.cpp]
+                                                            [--shape solar-10.7b])
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import argparse
 import json
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 import torch
 from ceilings import int8_gops, memory_read_gbps
-from synthetic import TINYLLAMA, step_weight_bytes, synthetic_engine
+from synthetic import step_weight_bytes, synthetic_engine
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
 from penstock.memory.hardware import num_physical_cores
+from penstock.model.shapes import find_shape
 
 BATCHES = (1, 8, 32)
 CONTEXT = 64  # tokens before the decode steps that are timed
@@ -29,9 +33,8 @@ ROUNDS = 3
 
 
 def prompt_tokens(num_tokens: int, seed: int) -> list[int]:
-    return torch.randint(
-        3, TINYLLAMA["vocab_size"], (num_tokens,), generator=torch.Generator().manual_seed(seed)
-    ).tolist()
+    """Token ids that every vocabulary has."""
+    return torch.randint(3, 30000, (num_tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
@@ -61,13 +64,19 @@ def prompt_s(engine: Engine) -> float:
     return time.perf_counter() - started
 
 
+class Peer(Protocol):
+    def decode_step_s(self, num_seqs: int, num_steps: int) -> float: ...
+
+    def prompt_s(self) -> float: ...
+
+
 class Eager:
     """transformers' own model of the same shape in bfloat16."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: dict[str, Any]) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(**{k: v for k, v in TINYLLAMA.items() if k != "architectures"})
+        config = LlamaConfig(**{k: v for k, v in shape.items() if k != "architectures"})
         config._attn_implementation = "eager"
         torch.set_default_dtype(torch.bfloat16)
         self.model = LlamaForCausalLM(config).eval()
@@ -93,7 +102,27 @@ class Eager:
         return time.perf_counter() - started
 
 
-def measure(engine: Engine, eager: Eager | None) -> dict[str, Any]:
+class LlamaCpp:
+    """llama.cpp's of the same shape, whose file is written once."""
+
+    def __init__(self, shape: str) -> None:
+        from peer_llama_cpp import Llama, model_file
+
+        path, num_threads = model_file(shape), num_physical_cores()
+        self._llama = Llama(path, max(BATCHES), num_threads, CONTEXT + 16)
+        self._prompts = Llama(path, 1, num_threads, PROMPT)
+
+    def decode_step_s(self, num_seqs: int, num_steps: int) -> float:
+        self._llama.clear()
+        self._llama.step(num_seqs, 0)
+        return statistics.median(self._llama.step(num_seqs, 1 + index) for index in range(num_steps))
+
+    def prompt_s(self) -> float:
+        self._prompts.clear()
+        return self._prompts.prompt(prompt_tokens(PROMPT, 0))
+
+
+def measure(engine: Engine, peers: dict[str, Peer]) -> dict[str, Any]:
     """Rounds of everything in turn, so that a drift of the machine meets all alike; medians."""
     samples: dict[str, list[float]] = {}
 
@@ -106,10 +135,10 @@ def measure(engine: Engine, eager: Eager | None) -> dict[str, Any]:
         torch.set_num_threads(num_threads)
         note("memory_read_gbps", memory_read_gbps())
         note("int8_gops", int8_gops(num_threads))
-        if eager is not None:
+        for name, peer in peers.items():
             for num_seqs in BATCHES:
-                note(f"eager_decode_{num_seqs}_s", eager.decode_step_s(num_seqs, 4))
-            note("eager_prompt_s", eager.prompt_s())
+                note(f"{name}_decode_{num_seqs}_s", peer.decode_step_s(num_seqs, 4))
+            note(f"{name}_prompt_s", peer.prompt_s())
         torch.set_num_threads(own_threads)
         for num_seqs in BATCHES:
             note(f"decode_{num_seqs}_s", decode_step_s(engine, num_seqs, 12 if num_seqs < 32 else 6))
@@ -117,13 +146,21 @@ def measure(engine: Engine, eager: Eager | None) -> dict[str, Any]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def report(engine: Engine, activations: str, m: dict[str, Any]) -> None:
+def report(engine: Engine, shape: str, activations: str, peers: Collection[str], m: dict[str, Any]) -> None:
     """The card, then the JSON line."""
     weight_bytes = step_weight_bytes(engine)
     rows = 2 if activations == "int16" else 1
-    print(f"1.1B Llama shape, INT8 weights, {activations} activations, kernels {engine_kernels(engine)},")
+    print(f"{shape}, INT8 weights, {activations} activations, kernels {engine_kernels(engine)},")
     print(f"{num_physical_cores()} threads; weights read per step: {weight_bytes / 1e9:.2f} GB")
     print(f"ceilings: memory read {m['memory_read_gbps']:.1f} GB/s, INT8 {m['int8_gops']:.0f} GOPS")
+
+    def beside(what: str, num_tokens: int) -> str:
+        """The peers' rates, and how many times as fast we are."""
+        return "".join(
+            f"; {name} {num_tokens / m[f'{name}_{what}']:.1f} ({m[f'{name}_{what}'] / m[what]:.1f} times)"
+            for name in peers
+        )
+
     for num_seqs in BATCHES:
         seconds = m[f"decode_{num_seqs}_s"]
         floor = max(
@@ -131,20 +168,18 @@ def report(engine: Engine, activations: str, m: dict[str, Any]) -> None:
             2 * rows * num_seqs * weight_bytes / m["int8_gops"] / 1e9,
         )
         m[f"decode_{num_seqs}_floor_share"] = floor / seconds
-        line = (
+        print(
             f"decode, {num_seqs:2} sequences: {num_seqs / seconds:7.1f} tokens/s, {seconds * 1e3:6.1f} ms a "
             f"step, {floor / seconds:4.0%} of the floor ({weight_bytes / seconds / 1e9:.1f} GB/s)"
+            + beside(f"decode_{num_seqs}_s", num_seqs)
         )
-        eager = m.get(f"eager_decode_{num_seqs}_s")
-        print(line + (f"; transformers bf16 {num_seqs / eager:.1f} tokens/s" if eager else ""))
     seconds = m["prompt_s"]
     matrix_bytes = sum(layout.num_bytes for layout in engine.streamer.store.layouts)
     floor = 2 * rows * PROMPT * matrix_bytes / m["int8_gops"] / 1e9
     m["prompt_floor_share"] = floor / seconds
     line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"
-    eager = m.get("eager_prompt_s")
-    print(line + (f"; transformers bf16 {PROMPT / eager:.0f} tokens/s" if eager else ""))
-    print(json.dumps({"bench": "decode-1.1b", "activations": activations, **m}))
+    print(line + beside("prompt_s", PROMPT))
+    print(json.dumps({"bench": f"decode {shape}", "activations": activations, **m}))
 
 
 def engine_kernels(engine: Engine) -> str:
@@ -156,12 +191,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--activations", choices=("int16", "int8"), default="int16")
     parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto")
-    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--shape", default="tinyllama-1.1b")
+    parser.add_argument("--peers", nargs="*", choices=("transformers", "llama.cpp"), default=["transformers"])
     options = parser.parse_args()
     config = EngineConfig(activations=options.activations, kernels=options.kernels)
-    engine = synthetic_engine(TINYLLAMA, config, num_kv_tokens=8192)
-    eager = None if options.no_transformers else Eager()
-    report(engine, options.activations, measure(engine, eager))
+    shape = find_shape(options.shape)
+    engine = synthetic_engine(shape, config, num_kv_tokens=8192)
+    makers: dict[str, Callable[[], Peer]] = {
+        "transformers": lambda: Eager(shape),
+        "llama.cpp": lambda: LlamaCpp(options.shape),
+    }
+    peers = {name: makers[name]() for name in options.peers}
+    report(engine, options.shape, options.activations, peers, measure(engine, peers))
 
 
 if __name__ == "__main__":

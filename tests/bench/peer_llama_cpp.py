@@ -25,6 +25,7 @@ import numpy
 from penstock.model.shapes import find_shape
 
 NUM_STEPS, CONTEXT = 3, 64
+SHAPES = Path.home() / ".cache" / "penstock" / "shapes"
 
 
 def write_model(path: Path, shape: dict[str, Any]) -> None:
@@ -81,17 +82,29 @@ def write_model(path: Path, shape: dict[str, Any]) -> None:
     writer.close()
 
 
+def model_file(shape: str, folder: Path = SHAPES) -> Path:
+    """Written, unless it is there."""
+    path = folder / f"{shape}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        write_model(partial, find_shape(shape))
+        partial.rename(path)
+    return path
+
+
 class Llama:
     """A loaded model, through the library's own interface: its Python class knows one sequence only."""
 
-    def __init__(self, path: Path, max_seqs: int, num_threads: int) -> None:
+    def __init__(self, path: Path, max_seqs: int, num_threads: int, context: int = CONTEXT) -> None:
+        """`context`: tokens of each sequence."""
         llama_cpp.llama_backend_init()
         self.max_seqs = max_seqs
         self._model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = CONTEXT * max_seqs, max_seqs
+        params.n_ctx, params.n_seq_max = context * max_seqs, max_seqs
         params.n_threads = params.n_threads_batch = num_threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
 
@@ -100,15 +113,24 @@ class Llama:
 
     def step(self, num_seqs: int, position: int) -> float:
         """Seconds of a step in which each sequence gets a token."""
-        batch = llama_cpp.llama_batch_init(num_seqs, 0, self.max_seqs)
-        batch.n_tokens = num_seqs
-        for index in range(num_seqs):
-            batch.token[index], batch.pos[index] = 300 + index, position
-            batch.n_seq_id[index], batch.logits[index] = 1, 1
-            batch.seq_id[index][0] = index
+        return self._decode([(300 + index, position, index, True) for index in range(num_seqs)])
+
+    def prompt(self, token_ids: list[int]) -> float:
+        """Seconds of a prompt in the first sequence."""
+        last = len(token_ids) - 1
+        return self._decode([(token, index, 0, index == last) for index, token in enumerate(token_ids)])
+
+    def _decode(self, tokens: list[tuple[int, int, int, bool]]) -> float:
+        """(token, position, sequence, are its logits wanted) -> seconds."""
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, self.max_seqs)
+        batch.n_tokens = len(tokens)
+        for index, (token, position, sequence, is_wanted) in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, position
+            batch.n_seq_id[index], batch.logits[index] = 1, is_wanted
+            batch.seq_id[index][0] = sequence
         started = time.perf_counter()
         code = llama_cpp.llama_decode(self._context, batch)
-        _ = llama_cpp.llama_get_logits(self._context)[0]
+        _ = llama_cpp.llama_get_logits(self._context)[0]  # waits for them
         seconds = time.perf_counter() - started
         llama_cpp.llama_batch_free(batch)
         assert code == 0, code
@@ -118,16 +140,11 @@ class Llama:
 def main() -> None:
     parser = argparse.ArgumentParser(description="decode steps of llama.cpp with random weights")
     parser.add_argument("--shape", default="solar-10.7b")
-    parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "penstock" / "shapes")
+    parser.add_argument("--folder", type=Path, default=SHAPES)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    path = options.folder / f"{options.shape}.gguf"
-    if not path.exists():
-        options.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        write_model(partial, find_shape(options.shape))
-        partial.rename(path)
+    path = model_file(options.shape, options.folder)
     started = time.perf_counter()
     llama = Llama(path, max(options.sequences), options.threads)
     result: dict[str, Any] = {"bench": "llama.cpp", "shape": options.shape}

@@ -23,19 +23,6 @@ from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, ModelTensors
 from penstock.weights.streamer import LayerStreamer
 
-TINYLLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "intermediate_size": 5632,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
-
 
 class RandomStore:
     """A WeightStore that invents what it would read: integers over the whole range, scales that keep

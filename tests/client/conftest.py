@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from end_to_end.server_process import ServerProcess
 from penstock_client import AsyncClient, Client, PenstockError
 
 from .fake_server import FakeServer
@@ -52,6 +53,12 @@ class SyncFace:
         """Enter the stream, read so many chunks, and leave."""
         with stream as entered:
             return [next(entered) for _ in range(num_chunks)]
+
+    def result(self, stream: Any) -> Any:
+        return stream.result()
+
+    def collect(self, batch: Any) -> list[Any]:
+        return list(batch)
 
     def close_stream(self, stream: Any) -> None:
         stream.close()
@@ -104,6 +111,17 @@ class AsyncFace:
         chunks: list[Any] = self.run(peek())
         return chunks
 
+    def result(self, stream: Any) -> Any:
+        return self.run(stream.result())
+
+    def collect(self, batch: Any) -> list[Any]:
+        async def collect() -> list[Any]:
+            async with batch as results:
+                return [result async for result in results]
+
+        results: list[Any] = self.run(collect())
+        return results
+
     def close_stream(self, stream: Any) -> None:
         self.run(stream.aclose())
 
@@ -134,6 +152,13 @@ def sleeping_server() -> Iterator[FakeServer]:
 def server(sleeping_server: FakeServer) -> FakeServer:
     sleeping_server.start()
     return sleeping_server
+
+
+@pytest.fixture(scope="session")
+def live_server() -> Iterator[ServerProcess]:
+    """A real server on the demo model, for tests that leave it as it was."""
+    with ServerProcess("demo", "--max-model-len", "512") as server:
+        yield server.wait_until_ready()
 
 
 @pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])

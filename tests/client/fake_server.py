@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,11 +50,12 @@ class Events:
 
     "end": as HTTP wants. "cut": the connection closes in the middle of the body. "reset": the
     same, rudely, after the test has set `server.proceed`. "hold": nothing more comes until the
-    client leaves, which sets `server.client_gone`.
+    client leaves, which sets `server.client_gone`. pause_s: after each block.
     """
 
     blocks: Sequence[bytes]
     ending: Literal["end", "cut", "reset", "hold"] = "end"
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        content = self.rfile.read(int(self.headers.get("content-length", 0)))
+        length = int(self.headers.get("content-length", 0))
+        content = self.rfile.read(length)
+        if len(content) < length:
+            self.close_connection = True  # the client left while it was asking
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(content) if content else None
         match self.server.fake.next_answer(Received(self.command, self.path, headers, body)):
@@ -179,6 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_head(200, {"content-type": content_type, "transfer-encoding": "chunked"})
         for block in events.blocks:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(block), block))
+            time.sleep(events.pause_s)
         match events.ending:
             case "end":
                 self.wfile.write(b"0\r\n\r\n")

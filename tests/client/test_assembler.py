@@ -1,30 +1,29 @@
 import pytest
 
-from penstock_client.assembler import StreamAssembler
+from penstock_client.assembler import CHAT, COMPLETION, StreamAssembler
 from penstock_client.errors import ProtocolError, StreamError, StreamInterrupted
-from penstock_client.parsing import parse_chat_chunk, parse_completion_chunk
 from penstock_client.results import Usage
 
 from . import samples
 
 KINDS = [
-    pytest.param(parse_completion_chunk, samples.completion_stream(), id="completion"),
-    pytest.param(parse_chat_chunk, samples.chat_stream(), id="chat"),
+    pytest.param(COMPLETION, samples.completion_stream(), id="completion"),
+    pytest.param(CHAT, samples.chat_stream(), id="chat"),
 ]
 
 
 def completions() -> StreamAssembler:
-    assembler = StreamAssembler(parse_completion_chunk)
+    assembler = StreamAssembler(COMPLETION)
     assembler.request_id = "req-1"
     return assembler
 
 
-@pytest.mark.parametrize(("parse_chunk", "stream"), KINDS)
-def test_the_answer_is_the_same_however_the_bytes_are_split(parse_chunk, stream):
+@pytest.mark.parametrize(("kind", "stream"), KINDS)
+def test_the_answer_is_the_same_however_the_bytes_are_split(kind, stream):
     splits = [[stream[:cut], stream[cut:]] for cut in range(len(stream) + 1)]
     splits.append([bytes([byte]) for byte in stream])
     for blocks in splits:
-        assembler = StreamAssembler(parse_chunk)
+        assembler = StreamAssembler(kind)
         chunks = [chunk for block in blocks for chunk in assembler.feed(block)]
         assembler.finish()
         assert "".join(chunk.text for chunk in chunks) == "Grüße 🌍!"
@@ -32,6 +31,8 @@ def test_the_answer_is_the_same_however_the_bytes_are_split(parse_chunk, stream)
         assert assembler.finish_reason == "stop"
         assert assembler.usage == Usage(5, 2, 7, cached_tokens=3)
         assert chunks[-1].usage == assembler.usage
+        answer = assembler.result()
+        assert (answer.text, answer.finish_reason, answer.usage) == ("Grüße 🌍!", "stop", assembler.usage)
 
 
 def test_state_while_it_runs():
@@ -113,3 +114,21 @@ def test_garbage_is_a_protocol_error_that_names_the_request(data):
     with pytest.raises(ProtocolError) as caught:
         list(completions().feed(b"data: " + data + b"\n\n"))
     assert caught.value.request_id == "req-1"
+
+
+def test_an_answer_that_is_not_whole_is_no_result():
+    assembler = completions()
+    assert not assembler.has_begun
+    list(assembler.feed(samples.completion_event("a")))
+    assert assembler.has_begun
+    with pytest.raises(StreamInterrupted) as caught:
+        assembler.result()
+    assert caught.value.is_retryable
+
+
+def test_another_stream_begins_anew():
+    assembler = completions()
+    list(assembler.feed(samples.completion_event("a")[:20]))
+    assembler.begin("req-2")
+    list(assembler.feed(samples.completion_stream()))
+    assert (assembler.text, assembler.result().request_id) == ("Grüße 🌍!", "req-2")

@@ -3,12 +3,12 @@
 import pytest
 
 from penstock_client import (
-    APIError,
     AuthenticationFailed,
     BadRequest,
     Client,
     ConnectionFailed,
     NotFound,
+    PermissionDenied,
     ProtocolError,
     RateLimited,
     ServerBusy,
@@ -106,7 +106,7 @@ def test_unknown_keyword_is_refused_before_anything_is_sent(make_client, server,
     [
         (400, BadRequest),
         (401, AuthenticationFailed),
-        (403, APIError),
+        (403, PermissionDenied),
         (404, NotFound),
         (500, ServerError),
     ],
@@ -187,18 +187,20 @@ def test_refused_for_good(make_client, sleeping_server):
     assert len(client.sleeps) == 2
 
 
-def test_a_post_whose_connection_broke_is_not_sent_again(client, server):
-    server.script.append(Hangup())
-    with pytest.raises(ConnectionFailed):
-        client.complete("Once")
-    assert len(server.received) == 1
-    assert client.sleeps == []
-
-
-def test_a_get_whose_connection_broke_is(client, server):
+def test_a_request_whose_connection_broke_is_sent_again(client, server):
+    server.script += [Hangup(), Answer.json(samples.completion("Hello"))]
+    assert client.complete("Once").text == "Hello"
     server.script += [Hangup(), Answer.json(samples.MODELS)]
     assert client.models()[0].id == "tiny"
-    assert len(client.sleeps) == 1
+    assert len(client.sleeps) == 2
+
+
+@pytest.mark.parametrize("status", [500, 501, 504])
+def test_what_would_only_fail_again_is_not_sent_again(client, server, status):
+    server.script.append(Answer.error(status))
+    with pytest.raises(ServerError):
+        client.complete("Once")
+    assert client.sleeps == []
 
 
 def test_silence(make_client, server):
@@ -207,6 +209,28 @@ def test_silence(make_client, server):
     with pytest.raises(Timeout, match="timeout="):
         client.complete("Once")
     assert client.sleeps == []
+
+
+def test_a_call_may_have_its_own_timeout(client, server):
+    server.script.append(Silence())
+    with pytest.raises(Timeout) as caught:
+        client.complete("Once", timeout=0.05)
+    assert caught.value.request_id == server.received[0].headers["x-request-id"]
+    assert "timeout" not in server.received[0].body
+
+
+def test_tokenize_and_detokenize(client, server):
+    server.script += [Answer.json({"tokens": [5, 6], "count": 2, "max_model_len": 9})] * 2
+    server.script.append(Answer.json({"prompt": "ab"}))
+    tokens = client.tokenize("ab", add_special_tokens=False)
+    assert (tokens.token_ids, tokens.count, tokens.max_model_len) == ((5, 6), 2, 9)
+    client.tokenize([{"role": "user", "content": "ab"}])
+    assert client.detokenize(tokens.token_ids) == "ab"
+    assert [(each.path, each.body) for each in server.received] == [
+        ("/tokenize", {"prompt": "ab", "add_special_tokens": False, "model": "tiny"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "ab"}], "model": "tiny"}),
+        ("/detokenize", {"tokens": [5, 6], "model": "tiny"}),
+    ]
 
 
 def test_health_of_a_ready_server(client, server):
@@ -235,6 +259,30 @@ def test_health_of_no_server_is_known_at_once(make_client, sleeping_server):
     with pytest.raises(ConnectionFailed):
         client.health()
     assert client.sleeps == []
+
+
+def test_waiting_for_a_server_that_starts_and_loads(make_client, sleeping_server):
+    client = make_client(sleeping_server.url)
+
+    def start() -> None:
+        client.on_sleep = lambda: None
+        sleeping_server.start()
+
+    client.on_sleep = start
+    loading = [{"status": "loading", "loaded_layers": number, "total_layers": 4} for number in (0, 0, 3)]
+    sleeping_server.script += [Answer.json(body, 503) for body in loading]
+    sleeping_server.script.append(Answer.json({"status": "ok"}))
+    seen = []
+    health = client.wait_until_ready(on_progress=lambda health: seen.append((health.status, health.progress)))
+    assert health.is_ready
+    assert seen == [("loading", 0.0), ("loading", 0.75), ("ok", None)]
+    assert len(client.sleeps) == 4
+
+
+def test_waiting_is_no_use_without_a_key(client, server):
+    server.script.append(Answer.error(401))
+    with pytest.raises(AuthenticationFailed):
+        client.wait_until_ready()
 
 
 def test_settings_from_the_environment(make_client, server, monkeypatch):

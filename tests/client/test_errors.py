@@ -9,6 +9,8 @@ from penstock_client import errors
 from penstock_client.errors import (
     APIError,
     BadRequest,
+    ContextOverflow,
+    DeadlineExceeded,
     PenstockError,
     ServerBusy,
     ServerError,
@@ -59,3 +61,5 @@ def test_branches():
     # To be told apart: one passes by itself, the other is to be reported.
     assert not issubclass(ServerBusy, ServerError)
     assert not issubclass(StreamError, APIError)
+    assert issubclass(ContextOverflow, BadRequest)
+    assert issubclass(DeadlineExceeded, ServerError)

@@ -8,8 +8,12 @@ from penstock_client.errors import (
     APIError,
     AuthenticationFailed,
     BadRequest,
+    ContextOverflow,
+    DeadlineExceeded,
     NotFound,
+    PermissionDenied,
     RateLimited,
+    RequestTooLarge,
     ServerBusy,
     ServerError,
     StreamError,
@@ -29,15 +33,16 @@ def reply(status: int, body: object, **headers: str) -> Reply:
         (307, APIError),
         (400, BadRequest),
         (401, AuthenticationFailed),
-        (403, APIError),
+        (403, PermissionDenied),
         (404, NotFound),
-        (413, APIError),
+        (405, APIError),
+        (413, RequestTooLarge),
         (429, RateLimited),
         (500, ServerError),
         (501, ServerError),
         (502, ServerError),
         (503, ServerBusy),
-        (504, ServerError),
+        (504, DeadlineExceeded),
     ],
 )
 def test_class_and_status(status, kind):
@@ -51,14 +56,14 @@ def test_fields():
         "error": {
             "message": "too long",
             "type": "invalid_request_error",
-            "code": "context_length_exceeded",
+            "code": "invalid_value",
             "param": "prompt",
         }
     }
     error = error_of_reply(reply(400, body, x_request_id="req-1"), 0.0)
     assert error.message == "too long"
     assert error.type == "invalid_request_error"
-    assert error.code == "context_length_exceeded"
+    assert error.code == "invalid_value"
     assert error.param == "prompt"
     assert error.request_id == "req-1"
     assert error.retry_after is None
@@ -85,7 +90,9 @@ def test_other_shapes_still_give_a_message(body, message):
     assert error_of_reply(reply(400, body), 0.0).message == message
 
 
-@pytest.mark.parametrize(("status", "is_retryable"), [(429, True), (503, True), (500, False)])
+@pytest.mark.parametrize(
+    ("status", "is_retryable"), [(429, True), (502, True), (503, True), (500, False), (504, False)]
+)
 def test_only_what_was_turned_away_may_be_sent_again(status, is_retryable):
     assert error_of_reply(reply(status, {}), 0.0).is_retryable is is_retryable
     forbidden = reply(status, {}, x_should_retry="False")
@@ -128,12 +135,24 @@ def test_checked():
 
 
 def test_error_event():
-    error = error_of_event({"message": "no", "type": "t", "code": 503, "param": "p"}, "req-1")
+    error = error_of_event({"message": "no", "type": "t", "code": 500, "param": "p"}, "req-1")
     assert type(error) is StreamError
-    assert (error.message, error.type, error.code, error.param) == ("no", "t", "503", "p")
+    assert (error.message, error.type, error.code, error.param) == ("no", "t", "500", "p")
     assert error.request_id == "req-1"
     assert not error.is_retryable
     assert error_of_event("broke", None).message == "broke"
+
+
+@pytest.mark.parametrize("code", ["shutting_down", "overloaded", "queue_timeout", 503, 429])
+def test_an_event_may_tell_what_passes(code):
+    assert error_of_event({"message": "no", "code": code}, None).is_retryable
+
+
+@pytest.mark.parametrize(
+    "error", [{"code": "context_length_exceeded"}, {"type": "exceed_context_size_error"}]
+)
+def test_a_prompt_that_is_too_long_has_a_class_of_its_own(error):
+    assert type(error_of_reply(reply(400, {"error": error}), 0.0)) is ContextOverflow
 
 
 def test_examples_in_the_docstrings():

@@ -3,12 +3,39 @@ import doctest
 import pytest
 
 from penstock_client import params
-from penstock_client.params import ChatParams, CompletionParams, check_keywords
+from penstock_client.params import (
+    ChatParams,
+    CompletionParams,
+    StructuredOutputs,
+    TokenizeParams,
+    check_keywords,
+)
+from penstock_server.protocol import ChatCompletionRequest, CompletionRequest
+from penstock_server.protocol import StructuredOutputs as ServerStructuredOutputs
+from penstock_server.tokenization import TokenizeRequest
 
 
 def test_no_keyword_is_required():
     assert CompletionParams.__required_keys__ == frozenset()
     assert ChatParams.__required_keys__ == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "request_"),
+    [
+        (CompletionParams, CompletionRequest),
+        (ChatParams, ChatCompletionRequest),
+        (TokenizeParams, TokenizeRequest),
+    ],
+)
+def test_the_server_knows_every_keyword(keywords, request_):
+    names = {field.alias or name for name, field in request_.model_fields.items()}
+    assert keywords.__optional_keys__ - names == {"extra", "timeout"}
+
+
+def test_the_server_knows_every_kind_of_structured_output():
+    names = {field.alias or name for name, field in ServerStructuredOutputs.model_fields.items()}
+    assert StructuredOutputs.__optional_keys__ == names - {"structural_tag"}
 
 
 def test_known_keywords_pass():

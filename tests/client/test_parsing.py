@@ -2,18 +2,16 @@ import json
 
 import pytest
 
+from penstock_client.chunks import ToolCallDelta
 from penstock_client.errors import ProtocolError
 from penstock_client.exchange import Reply
 from penstock_client.parsing import (
-    only_model,
     parse_chat_chunk,
     parse_chat_completion,
     parse_completion,
     parse_completion_chunk,
-    parse_health,
-    parse_models,
 )
-from penstock_client.results import Model, TokenLogprob, Usage
+from penstock_client.results import PromptLogprob, ToolCall, Usage
 
 from . import samples
 
@@ -71,41 +69,6 @@ def test_what_servers_leave_out():
     assert (answer.text, answer.message.content, answer.message.role) == ("", None, "assistant")
 
 
-def test_logprobs_of_a_completion():
-    data = samples.completion()
-    data["choices"][0]["logprobs"] = {
-        "tokens": ["He", "llo"],
-        "token_logprobs": [None, -1],
-        "top_logprobs": [None, {"llo": -1.0, "y": -2.5}],
-        "text_offset": [0, 2],
-    }
-    assert parse_completion(reply(data)).choices[0].logprobs == (
-        TokenLogprob("He", None),
-        TokenLogprob("llo", -1.0, (TokenLogprob("llo", -1.0), TokenLogprob("y", -2.5))),
-    )
-
-
-def test_logprobs_of_a_completion_without_rivals():
-    data = samples.completion()
-    data["choices"][0]["logprobs"] = {
-        "tokens": ["He"],
-        "token_logprobs": [-0.5],
-        "top_logprobs": None,
-    }
-    assert parse_completion(reply(data)).choices[0].logprobs == (TokenLogprob("He", -0.5),)
-
-
-def test_logprobs_of_a_chat():
-    rival = {"token": "y", "logprob": -2, "bytes": [121]}
-    entry = {"token": "He", "logprob": -0.5, "bytes": [72, 101], "top_logprobs": [rival]}
-    expected = (TokenLogprob("He", -0.5, (TokenLogprob("y", -2.0),)),)
-    data = samples.chat()
-    data["choices"][0]["logprobs"] = {"content": [entry], "refusal": None}
-    assert parse_chat_completion(reply(data)).choices[0].logprobs == expected
-    chunk = {"choices": [{"delta": {}, "logprobs": {"content": [entry]}}]}
-    assert parse_chat_chunk(chunk).choices[0].logprobs == expected
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -124,6 +87,10 @@ def test_logprobs_of_a_chat():
         {"choices": [{"text": "", "message": {}}], "id": 7},
         {"choices": [{"text": "", "message": {}, "logprobs": {"tokens": ["a"], "content": [1]}}]},
         {"choices": [{"text": "", "message": {}, "logprobs": [1]}]},
+        {"choices": [{"text": 1, "message": {"tool_calls": [{"id": "a"}]}}]},
+        {"choices": [{"text": 1, "message": {"tool_calls": [{"function": {"arguments": "{}"}}]}}]},
+        {"choices": [{"text": "", "message": {}, "token_ids": ["a"]}]},
+        {"choices": [{"text": "", "message": {}, "prompt_logprobs": [1]}], "prompt_logprobs": [1]},
     ],
 )
 @pytest.mark.parametrize("parse", [parse_completion, parse_chat_completion])
@@ -133,11 +100,48 @@ def test_wrong_shapes_are_protocol_errors_that_name_the_request(parse, data):
     assert caught.value.request_id == "req-1"
 
 
-@pytest.mark.parametrize("top", [["a"], {"a": "b"}])
-def test_wrong_rivals_are_protocol_errors(top):
-    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
-    with pytest.raises(ProtocolError):
-        parse_completion(reply({"choices": [{"text": "a", "logprobs": logprobs}]}))
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+
+
+def test_tool_calls():
+    data = samples.chat()
+    data["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    answer = parse_chat_completion(reply(data))
+    assert answer.tool_calls == (ToolCall("call_1", "weather", '{"city": "Oslo"}'),)
+    assert answer.tool_calls[0].parsed_arguments() == {"city": "Oslo"}
+    assert answer.tool_calls[0].raw == CALL
+
+
+def test_pieces_of_tool_calls():
+    first = {"index": 1, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+    later = {"index": 1, "function": {"arguments": '{"ci'}}
+    chunk = parse_chat_chunk({"choices": [{"delta": {"tool_calls": [first, later]}}]})
+    assert chunk.choices[0].delta.tool_calls == (
+        ToolCallDelta(1, "call_1", "weather"),
+        ToolCallDelta(1, arguments='{"ci'),
+    )
+
+
+def test_what_vllm_adds_where_asked_for():
+    choice = {
+        "text": "a",
+        "stop_reason": "END",
+        "token_ids": [5],
+        "prompt_token_ids": [1, 2],
+        "prompt_logprobs": [None, {"2": {"logprob": -1, "rank": 3, "decoded_token": "x"}}],
+    }
+    parsed = parse_completion(reply({"choices": [choice]})).choices[0]
+    assert (parsed.stop_reason, parsed.token_ids, parsed.prompt_token_ids) == ("END", (5,), (1, 2))
+    assert parsed.prompt_logprobs == (None, {2: PromptLogprob(-1.0, 3, "x")})
+    logprobs = choice.pop("prompt_logprobs")
+    chat = {
+        "choices": [{"message": {}, "stop_reason": 7, "token_ids": [5]}],
+        "prompt_token_ids": [1, 2],
+        "prompt_logprobs": logprobs,
+    }
+    answer = parse_chat_completion(reply(chat))
+    assert (answer.choices[0].stop_reason, answer.choices[0].token_ids) == (7, (5,))
+    assert (answer.prompt_token_ids, answer.prompt_logprobs) == ((1, 2), parsed.prompt_logprobs)
 
 
 @pytest.mark.parametrize("choice", [{}, {"delta": None, "text": None}, {"delta": [], "text": []}])
@@ -145,61 +149,3 @@ def test_wrong_rivals_are_protocol_errors(top):
 def test_wrong_chunks_are_protocol_errors(parse, choice):
     with pytest.raises(ProtocolError):
         parse({"choices": [choice]})
-
-
-def test_models():
-    data = {"data": [{"id": "alias", "root": "tiny", "max_model_len": 9}]}
-    assert parse_models(reply(data)) == (Model("alias", max_model_len=9, root="tiny"),)
-    models = parse_models(reply(samples.MODELS))
-    assert models == (Model("tiny", 7, "penstock"),)
-    assert models[0].raw == samples.MODELS["data"][0]
-    with pytest.raises(ProtocolError, match="id"):
-        parse_models(reply({"data": [{"object": "model"}]}))
-
-
-def test_only_model():
-    assert only_model((Model("a"),)) == "a"
-    with pytest.raises(ValueError, match=r"2 models.*model=.*a, b"):
-        only_model((Model("a"), Model("b")))
-    assert only_model((Model("a", root="r"), Model("b", root="r"))) == "a"
-    with pytest.raises(ValueError, match="a, b"):
-        only_model((Model("a", root="r"), Model("b", root="s")))
-    with pytest.raises(ProtocolError, match="no model"):
-        only_model(())
-
-
-def test_health_of_a_ready_server():
-    health = parse_health(reply({"status": "ok", "version": "1"}))
-    assert (health.status, health.is_ready, health.progress) == ("ok", True, None)
-    assert health.raw == {"status": "ok", "version": "1"}
-
-
-@pytest.mark.parametrize("body", [b"", b"OK"])
-def test_health_without_json(body):
-    assert parse_health(Reply(200, {}, body)).status == "ok"
-    health = parse_health(Reply(503, {}, body))
-    assert (health.status, health.is_ready) == ("unavailable", False)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"status": "loading", "progress": 0.25},
-        {"status": "loading", "loaded_layers": 8, "total_layers": 32},
-        {"status": "loading", "error": {"loaded_layers": 8, "total_layers": 32}},
-    ],
-)
-def test_health_of_a_server_that_loads(data):
-    health = parse_health(reply(data, 503))
-    assert (health.status, health.is_ready, health.progress) == ("loading", False, 0.25)
-
-
-def test_health_with_an_error_object():
-    health = parse_health(reply({"error": {"message": "Loading model", "code": 503}}, 503))
-    assert (health.status, health.message) == ("unavailable", "Loading model")
-    assert health.progress is None
-
-
-def test_progress_of_nothing_is_unknown():
-    assert parse_health(reply({"loaded_layers": 0, "total_layers": 0}, 503)).progress is None
-    assert parse_health(reply({"loaded_layers": 0, "total_layers": 4}, 503)).progress == 0.0

@@ -1,36 +1,33 @@
-"""The examples of the README run as they are written."""
+"""The examples of the README and of the docstrings run as they are written, against a real server."""
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
 
-from . import samples
-from .fake_server import Answer, Events, Received, Script
+from penstock_client import async_client, client
 
 README = Path(__file__).parents[2] / "clients" / "python" / "README.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def answer(received: Received) -> Script:
-    if received.path == "/v1/models":
-        return Answer.json(samples.MODELS)
-    if received.path == "/health":
-        return Answer.json({"status": "ok"})
-    is_chat = received.path == "/v1/chat/completions"
-    if received.body["stream"]:
-        return Events([samples.chat_stream() if is_chat else samples.completion_stream()])
-    return Answer.json(samples.chat() if is_chat else samples.completion())
+@pytest.fixture(autouse=True)
+def environment(live_server, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_BASE_URL", live_server.url)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_example(example, server, monkeypatch, capsys):
-    monkeypatch.setenv("PENSTOCK_BASE_URL", server.url)
-    server.fallback = answer
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.splitlines()[-1][:40])
+def test_example_of_the_readme(example, capsys):
     exec(compile(example, str(README), "exec"), {"__name__": "__main__"})
-    assert server.received
     assert capsys.readouterr().out
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 7
+
+
+@pytest.mark.parametrize("module", [client, async_client])
+def test_examples_of_the_docstrings(module):
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed

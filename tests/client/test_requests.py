@@ -1,7 +1,13 @@
 import pytest
 
-from penstock_client.requests import chat_request, completion_request
-from penstock_client.results import Message
+from penstock_client.requests import (
+    chat_request,
+    completion_request,
+    detokenize_request,
+    tokenize_request,
+)
+from penstock_client.results import Message, ToolCall
+from penstock_client.schemas import tool_result
 
 
 def test_a_bare_prompt_leaves_all_choices_to_the_server():
@@ -26,6 +32,9 @@ def test_every_parameter_is_sent_under_its_name():
         "n": 2,
         "logprobs": 3,
         "echo": True,
+        "priority": -1,
+        "prompt_logprobs": 0,
+        "return_token_ids": True,
     }
     assert completion_request("Once", params).body == {**params, "prompt": "Once", "stream": False}
 
@@ -62,6 +71,36 @@ def test_extra_is_sent_as_it_is():
 def test_extra_may_not_repeat_a_field(field):
     with pytest.raises(ValueError, match=field):
         completion_request("Once", {"seed": 1, "extra": {field: 2}})
+
+
+def test_schemas_are_sent_as_the_server_reads_them():
+    body = chat_request("Hi", {"response_format": {"type": "integer"}}).body
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "integer"}
+    body = completion_request("Once", {"structured_outputs": {"regex": "a+"}}).body
+    assert body["structured_outputs"] == {"regex": "a+"}
+
+
+def test_a_timeout_is_not_sent():
+    request = completion_request("Once", {"timeout": 5})
+    assert (request.timeout_s, "timeout" in request.body) == (5.0, False)
+    assert completion_request("Once", {}).timeout_s is None
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, "5", float("nan")])
+def test_wrong_timeouts_are_refused(timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        completion_request("Once", {"timeout": timeout})
+
+
+def test_tokenize():
+    assert tokenize_request("Hi", {}).body == {"prompt": "Hi"}
+    messages = [{"role": "user", "content": "Hi"}]
+    body = tokenize_request(messages, {"add_generation_prompt": False}).body
+    assert body == {"messages": messages, "add_generation_prompt": False}
+    with pytest.raises(TypeError, match=r"^tokenize\(\) got an unexpected"):
+        tokenize_request("Hi", {"max_tokens": 1})
+    request = detokenize_request((1, 2), None)
+    assert (request.path, request.body) == ("/detokenize", {"tokens": [1, 2]})
 
 
 def test_extra_must_be_a_mapping():
@@ -108,6 +147,20 @@ def test_an_answer_can_be_part_of_the_next_conversation():
     assert body["messages"] == [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello", "tool_calls": []},
+    ]
+
+
+def test_calls_and_their_results_can_be_part_of_the_next_conversation():
+    call = ToolCall("call_1", "weather", "{}")
+    messages = [Message("assistant", None, (call,)), tool_result(call, "sunny")]
+    function = {"name": "weather", "arguments": "{}"}
+    assert chat_request(messages, {}).body["messages"] == [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ]
 
 

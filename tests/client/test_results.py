@@ -1,24 +1,29 @@
 import dataclasses
+import doctest
 import inspect
 
+import pydantic
 import pytest
 
-from penstock_client import results
+from penstock_client import chunks, results, server_info
+from penstock_client.errors import ProtocolError
 from penstock_client.results import (
     ChatChoice,
-    ChatChunkChoice,
     ChatCompletion,
-    ChatCompletionChunk,
     Completion,
     CompletionChoice,
-    CompletionChunk,
-    Delta,
     Message,
+    Parseable,
+    ToolCall,
     Usage,
 )
 
+MODULES = (results, chunks, server_info)
 CLASSES = [
-    value for _, value in inspect.getmembers(results, inspect.isclass) if value.__module__ == results.__name__
+    value
+    for module in MODULES
+    for _, value in inspect.getmembers(module, inspect.isclass)
+    if value.__module__ == module.__name__ and value is not Parseable
 ]
 
 
@@ -53,17 +58,38 @@ def test_shortcuts_of_a_chat_are_of_its_first_choice():
 
 def test_a_message_without_content_has_empty_text():
     assert ChatChoice(0, Message("assistant", None)).text == ""
-    assert ChatChunkChoice(0, Delta()).text == ""
 
 
-@pytest.mark.parametrize(
-    ("kind", "choice"),
-    [
-        (CompletionChunk, lambda index, text: CompletionChoice(index, text)),
-        (ChatCompletionChunk, lambda index, text: ChatChunkChoice(index, Delta(content=text))),
-    ],
-)
-def test_text_of_a_chunk_is_of_choice_0(kind, choice):
-    assert kind("id", "tiny", (choice(0, "a"), choice(1, "b"))).text == "a"
-    assert kind("id", "tiny", (choice(1, "b"),)).text == ""
-    assert kind("id", "tiny", ()).text == ""
+def chat_of(text: str, finish_reason: str = "stop") -> ChatCompletion:
+    choice = ChatChoice(0, Message("assistant", text), finish_reason)
+    return ChatCompletion("id", "tiny", 0, (choice,))
+
+
+def test_parse():
+    class Pet(pydantic.BaseModel):
+        name: str
+
+    text = '{"name": "Rex"}'
+    for answer in (chat_of(text), Completion("id", "tiny", 0, (CompletionChoice(0, text),))):
+        assert answer.parse() == {"name": "Rex"}
+        assert answer.parse(Pet) == Pet(name="Rex")
+    with pytest.raises(pydantic.ValidationError):
+        chat_of('{"name": 1}').parse(Pet)
+
+
+def test_parse_of_what_is_no_json():
+    with pytest.raises(ProtocolError, match="no JSON: 'Rex'"):
+        chat_of("Rex").parse()
+    with pytest.raises(ProtocolError, match="max_tokens"):
+        chat_of('{"name"', "length").parse()
+
+
+def test_wrong_arguments_of_a_call():
+    for arguments in ("", "{", "[]"):
+        with pytest.raises(ProtocolError):
+            ToolCall("call_1", "weather", arguments).parsed_arguments()
+
+
+def test_examples_in_the_docstrings():
+    result = doctest.testmod(results)
+    assert result.attempted and not result.failed

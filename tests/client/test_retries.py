@@ -1,7 +1,7 @@
 import pytest
 
 from penstock_client.errors import ConnectionFailed, ServerBusy, ServerError
-from penstock_client.retries import RetryPolicy
+from penstock_client.retries import Attempts, RetryPolicy
 
 REFUSED = ConnectionFailed("refused", is_retryable=True)
 
@@ -33,7 +33,7 @@ def test_number_of_retries_is_bounded():
     assert RetryPolicy(max_retries=0).delay_s(0, REFUSED, 0.0) is None
 
 
-def test_what_may_have_begun_is_not_repeated():
+def test_what_would_only_fail_again_is_not_repeated():
     assert RetryPolicy().delay_s(0, ServerError("bug", status=500), 0.0) is None
     assert RetryPolicy().delay_s(0, ConnectionFailed("broke"), 0.0) is None
 
@@ -56,3 +56,9 @@ def test_a_long_retry_after_is_left_to_the_caller():
 def test_negative_number_is_refused():
     with pytest.raises(ValueError, match="max_retries"):
         RetryPolicy(max_retries=-1)
+
+
+def test_attempts_are_counted():
+    attempts = Attempts(RetryPolicy(max_retries=2))
+    assert [attempts.delay_s(REFUSED, 1.0) for _ in range(3)] == [0.5, 1.0, None]
+    assert attempts.num_retries == 2

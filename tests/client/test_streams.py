@@ -7,10 +7,10 @@ import pytest
 from penstock_client import (
     BadRequest,
     Client,
-    ConnectionFailed,
     ProtocolError,
     StreamError,
     StreamInterrupted,
+    Timeout,
     Usage,
 )
 
@@ -175,11 +175,66 @@ def test_a_refused_connection_is_tried_again(make_client, sleeping_server):
     assert len(client.sleeps) == 1
 
 
-def test_a_request_whose_connection_broke_is_not_sent_again(client, server):
-    server.script.append(Hangup())
+def test_a_request_whose_connection_broke_is_sent_again(client, server):
+    server.script += [Hangup(), Events([samples.completion_stream()])]
+    stream = client.stream_complete("Once")
+    assert client.drain(stream).error is None
+    assert stream.text == "Grüße 🌍!"
+    assert len(client.sleeps) == 1
+
+
+BEFORE_ANY_CHUNK = [
+    Events([b": keep-alive\n\n"], ending="cut"),
+    Events([b": keep-alive\n\n"], ending="end"),
+    Events([samples.completion_event("a")[:30]], ending="cut"),
+    Events([samples.event({"error": {"message": "bye", "code": "shutting_down"}}), samples.DONE]),
+]
+
+
+@pytest.mark.parametrize("failure", BEFORE_ANY_CHUNK)
+def test_a_stream_that_broke_before_its_first_chunk_is_asked_for_again(client, server, failure):
+    server.script += [failure, Events([samples.completion_stream()])]
+    stream = client.stream_complete("Once")
+    outcome = client.drain(stream)
+    assert outcome.error is None
+    assert "".join(chunk.text for chunk in outcome.chunks) == stream.text == "Grüße 🌍!"
+    assert stream.request_id == "req-2"
+    assert len(client.sleeps) == 1
+
+
+def test_retries_of_a_stream_end(client, server):
+    server.script += [BEFORE_ANY_CHUNK[0], Answer.error(503), BEFORE_ANY_CHUNK[0]]
     outcome = client.drain(client.stream_complete("Once"))
-    assert type(outcome.error) is ConnectionFailed
-    assert len(server.received) == 1
+    assert type(outcome.error) is StreamInterrupted
+    assert len(server.received) == 3
+    assert len(client.sleeps) == 2
+
+
+def test_a_stall_is_a_timeout_but_a_keep_alive_is_not(make_client, server):
+    client = make_client(server.url, timeout=1.0)
+    # Longer than the limit in all, but never silent for as long as that.
+    server.script.append(Events([b": keep-alive\n\n"] * 8 + [samples.completion_stream()], pause_s=0.2))
+    assert client.drain(client.stream_complete("Once")).error is None
+    server.script.append(Events([samples.completion_event("a")], ending="hold"))
+    outcome = client.drain(client.stream_complete("Once"))
+    assert [chunk.text for chunk in outcome.chunks] == ["a"]
+    assert type(outcome.error) is Timeout
+    assert server.client_gone.wait(PATIENCE_S)
+
+
+def test_result_is_the_whole_answer(client, server):
+    server.script.append(Events([samples.chat_stream()]))
+    answer = client.result(client.stream_chat("Once"))
+    assert (answer.text, answer.finish_reason, answer.request_id) == ("Grüße 🌍!", "stop", "req-1")
+    assert answer.message.role == "assistant"
+
+
+def test_a_stream_that_was_left_has_no_result(client, server):
+    server.script.append(Events([samples.completion_event("a")], ending="hold"))
+    stream = client.stream_complete("Once")
+    client.peek(stream, 1)
+    with pytest.raises(StreamInterrupted):
+        client.result(stream)
 
 
 def test_every_choice_is_in_the_chunks(client, server):

@@ -3,17 +3,19 @@
 What needs a misbehaving server is tested with both clients in test_client.py.
 """
 
+import math
+
 import httpx2
 import pytest
 
 from penstock_client.errors import ConnectionFailed, ProtocolError, StreamInterrupted, Timeout
 from penstock_client.exchange import Request
 from penstock_client.settings import Settings
-from penstock_client.transport import Transport, _translated
+from penstock_client.transport import Transport, _RequestOptions, _translated
 from penstock_client.version import USER_AGENT
 
 from . import samples
-from .fake_server import Answer, Events
+from .fake_server import Answer, Events, Hangup
 
 GET = Request("GET", "/v1/models")
 POST = Request("POST", "/v1/completions", {"prompt": "Grüße"})
@@ -32,12 +34,12 @@ def settings(url: str = "http://127.0.0.1:8000", key: str | None = None) -> Sett
         (httpx2.WriteTimeout, POST, False, Timeout, False),
         (httpx2.ReadTimeout, POST, True, Timeout, False),
         (httpx2.ConnectError, POST, False, ConnectionFailed, True),
-        (httpx2.ReadError, POST, False, ConnectionFailed, False),
+        (httpx2.ReadError, POST, False, ConnectionFailed, True),
         (httpx2.ReadError, GET, False, ConnectionFailed, True),
-        (httpx2.WriteError, POST, False, ConnectionFailed, False),
-        (httpx2.RemoteProtocolError, POST, False, ConnectionFailed, False),
-        (httpx2.ReadError, POST, True, StreamInterrupted, False),
-        (httpx2.RemoteProtocolError, POST, True, StreamInterrupted, False),
+        (httpx2.WriteError, POST, False, ConnectionFailed, True),
+        (httpx2.RemoteProtocolError, POST, False, ConnectionFailed, True),
+        (httpx2.ReadError, POST, True, StreamInterrupted, True),
+        (httpx2.RemoteProtocolError, POST, True, StreamInterrupted, True),
         (httpx2.ProxyError, POST, False, ConnectionFailed, False),
         (httpx2.DecodingError, POST, False, ProtocolError, False),
         (httpx2.DecodingError, POST, True, ProtocolError, False),
@@ -57,18 +59,43 @@ def test_translation(error, request_, has_begun, kind, is_retryable):
 
 
 def test_an_exception_without_text_is_named():
-    with pytest.raises(ConnectionFailed, match="ReadError"), _translated(POST):
+    with pytest.raises(ConnectionFailed, match="ReadError"), _translated(POST, None):
         raise httpx2.ReadError("")
 
 
 def test_other_exceptions_pass():
-    with pytest.raises(KeyError), _translated(POST):
+    with pytest.raises(KeyError), _translated(POST, None):
         raise KeyError("a bug of the caller")
 
 
 def test_limits_hold_between_reads():
-    timeout = Transport(settings())._http.timeout
-    assert (timeout.connect, timeout.read) == (5.0, 600.0)
+    options, _ = _RequestOptions(settings())(POST)
+    assert (options["timeout"].connect, options["timeout"].read) == (5.0, 600.0)
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(7.0, 7.0), (math.inf, None)])
+def test_a_request_may_have_its_own_limit(seconds, limit):
+    options, _ = _RequestOptions(settings())(POST.with_timeout(seconds))
+    assert (options["timeout"].connect, options["timeout"].read) == (5.0, limit)
+
+
+def test_each_request_has_an_id_of_its_own(server):
+    server.script += [Answer.json(samples.MODELS)] * 2
+    transport = Transport(settings(server.url))
+    transport.send(GET)
+    transport.send(GET)
+    transport.close()
+    first, second = (received.headers["x-request-id"] for received in server.received)
+    assert first != second
+
+
+def test_the_id_is_known_without_an_answer(server):
+    server.script.append(Hangup())
+    transport = Transport(settings(server.url))
+    with pytest.raises(ConnectionFailed) as caught:
+        transport.send(POST)
+    transport.close()
+    assert caught.value.request_id == server.received[0].headers["x-request-id"]
 
 
 def test_headers_of_a_request(server):

@@ -26,11 +26,11 @@ def environment() -> dict[str, str]:
 
 
 class ServerProcess:
-    """Use it in a `with`. A free port is taken; `url` is known at once, `wait_until_ready` waits."""
+    """Use it in a `with`. port: 0 takes a free one; `url` is known at once, `wait_until_ready` waits."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, port: int = 0) -> None:
         self._process = subprocess.Popen(
-            command("serve", *arguments, "--port", "0"),
+            command("serve", *arguments, "--port", str(port)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

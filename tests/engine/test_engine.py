@@ -109,6 +109,27 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     assert unmeasured.metrics.floor_seconds == unmeasured.metrics.predicted_seconds == 0
 
 
+def test_the_layer_in_work_can_be_seen_from_outside(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer by layer, and nothing between sweeps, however one ends."""
+    with Engine.load(tiny_llama, EngineConfig(num_resident_layers=1)) as engine:
+        seen: list[int | None] = []
+        layer = engine.executor._family.layer
+
+        def watched(*arguments: Any) -> torch.Tensor:
+            seen.append(engine.streamer.current_layer)
+            return layer(*arguments)
+
+        monkeypatch.setattr(engine.executor._family, "layer", watched)
+        engine.add("r", PROMPTS[0], SamplingParams(max_tokens=2))
+        assert engine.streamer.current_layer is None and engine.metrics.last_step is None
+        engine.step()
+        assert seen == list(range(engine.spec.num_layers)) and engine.streamer.current_layer is None
+        assert engine.metrics.last_step and engine.metrics.last_step.num_tokens == len(PROMPTS[0])
+        assert engine.step(aborted={"r"}) == [] and engine.streamer.current_layer is None
+
+
 def generate_with_one_thread(folder: str, result: str) -> None:
     """What a process of its own runs: the threads of the native kernels only ever grow."""
     with Engine.load(folder, EngineConfig(num_threads=1)) as engine:

@@ -101,6 +101,48 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
     assert ((expected - exact).abs() <= step * weight.dequantize().abs().sum(1) + 1e-5 * exact.abs()).all()
 
 
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(
+    ("num_tokens", "in_features", "out_features", "group_size"),
+    [
+        (5, 9000, 11, 0),  # more inputs than sums of 32 bits take, few rows
+        (20, 2100, 70, 0),  # blocks of 256 inputs, the last one of 52
+        (70, 4131, 70, 0),  # blocks of 2048 inputs
+        (70, 4160, 66, 32),
+        (70, 2304, 66, 128),  # groups in two blocks
+        (30, 1440, 66, 96),  # groups that go on in the next block
+        (21, 480, 9, 20),  # groups for which there are no tiles
+        (800, 70, 130, 0),  # more rows than a panel takes at once
+        (800, 64, 130, 32),
+    ],
+)
+def test_products_of_many_parts_equal_the_reference(
+    kind: str, activations: str, num_tokens: int, in_features: int, out_features: int, group_size: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_tokens, in_features, generator=generator)
+    qweight = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, generator=generator)
+    scale = torch.rand(out_features, in_features // (group_size or in_features), generator=generator)
+    weight = QuantizedTensor(qweight, scale if group_size else scale.flatten())
+    bias = torch.randn(out_features, generator=generator)
+    expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
+    native = NativeKernels(activations, build=kind)
+    for num_threads in (3, 1):
+        native.set_num_threads(num_threads)
+        assert torch.equal(native.int8_linear(x, weight, bias), expected)
+    assert torch.equal(native.int8_linear(x[3:5], weight, bias), expected[3:5])
+
+
+@pytest.mark.parametrize("kind", ["torch", *FAST])
+def test_no_tokens_give_no_rows(kind: str) -> None:
+    """The head of a step in which no prompt is done."""
+    assert kernels(kind).int8_linear(torch.empty(0, 64), random_matrix(70, 64, torch.Generator())).shape == (
+        0,
+        70,
+    )
+
+
 @pytest.mark.parametrize("kind", FAST)
 def test_extreme_integers_do_not_overflow(kind: str) -> None:
     """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""

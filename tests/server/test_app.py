@@ -30,7 +30,8 @@ def test_the_app_starts_and_stops_the_engine(engine: FakeAsyncEngine) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nothing", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/nothing", 404, "unknown_url"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
     ],

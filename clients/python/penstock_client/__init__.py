@@ -10,38 +10,56 @@ wrong: penstock_client.errors.
 """
 
 from penstock_client.async_client import AsyncClient
+from penstock_client.batch import AsyncBatch, BatchResult
+from penstock_client.batch_thread import Batch
+from penstock_client.chunks import (
+    ChatChunkChoice,
+    ChatCompletionChunk,
+    CompletionChunk,
+    Delta,
+    ToolCallDelta,
+)
 from penstock_client.client import Client
 from penstock_client.errors import (
     APIError,
     AuthenticationFailed,
     BadRequest,
     ConnectionFailed,
+    ContextOverflow,
+    DeadlineExceeded,
     NotFound,
     PenstockError,
+    PermissionDenied,
     ProtocolError,
     RateLimited,
+    RequestTooLarge,
     ServerBusy,
     ServerError,
     StreamError,
     StreamInterrupted,
     Timeout,
 )
-from penstock_client.params import ChatParams, CompletionParams, SamplingParams
+from penstock_client.params import (
+    ChatParams,
+    CompletionParams,
+    SamplingParams,
+    StructuredOutputs,
+    TokenizeParams,
+)
+from penstock_client.progress import BatchProgress
 from penstock_client.results import (
     ChatChoice,
-    ChatChunkChoice,
     ChatCompletion,
-    ChatCompletionChunk,
     Completion,
     CompletionChoice,
-    CompletionChunk,
-    Delta,
-    Health,
     Message,
-    Model,
+    PromptLogprob,
     TokenLogprob,
+    ToolCall,
     Usage,
 )
+from penstock_client.schemas import function_tool, json_schema, tool_result
+from penstock_client.server_info import Health, Model, Tokens
 from penstock_client.streams import AsyncStream, Stream
 from penstock_client.version import __version__
 
@@ -51,6 +69,10 @@ __all__ = [
     "AsyncStream",
     "AuthenticationFailed",
     "BadRequest",
+    "AsyncBatch",
+    "BatchProgress",
+    "BatchResult",
+    "Batch",
     "ChatChoice",
     "ChatChunkChoice",
     "ChatCompletion",
@@ -62,22 +84,35 @@ __all__ = [
     "CompletionChunk",
     "CompletionParams",
     "ConnectionFailed",
+    "ContextOverflow",
+    "DeadlineExceeded",
     "Delta",
     "Health",
     "Message",
     "Model",
     "NotFound",
     "PenstockError",
+    "PermissionDenied",
+    "PromptLogprob",
     "ProtocolError",
     "RateLimited",
+    "RequestTooLarge",
     "SamplingParams",
     "ServerBusy",
     "ServerError",
     "Stream",
     "StreamError",
     "StreamInterrupted",
+    "StructuredOutputs",
     "Timeout",
     "TokenLogprob",
+    "TokenizeParams",
+    "Tokens",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "__version__",
+    "function_tool",
+    "json_schema",
+    "tool_result",
 ]

@@ -3,36 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import ProtocolError, StreamInterrupted
-from penstock_client.exchange import JSONObject, parse_json_object
+from penstock_client.exchange import JSONObject, Reply, parse_json_object
 from penstock_client.failures import error_of_event
-from penstock_client.results import ChatCompletionChunk, CompletionChunk, Usage
+from penstock_client.parsing import (
+    parse_chat_chunk,
+    parse_chat_completion,
+    parse_completion,
+    parse_completion_chunk,
+)
+from penstock_client.pieces import Pieces
+from penstock_client.results import ChatCompletion, Completion, ToolCall, Usage
 from penstock_client.sse import Event, SSEParser
 
 C = TypeVar("C", bound="CompletionChunk | ChatCompletionChunk")
+R = TypeVar("R", bound="Completion | ChatCompletion")
 
 
-class StreamAssembler(Generic[C]):
+@dataclass(frozen=True)
+class AnswerFormat(Generic[C, R]):
+    """What an answer is, what the events of a stream are, and what those add up to."""
+
+    parse: Callable[[Reply], R]
+    parse_chunk: Callable[[JSONObject], C]
+    whole: Callable[[Pieces, str | None], R]
+
+
+COMPLETION = AnswerFormat(parse_completion, parse_completion_chunk, Pieces.completion)
+CHAT = AnswerFormat(parse_chat_completion, parse_chat_chunk, Pieces.chat_completion)
+
+
+class StreamAssembler(Generic[C, R]):
     """Parses chunks and adds them up.
 
-    is_done: [DONE] came, so the answer is whole. finish_reason: of choice 0.
+    is_done: [DONE] came, so the answer is whole. has_begun: a chunk was handed out.
     """
 
-    def __init__(self, parse_chunk: Callable[[JSONObject], C]) -> None:
-        self._parse_chunk = parse_chunk
+    def __init__(self, answer_format: AnswerFormat[C, R]) -> None:
+        self._format = answer_format
         self._parser = SSEParser()
-        self._texts: list[str] = []
+        self._pieces = Pieces()
+        self.has_begun = False
         self.is_done = False
-        self.finish_reason: str | None = None
-        self.usage: Usage | None = None
         self.request_id: str | None = None
 
     @property
     def text(self) -> str:
         """The text of choice 0 so far."""
-        return "".join(self._texts)
+        return self._pieces.text
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Of choice 0."""
+        return self._pieces.finish_reason
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Of choice 0, so far."""
+        return self._pieces.tool_calls
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._pieces.usage
+
+    def begin(self, request_id: str | None) -> None:
+        """A stream opens, the first one or another one before any chunk was handed out."""
+        self._parser = SSEParser()
+        self.request_id = request_id
+
+    def result(self) -> R:
+        """The whole answer. Raises StreamInterrupted as `finish` does, ProtocolError if it is none."""
+        self.finish()
+        return self._format.whole(self._pieces, self.request_id)
 
     def feed(self, block: bytes) -> Iterator[C]:
         """The chunks that `block` completes.
@@ -46,7 +92,9 @@ class StreamAssembler(Generic[C]):
             if event.data.strip() == "[DONE]":
                 self.is_done = True
             else:
-                yield self._take(event)
+                chunk = self._take(event)
+                self.has_begun = True
+                yield chunk
 
     def finish(self) -> None:
         """To be called when the bytes end. Raises StreamInterrupted if [DONE] did not come."""
@@ -54,6 +102,7 @@ class StreamAssembler(Generic[C]):
             raise StreamInterrupted(
                 "the stream ended before its [DONE]; the answer is incomplete",
                 request_id=self.request_id,
+                is_retryable=True,
             )
 
     def _take(self, event: Event) -> C:
@@ -61,16 +110,9 @@ class StreamAssembler(Generic[C]):
             data = parse_json_object(event.data)
             if error := data.get("error") or (event.event == "error" and data):
                 raise error_of_event(error, self.request_id)
-            chunk = self._parse_chunk(data)
+            chunk = self._format.parse_chunk(data)
         except ProtocolError as protocol_error:
             protocol_error.request_id = self.request_id
             raise
-        self._add(chunk)
+        self._pieces.add(chunk)
         return chunk
-
-    def _add(self, chunk: C) -> None:
-        self._texts.append(chunk.text)
-        self.usage = chunk.usage or self.usage
-        for choice in chunk.choices:
-            if choice.index == 0:
-                self.finish_reason = choice.finish_reason or self.finish_reason

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from penstock_client.assembler import C, StreamAssembler
+from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R, StreamAssembler
+from penstock_client.async_client import AsyncClient
+from penstock_client.batch_thread import Batch, T
+from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import PenstockError
-from penstock_client.exchange import JSONObject, Reply, Request
+from penstock_client.exchange import Reply, Request
 from penstock_client.failures import checked
-from penstock_client.parsing import (
-    only_model,
-    parse_chat_chunk,
-    parse_chat_completion,
-    parse_completion,
-    parse_completion_chunk,
-    parse_health,
-    parse_models,
-)
+from penstock_client.progress import ProgressReport
+from penstock_client.readiness import POLL_INTERVAL_S, Readiness
 from penstock_client.requests import (
     HEALTH,
     MODELS,
@@ -29,16 +24,21 @@ from penstock_client.requests import (
     Prompt,
     chat_request,
     completion_request,
+    detokenize_request,
+    tokenize_request,
 )
-from penstock_client.results import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
+from penstock_client.results import ChatCompletion, Completion
+from penstock_client.retries import Attempts, RetryPolicy
+from penstock_client.server_info import (
     Health,
     Model,
+    Tokens,
+    only_model,
+    parse_health,
+    parse_models,
+    parse_text_of_tokens,
+    parse_tokens,
 )
-from penstock_client.retries import RetryPolicy
 from penstock_client.settings import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, Settings
 from penstock_client.streams import Stream
 from penstock_client.transport import StreamReply, Transport
@@ -46,9 +46,7 @@ from penstock_client.transport import StreamReply, Transport
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from penstock_client.params import ChatParams, CompletionParams
-
-T = TypeVar("T")
+    from penstock_client.params import ChatParams, CompletionParams, TokenizeParams
 
 
 class Client:
@@ -57,18 +55,20 @@ class Client:
     base_url: default PENSTOCK_BASE_URL, else http://127.0.0.1:8000.
     api_key: default PENSTOCK_API_KEY, else none is sent.
     model: for calls that name none; default the server's only model, looked up once.
-    timeout: longest silence of the server, in seconds; None waits for ever. A stream is rarely
-        silent: each chunk and each keep-alive counts. An unstreamed answer is one long silence.
+    timeout: longest silence of the server, in seconds; None waits for ever. In a stream each chunk and
+        each keep-alive ends a silence; an unstreamed answer is one long silence.
     connect_timeout: longest wait for a connection, in seconds.
-    max_retries: how often a request is sent again that the server did not begin to work on: no
-        connection, or turned away with 429 or 503. Retry-After is honoured up to two minutes.
+    max_retries: how often a request is sent again that was turned away (429, 502, 503) or whose connection
+        failed, unless some of the answer was handed out. Retry-After is honoured up to two minutes.
     sleep: what waits, in seconds, before a retry.
 
     Raises ValueError for settings that cannot work; methods raise the errors of errors.py.
     Safe to use from several threads. Close it, or use `with`:
 
-        with Client() as client:
-            print(client.chat("Why is the sky blue?").text)
+    >>> with Client() as client:
+    ...     answer = client.chat("Who are you?", max_tokens=20)
+    >>> answer.usage.completion_tokens <= 20
+    True
     """
 
     def __init__(
@@ -82,44 +82,156 @@ class Client:
         max_retries: int = 2,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        settings = Settings.resolve(base_url, api_key, timeout, connect_timeout, os.environ)
+        self._settings = Settings.resolve(base_url, api_key, timeout, connect_timeout, os.environ)
         self._retry_policy = RetryPolicy(max_retries)
-        self._transport = Transport(settings)
+        self._transport = Transport(self._settings)
         self._model = model
         self._sleep = sleep
 
     def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Completion:
-        """Continue `prompt`: a text, texts, ids, or lists of them. Keywords: CompletionParams."""
-        request = completion_request(prompt, params)
-        return parse_completion(self._send(request))
+        """Continue `prompt`: a text, texts, ids, or lists of them. Keywords: CompletionParams.
+
+        >>> story = Client().complete("Once upon a time", max_tokens=5, n=2, seed=1)
+        >>> [choice.finish_reason for choice in story.choices]
+        ['length', 'length']
+        """
+        return COMPLETION.parse(self._send(completion_request(prompt, params)))
 
     def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> ChatCompletion:
-        """Answer `messages`: what the user says, or a whole conversation. Keywords: ChatParams."""
-        request = chat_request(messages, params)
-        return parse_chat_completion(self._send(request))
+        """Answer `messages`: what the user says, or a whole conversation. Keywords: ChatParams.
+
+        >>> digit = {"type": "integer", "minimum": 0, "maximum": 9}
+        >>> Client().chat("How old is it?", response_format=digit).parse() in range(10)
+        True
+        """
+        return CHAT.parse(self._send(chat_request(messages, params)))
 
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
-    ) -> Stream[CompletionChunk]:
-        """Like `complete`, in chunks as they are made."""
-        request = completion_request(prompt, params, stream=True)
-        return self._stream(request, parse_completion_chunk)
+    ) -> Stream[CompletionChunk, Completion]:
+        """Like `complete`, in chunks as they are made.
+
+        >>> with Client().stream_complete("Once", max_tokens=8) as stream:
+        ...     texts = [chunk.text for chunk in stream]
+        >>> "".join(texts) == stream.text
+        True
+        """
+        return self._stream(completion_request(prompt, params, stream=True), COMPLETION)
 
     def stream_chat(
         self, messages: Messages, **params: Unpack[ChatParams]
-    ) -> Stream[ChatCompletionChunk]:
-        """Like `chat`, in chunks as they are made."""
-        request = chat_request(messages, params, stream=True)
-        return self._stream(request, parse_chat_chunk)
+    ) -> Stream[ChatCompletionChunk, ChatCompletion]:
+        """Like `chat`, in chunks as they are made. The whole answer, whose timeout is that of a stream:
+
+        >>> answer = Client().stream_chat("Who are you?", max_tokens=20, temperature=0).result()
+        >>> answer.text == Client().chat("Who are you?", max_tokens=20, temperature=0).text
+        True
+        """
+        return self._stream(chat_request(messages, params, stream=True), CHAT)
+
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        concurrency: int = 8,
+        ordered: bool = True,
+        progress: ProgressReport = False,
+        patience: float | None = DEFAULT_TIMEOUT_S,
+        **params: Unpack[CompletionParams],
+    ) -> Batch[Prompt, Completion]:
+        """`complete` for each of many prompts, `concurrency` at a time; results are BatchResults.
+
+        prompts: read as they are needed, from a thread of the batch.
+        ordered: results come in the prompts' order, else as they are done.
+        progress: True draws a bar on stderr; a function is told BatchProgress values, from that thread.
+        patience: seconds that the server may be away, as for a restart, after which what had not ended is
+            asked again. None waits for ever.
+
+        What is wrong with one prompt is in its result's `error`; the others go on. Nothing begins before
+        the first `next`; leaving early ends what still runs.
+
+        >>> results = list(Client().batch(["One", "Two", "Three"], max_tokens=4))
+        >>> [(result.index, result.prompt, result.error) for result in results]
+        [(0, 'One', None), (1, 'Two', None), (2, 'Three', None)]
+        """
+        client = self._asynchronous()
+        batch = client.batch(
+            prompts, concurrency=concurrency, ordered=ordered, progress=progress, patience=patience, **params
+        )
+        return Batch(client, batch)
+
+    def batch_chat(
+        self,
+        conversations: Iterable[Messages],
+        *,
+        concurrency: int = 8,
+        ordered: bool = True,
+        progress: ProgressReport = False,
+        patience: float | None = DEFAULT_TIMEOUT_S,
+        **params: Unpack[ChatParams],
+    ) -> Batch[Messages, ChatCompletion]:
+        """`chat` for each of many conversations; for the rest see `batch`.
+
+        >>> with Client().batch_chat(["Hi", "Ho"], ordered=False, max_tokens=4) as results:
+        ...     sorted(result.index for result in results)
+        [0, 1]
+        """
+        client = self._asynchronous()
+        batch = client.batch_chat(
+            conversations,
+            concurrency=concurrency,
+            ordered=ordered,
+            progress=progress,
+            patience=patience,
+            **params,
+        )
+        return Batch(client, batch)
 
     def models(self) -> tuple[Model, ...]:
-        """The models that the server offers."""
+        """The models that the server offers.
+
+        >>> [model.id for model in Client().models()]
+        ['demo']
+        """
         return parse_models(self._send(MODELS))
 
+    def tokenize(self, text: Messages, **params: Unpack[TokenizeParams]) -> Tokens:
+        """Token ids of a text or, if it is a list, of a chat as the model reads it."""
+        return parse_tokens(self._send(tokenize_request(text, params)))
+
+    def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
+        """The text of token ids."""
+        return parse_text_of_tokens(self._send(detokenize_request(token_ids, model)))
+
     def health(self) -> Health:
-        """Whether the server can answer now; a 503 is an answer, not an error. Never retries."""
-        reply = self._transport.send(HEALTH)
+        """Whether the server can answer now; a 503 is an answer, not an error. Never retries.
+
+        >>> Client().health().status
+        'ok'
+        """
+        reply = self._transport.send(HEALTH.with_timeout(self._settings.probe_timeout_s))
         return parse_health(reply if reply.status == 503 else checked(reply, time.time()))
+
+    def wait_until_ready(
+        self,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        on_progress: Callable[[Health], None] | None = None,
+    ) -> Health:
+        """Wait for a server that starts or loads its model.
+
+        timeout: longest time, in seconds, in which nothing changes, however long it all takes; None is none.
+        on_progress: is told of each change: `health.progress` is the share that is loaded.
+
+        Raises Timeout, or an APIError where waiting can't help.
+
+        >>> Client().wait_until_ready(on_progress=lambda health: print(health.status)).is_ready
+        ok
+        True
+        """
+        readiness = Readiness(timeout, on_progress, time.monotonic())
+        while (health := readiness.judge(self._probe(), time.monotonic())) is None:
+            self._sleep(POLL_INTERVAL_S)
+        return health
 
     def close(self) -> None:
         """Close all connections. Streams that are still open end."""
@@ -128,24 +240,40 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _send(self, request: Request) -> Reply:
-        ready = self._with_model(request)
-        return self._retrying(lambda: checked(self._transport.send(ready), time.time()))
+    def _probe(self) -> Health | PenstockError:
+        try:
+            return self.health()
+        except PenstockError as error:
+            return error
 
-    def _stream(self, request: Request, parse_chunk: Callable[[JSONObject], C]) -> Stream[C]:
+    def _send(self, request: Request) -> Reply:
+        ready, attempts = self._with_model(request), Attempts(self._retry_policy)
+        return self._retrying(attempts, lambda: checked(self._transport.send(ready), time.time()))
+
+    def _stream(self, request: Request, answer_format: AnswerFormat[C, R]) -> Stream[C, R]:
+        attempts = Attempts(self._retry_policy)
+
         def open_reply() -> StreamReply:
             ready = self._with_model(request)
-            return self._retrying(lambda: self._transport.open(ready))
+            return self._retrying(attempts, lambda: self._transport.open(ready))
 
-        return Stream(open_reply, StreamAssembler(parse_chunk))
+        def wait_to_retry(error: PenstockError) -> bool:
+            return self._wait_to_retry(attempts, error)
+
+        return Stream(open_reply, StreamAssembler(answer_format), wait_to_retry)
+
+    def _asynchronous(self) -> AsyncClient:
+        return AsyncClient(
+            self._settings.base_url,
+            self._settings.api_key,
+            model=self._model,
+            timeout=self._settings.timeout_s,
+            connect_timeout=self._settings.connect_timeout_s,
+            max_retries=self._retry_policy.max_retries,
+        )
 
     def _with_model(self, request: Request) -> Request:
         if not request.needs_model:
@@ -154,14 +282,17 @@ class Client:
             self._model = only_model(self.models())
         return request.with_model(self._model)
 
-    def _retrying(self, attempt: Callable[[], T]) -> T:
-        num_retries = 0
+    def _retrying(self, attempts: Attempts, attempt: Callable[[], T]) -> T:
         while True:
             try:
                 return attempt()
             except PenstockError as error:
-                delay_s = self._retry_policy.delay_s(num_retries, error, random.random())
-                if delay_s is None:
+                if not self._wait_to_retry(attempts, error):
                     raise
-            self._sleep(delay_s)
-            num_retries += 1
+
+    def _wait_to_retry(self, attempts: Attempts, error: PenstockError) -> bool:
+        delay_s = attempts.delay_s(error, random.random())
+        if delay_s is None:
+            return False
+        self._sleep(delay_s)
+        return True

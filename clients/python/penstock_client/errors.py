@@ -5,17 +5,21 @@ PenstockError
 ├── Timeout                   no connection, or no byte of the answer, within the limit
 ├── APIError                  the server answered with an error status: status, type, code, param
 │   ├── BadRequest            400: the request is malformed or does not fit the model
+│   │   └── ContextOverflow   the prompt, or prompt and answer, are longer than the context
 │   ├── AuthenticationFailed  401: the API key is missing or wrong
+│   ├── PermissionDenied      403: the API key may not do this
 │   ├── NotFound              404: no such model or route
+│   ├── RequestTooLarge       413: the request has more bytes than the server takes
 │   ├── RateLimited           429: too many requests; retry_after
 │   ├── ServerBusy            503: the queue is full, or the model still loads; retry_after
 │   └── ServerError           any other 5xx: the server's fault
+│       └── DeadlineExceeded  504: the server, or a proxy, gave up before the answer was complete
 ├── StreamError               an error event after the stream had begun: type, code, param
 │   └── StreamInterrupted     the stream ended or broke before its [DONE]
 └── ProtocolError             the answer is not what the API promises
 
 ReportedError, the class in between that APIError and StreamError share, has type, code and param.
-Other refusals (such as 403 or 413) are a plain APIError. Mistakes that need no server to be
+Other refusals (such as 405 or 415) are a plain APIError. Mistakes that need no server to be
 seen are Python's own TypeError and ValueError. Errors can be pickled.
 """
 
@@ -26,9 +30,10 @@ class PenstockError(Exception):
     """Root of the tree.
 
     message: what went wrong, in words.
-    request_id: the server's name for the request, to be found in its log; None if unknown.
-    is_retryable: the server cannot have begun to work on the request, so that sending it again
-        is safe and may help. The client does so itself, `max_retries` times.
+    request_id: the name of the request in the server's log; None if nothing was sent.
+    is_retryable: the same request may succeed later: the server turned it away, or the
+        connection failed. The client itself sends it again, `max_retries` times, as long as
+        nothing of the answer was handed to the caller.
     """
 
     #: Seconds that the server asked to wait before another attempt; None if it did not say.
@@ -125,12 +130,24 @@ class BadRequest(APIError):
     """400: the request is malformed, or does not fit the model."""
 
 
+class ContextOverflow(BadRequest):
+    """The prompt, or the prompt and the answer asked for, are longer than the model's context."""
+
+
 class AuthenticationFailed(APIError):
     """401: the API key is missing or wrong."""
 
 
+class PermissionDenied(APIError):
+    """403: the API key may not do this."""
+
+
 class NotFound(APIError):
     """404: no such model or route."""
+
+
+class RequestTooLarge(APIError):
+    """413: the request has more bytes than the server takes."""
 
 
 class RateLimited(APIError):
@@ -143,6 +160,10 @@ class ServerBusy(APIError):
 
 class ServerError(APIError):
     """Any 5xx but 503: the server's fault."""
+
+
+class DeadlineExceeded(ServerError):
+    """504: the server, or a proxy before it, gave up before the answer was complete."""
 
 
 class StreamError(ReportedError):

@@ -14,11 +14,15 @@ JSONObject = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """One request to the server. `body` is a JSON object, or None for a GET."""
+    """One request to the server. `body` is a JSON object, or None for a GET.
+
+    timeout_s: longest silence of the server, in seconds; None is the client's, infinity no limit.
+    """
 
     method: str
     path: str
     body: JSONObject | None = None
+    timeout_s: float | None = None
 
     @property
     def needs_model(self) -> bool:
@@ -26,6 +30,9 @@ class Request:
 
     def with_model(self, model: str) -> Request:
         return replace(self, body={**(self.body or {}), "model": model})
+
+    def with_timeout(self, timeout_s: float) -> Request:
+        return replace(self, timeout_s=timeout_s)
 
     def content(self) -> bytes:
         """The body as bytes. Raises ValueError for NaN and infinity, which JSON does not have."""

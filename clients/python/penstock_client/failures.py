@@ -10,9 +10,13 @@ from penstock_client.errors import (
     APIError,
     AuthenticationFailed,
     BadRequest,
+    ContextOverflow,
+    DeadlineExceeded,
     NotFound,
+    PermissionDenied,
     ProtocolError,
     RateLimited,
+    RequestTooLarge,
     ServerBusy,
     ServerError,
     StreamError,
@@ -22,12 +26,21 @@ from penstock_client.exchange import JSONObject, Reply
 _CLASSES: dict[int, type[APIError]] = {
     400: BadRequest,
     401: AuthenticationFailed,
+    403: PermissionDenied,
     404: NotFound,
+    413: RequestTooLarge,
     429: RateLimited,
     503: ServerBusy,
+    504: DeadlineExceeded,
 }
-# With these the server has turned the request away before it did any work.
-_RETRYABLE = (429, 503)
+# The server turned the request away, or (502) a proxy found no server behind it. Not 500, which is
+# the same again mostly, nor 504: what took too long takes as long again.
+_RETRYABLE = (429, 502, 503)
+# What the same means when it is told in a stream, whose status was 200: our codes, and vLLM's.
+_RETRYABLE_CODES = (
+    *("shutting_down", "engine_dead", "overloaded", "queue_timeout", "model_loading"),
+    *(str(status) for status in _RETRYABLE),
+)
 
 
 class _Fields(TypedDict):
@@ -47,9 +60,12 @@ def checked(reply: Reply, now_s: float) -> Reply:
 def error_of_reply(reply: Reply, now_s: float) -> APIError:
     """The error for a reply that is no success. now_s: the time, in seconds since 1970."""
     kind = _CLASSES.get(reply.status, ServerError if reply.status >= 500 else APIError)
+    fields = _fields_of_body(reply)
+    if kind is BadRequest and _is_overflow(fields):
+        kind = ContextOverflow
     is_forbidden = reply.headers.get("x-should-retry", "").strip().lower() == "false"
     return kind(
-        **_fields_of_body(reply),
+        **fields,
         status=reply.status,
         request_id=reply.request_id,
         retry_after=retry_after_s(reply.headers.get("retry-after"), now_s),
@@ -59,7 +75,9 @@ def error_of_reply(reply: Reply, now_s: float) -> APIError:
 
 def error_of_event(error: object, request_id: str | None) -> StreamError:
     """The error for an error object (or other value) that came as an event of a stream."""
-    return StreamError(**_fields(error), request_id=request_id)
+    fields = _fields(error)
+    is_retryable = fields["code"] in _RETRYABLE_CODES
+    return StreamError(**fields, request_id=request_id, is_retryable=is_retryable)
 
 
 def retry_after_s(value: str | None, now_s: float) -> float | None:
@@ -80,6 +98,11 @@ def retry_after_s(value: str | None, now_s: float) -> float | None:
         except (ValueError, OverflowError):
             return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _is_overflow(fields: _Fields) -> bool:
+    """By OpenAI's code or llama-server's type."""
+    return fields["code"] == "context_length_exceeded" or fields["type"] == "exceed_context_size_error"
 
 
 def _fields_of_body(reply: Reply) -> _Fields:

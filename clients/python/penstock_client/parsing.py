@@ -1,4 +1,4 @@
-"""From the server's JSON to the values of results.py. Pure; knows no HTTP library.
+"""From the server's JSON to the values of results.py and chunks.py. Pure; knows no HTTP library.
 
 Tolerant of what is absent, since servers of this API differ in it, but not of wrong types:
 those raise ProtocolError, as does an answer without choices.
@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from penstock_client.errors import ProtocolError
-from penstock_client.exchange import JSONObject, Reply
-from penstock_client.results import (
-    ChatChoice,
+from penstock_client.chunks import (
     ChatChunkChoice,
-    ChatCompletion,
     ChatCompletionChunk,
-    Completion,
-    CompletionChoice,
     CompletionChunk,
     Delta,
-    Health,
+    ToolCallDelta,
+)
+from penstock_client.errors import ProtocolError
+from penstock_client.exchange import JSONObject, Reply
+from penstock_client.fields import get, integers, objects, require
+from penstock_client.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from penstock_client.results import (
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
     Message,
-    Model,
-    TokenLogprob,
+    ToolCall,
     Usage,
 )
 
 T = TypeVar("T")
-D = TypeVar("D")
 
 
-def _traceable(parse: Callable[[Reply], T]) -> Callable[[Reply], T]:
+def traceable(parse: Callable[[Reply], T]) -> Callable[[Reply], T]:
     """Let the ProtocolErrors of `parse` name the request, for whoever reads the server's log."""
 
     @functools.wraps(parse)
@@ -46,13 +48,13 @@ def _traceable(parse: Callable[[Reply], T]) -> Callable[[Reply], T]:
     return parse_traceably
 
 
-@_traceable
+@traceable
 def parse_completion(reply: Reply) -> Completion:
     data = reply.json_object()
     return Completion(
-        id=_get(data, "id", str, ""),
-        model=_get(data, "model", str, ""),
-        created=_get(data, "created", int, 0),
+        id=get(data, "id", str, ""),
+        model=get(data, "model", str, ""),
+        created=get(data, "created", int, 0),
         choices=tuple(_completion_choice(choice) for choice in _answers(data)),
         usage=_usage(data),
         request_id=reply.request_id,
@@ -60,224 +62,144 @@ def parse_completion(reply: Reply) -> Completion:
     )
 
 
-@_traceable
+@traceable
 def parse_chat_completion(reply: Reply) -> ChatCompletion:
     data = reply.json_object()
     return ChatCompletion(
-        id=_get(data, "id", str, ""),
-        model=_get(data, "model", str, ""),
-        created=_get(data, "created", int, 0),
+        id=get(data, "id", str, ""),
+        model=get(data, "model", str, ""),
+        created=get(data, "created", int, 0),
         choices=tuple(_chat_choice(choice) for choice in _answers(data)),
         usage=_usage(data),
         request_id=reply.request_id,
+        prompt_token_ids=integers(data, "prompt_token_ids"),
+        prompt_logprobs=prompt_logprobs(data),
         raw=data,
     )
 
 
 def parse_completion_chunk(data: JSONObject) -> CompletionChunk:
     return CompletionChunk(
-        id=_get(data, "id", str, ""),
-        model=_get(data, "model", str, ""),
-        choices=tuple(_completion_choice(choice) for choice in _objects(data, "choices")),
+        id=get(data, "id", str, ""),
+        model=get(data, "model", str, ""),
+        choices=tuple(_completion_choice(choice) for choice in objects(data, "choices")),
         usage=_usage(data),
+        created=get(data, "created", int, 0),
         raw=data,
     )
 
 
 def parse_chat_chunk(data: JSONObject) -> ChatCompletionChunk:
     return ChatCompletionChunk(
-        id=_get(data, "id", str, ""),
-        model=_get(data, "model", str, ""),
-        choices=tuple(_chat_chunk_choice(choice) for choice in _objects(data, "choices")),
+        id=get(data, "id", str, ""),
+        model=get(data, "model", str, ""),
+        choices=tuple(_chat_chunk_choice(choice) for choice in objects(data, "choices")),
         usage=_usage(data),
+        created=get(data, "created", int, 0),
+        prompt_token_ids=integers(data, "prompt_token_ids"),
         raw=data,
     )
-
-
-@_traceable
-def parse_models(reply: Reply) -> tuple[Model, ...]:
-    return tuple(
-        Model(
-            id=_require(model, "id", str),
-            created=_get(model, "created", int, 0),
-            owned_by=_get(model, "owned_by", str, ""),
-            max_model_len=_get(model, "max_model_len", int, None),
-            root=_get(model, "root", str, None),
-            raw=model,
-        )
-        for model in _objects(reply.json_object(), "data")
-    )
-
-
-def only_model(models: tuple[Model, ...]) -> str:
-    """The first name of the server's only model. Raises ValueError if there is a choice to make."""
-    if not models:
-        raise ProtocolError("the server lists no model")
-    if len({model.root or model.id for model in models}) > 1:
-        names = ", ".join(model.id for model in models)
-        raise ValueError(f"the server has {len(models)} models, choose one with model=: {names}")
-    return models[0].id
-
-
-@_traceable
-def parse_health(reply: Reply) -> Health:
-    """For a 200 and a 503, whose bodies may also be empty or plain text."""
-    try:
-        data = reply.json_object()
-    except ProtocolError:
-        data = {}
-    error = data.get("error")
-    details = error if isinstance(error, dict) else {}
-    return Health(
-        status=_get(data, "status", str, "ok" if reply.is_success else "unavailable"),
-        is_ready=reply.is_success,
-        progress=_progress({**details, **data}),
-        message=_get({**details, **data}, "message", str, None),
-        raw=data,
-    )
-
-
-def _progress(data: JSONObject) -> float | None:
-    progress = _number(data, "progress")
-    loaded, total = _get(data, "loaded_layers", int, None), _get(data, "total_layers", int, None)
-    if progress is None and loaded is not None and total:
-        progress = loaded / total
-    return progress
 
 
 def _completion_choice(choice: JSONObject) -> CompletionChoice:
     return CompletionChoice(
-        index=_get(choice, "index", int, 0),
-        text=_require(choice, "text", str),
-        finish_reason=_get(choice, "finish_reason", str, None),
-        logprobs=_completion_logprobs(_get(choice, "logprobs", dict, None)),
+        index=get(choice, "index", int, 0),
+        text=require(choice, "text", str),
+        finish_reason=get(choice, "finish_reason", str, None),
+        logprobs=completion_logprobs(get(choice, "logprobs", dict, None)),
+        stop_reason=_stop_reason(choice),
+        token_ids=integers(choice, "token_ids"),
+        prompt_token_ids=integers(choice, "prompt_token_ids"),
+        prompt_logprobs=prompt_logprobs(choice),
         raw=choice,
     )
 
 
 def _chat_choice(choice: JSONObject) -> ChatChoice:
-    message = _require(choice, "message", dict)
     return ChatChoice(
-        index=_get(choice, "index", int, 0),
-        message=Message(
-            role=_get(message, "role", str, "assistant"),
-            content=_get(message, "content", str, None),
-            raw=message,
-        ),
-        finish_reason=_get(choice, "finish_reason", str, None),
-        logprobs=_chat_logprobs(_get(choice, "logprobs", dict, None)),
+        index=get(choice, "index", int, 0),
+        message=_message(require(choice, "message", dict)),
+        finish_reason=get(choice, "finish_reason", str, None),
+        logprobs=chat_logprobs(get(choice, "logprobs", dict, None)),
+        stop_reason=_stop_reason(choice),
+        token_ids=integers(choice, "token_ids"),
         raw=choice,
+    )
+
+
+def _message(message: JSONObject) -> Message:
+    return Message(
+        role=get(message, "role", str, "assistant"),
+        content=get(message, "content", str, None),
+        tool_calls=tuple(_tool_call(call) for call in objects(message, "tool_calls")),
+        raw=message,
+    )
+
+
+def _tool_call(call: JSONObject) -> ToolCall:
+    function: JSONObject = require(call, "function", dict)
+    return ToolCall(
+        id=get(call, "id", str, ""),
+        name=require(function, "name", str),
+        arguments=get(function, "arguments", str, ""),
+        raw=call,
     )
 
 
 def _chat_chunk_choice(choice: JSONObject) -> ChatChunkChoice:
-    delta = _require(choice, "delta", dict)
     return ChatChunkChoice(
-        index=_get(choice, "index", int, 0),
-        delta=Delta(
-            role=_get(delta, "role", str, None),
-            content=_get(delta, "content", str, None),
-            raw=delta,
-        ),
-        finish_reason=_get(choice, "finish_reason", str, None),
-        logprobs=_chat_logprobs(_get(choice, "logprobs", dict, None)),
+        index=get(choice, "index", int, 0),
+        delta=_delta(require(choice, "delta", dict)),
+        finish_reason=get(choice, "finish_reason", str, None),
+        logprobs=chat_logprobs(get(choice, "logprobs", dict, None)),
+        stop_reason=_stop_reason(choice),
+        token_ids=integers(choice, "token_ids"),
         raw=choice,
     )
 
 
+def _delta(delta: JSONObject) -> Delta:
+    return Delta(
+        role=get(delta, "role", str, None),
+        content=get(delta, "content", str, None),
+        tool_calls=tuple(_tool_call_delta(call) for call in objects(delta, "tool_calls")),
+        raw=delta,
+    )
+
+
+def _tool_call_delta(call: JSONObject) -> ToolCallDelta:
+    function: JSONObject = get(call, "function", dict, {})
+    return ToolCallDelta(
+        index=get(call, "index", int, 0),
+        id=get(call, "id", str, None),
+        name=get(function, "name", str, None),
+        arguments=get(function, "arguments", str, ""),
+        raw=call,
+    )
+
+
+def _stop_reason(choice: JSONObject) -> str | int | None:
+    value = choice.get("stop_reason")
+    return value if isinstance(value, str | int) else None
+
+
 def _usage(data: JSONObject) -> Usage | None:
-    usage = _get(data, "usage", dict, None)
+    usage = get(data, "usage", dict, None)
     if usage is None:
         return None
-    prompt, completion = (
-        _get(usage, name, int, 0) for name in ("prompt_tokens", "completion_tokens")
-    )
-    details: JSONObject = _get(usage, "prompt_tokens_details", dict, {})
+    prompt, completion = (get(usage, name, int, 0) for name in ("prompt_tokens", "completion_tokens"))
+    details: JSONObject = get(usage, "prompt_tokens_details", dict, {})
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
-        total_tokens=_get(usage, "total_tokens", int, prompt + completion),
-        cached_tokens=_get(details, "cached_tokens", int, 0),
+        total_tokens=get(usage, "total_tokens", int, prompt + completion),
+        cached_tokens=get(details, "cached_tokens", int, 0),
         raw=usage,
     )
 
 
-def _completion_logprobs(logprobs: JSONObject | None) -> tuple[TokenLogprob, ...] | None:
-    """Parallel lists, one entry per token; `top_logprobs` maps rivals to log probabilities."""
-    if logprobs is None:
-        return None
-    tokens: list[Any] = _get(logprobs, "tokens", list, [])
-    values: list[Any] = _get(logprobs, "token_logprobs", list, [])
-    tops: list[Any] = _get(logprobs, "top_logprobs", list, []) or [None] * len(tokens)
-    if not len(tokens) == len(values) == len(tops):
-        raise ProtocolError("the lists in 'logprobs' differ in length")
-    entries = (
-        {"token": token, "logprob": value, "top_logprobs": top}
-        for token, value, top in zip(tokens, values, tops, strict=True)
-    )
-    return tuple(
-        _token_logprob(
-            entry,
-            [
-                {"token": token, "logprob": logprob}
-                for token, logprob in _get(entry, "top_logprobs", dict, {}).items()
-            ],
-        )
-        for entry in entries
-    )
-
-
-def _chat_logprobs(logprobs: JSONObject | None) -> tuple[TokenLogprob, ...] | None:
-    """One object per token, each with the list of its rivals."""
-    if logprobs is None:
-        return None
-    return tuple(
-        _token_logprob(entry, _objects(entry, "top_logprobs"))
-        for entry in _objects(logprobs, "content")
-    )
-
-
-def _token_logprob(entry: JSONObject, rivals: list[JSONObject]) -> TokenLogprob:
-    return TokenLogprob(
-        token=_require(entry, "token", str),
-        logprob=_number(entry, "logprob"),
-        top_logprobs=tuple(_token_logprob(rival, []) for rival in rivals),
-    )
-
-
 def _answers(data: JSONObject) -> list[JSONObject]:
-    choices = _objects(data, "choices")
+    choices = objects(data, "choices")
     if not choices:
         raise ProtocolError(f"the answer has no choices: {data!r:.200}")
     return choices
-
-
-def _objects(data: JSONObject, name: str) -> list[JSONObject]:
-    """The list of objects under `name`; empty if absent."""
-    values: list[Any] = _get(data, name, list, [])
-    for value in values:
-        if not isinstance(value, dict):
-            raise ProtocolError(f"{name!r} should hold objects, not {value!r:.100}")
-    return values
-
-
-def _require(data: JSONObject, name: str, kind: type[T]) -> T:
-    value = _get(data, name, kind, None)
-    if value is None:
-        raise ProtocolError(f"{name!r} is missing in {data!r:.200}")
-    return value
-
-
-def _number(data: JSONObject, name: str) -> float | None:
-    value = data.get(name)
-    return float(value) if isinstance(value, int) else _get(data, name, float, None)
-
-
-def _get(data: JSONObject, name: str, kind: type[T], default: D) -> T | D:
-    """What is under `name`; `default` if it is absent or null. Raises ProtocolError."""
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise ProtocolError(f"{name!r} should be {kind.__name__}, not {value!r:.100}")
-    return value

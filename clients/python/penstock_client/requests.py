@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock_client.exchange import JSONObject, Request
-from penstock_client.params import ChatParams, CompletionParams, check_keywords
-from penstock_client.results import Message
+from penstock_client.params import ChatParams, CompletionParams, TokenizeParams, check_keywords
+from penstock_client.results import Message, ToolCall
+from penstock_client.schemas import as_response_format, as_structured_outputs
 
 #: Text, several texts, token ids, or several lists of token ids.
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -18,38 +19,77 @@ HEALTH = Request("GET", "/health")
 
 
 def completion_request(
-    prompt: Prompt, params: Mapping[str, object], *, stream: bool = False
+    prompt: Prompt, params: Mapping[str, object], *, stream: bool = False, method: str | None = None
 ) -> Request:
-    """Raises TypeError for an unknown keyword, ValueError for a field given twice."""
-    method = "stream_complete" if stream else "complete"
+    """method: for messages, what the caller called.
+
+    Raises TypeError for an unknown keyword, ValueError for a field given twice.
+    """
+    method = method or ("stream_complete" if stream else "complete")
     check_keywords(method, params, CompletionParams.__optional_keys__)
-    return Request("POST", "/v1/completions", _body({"prompt": prompt}, params, stream))
+    return _generation("/v1/completions", {"prompt": prompt}, params, stream)
 
 
 def chat_request(
-    messages: Messages, params: Mapping[str, object], *, stream: bool = False
+    messages: Messages,
+    params: Mapping[str, object],
+    *,
+    stream: bool = False,
+    method: str | None = None,
 ) -> Request:
     """Raises TypeError for an unknown keyword or a wrong message, ValueError as above."""
-    method = "stream_chat" if stream else "chat"
+    method = method or ("stream_chat" if stream else "chat")
     check_keywords(method, params, ChatParams.__optional_keys__)
-    body = _body({"messages": _messages(messages)}, params, stream)
-    return Request("POST", "/v1/chat/completions", body)
+    return _generation("/v1/chat/completions", {"messages": _messages(messages)}, params, stream)
 
 
-def _body(subject: JSONObject, params: Mapping[str, object], stream: bool) -> JSONObject:
+def tokenize_request(text: Messages, params: Mapping[str, object]) -> Request:
+    """A str is a text here, not what a user says in a chat."""
+    check_keywords("tokenize", params, TokenizeParams.__optional_keys__)
+    subject: JSONObject = {"prompt": text} if isinstance(text, str) else {"messages": _messages(text)}
+    return _post("/tokenize", subject, params)
+
+
+def detokenize_request(token_ids: Sequence[int], model: str | None) -> Request:
+    return _post("/detokenize", {"tokens": list(token_ids)}, {"model": model})
+
+
+def _generation(path: str, subject: JSONObject, params: Mapping[str, object], stream: bool) -> Request:
+    request = _post(path, {**subject, "stream": stream}, params)
+    # Without this the server would not count the tokens of a stream; `extra` may say otherwise.
+    defaults = {"stream_options": {"include_usage": True}} if stream else {}
+    return Request("POST", path, {**defaults, **(request.body or {})}, request.timeout_s)
+
+
+def _post(path: str, subject: JSONObject, params: Mapping[str, object]) -> Request:
     given = {name: value for name, value in params.items() if value is not None}
-    extra = given.pop("extra", {})
+    extra, timeout_s = given.pop("extra", {}), _timeout(given.pop("timeout", None))
     if not isinstance(extra, Mapping):
         raise TypeError(f"extra must be a mapping of further fields, not {extra!r:.100}")
+    explicit = {**subject, **_converted(given)}
+    if repeated := sorted(explicit.keys() & extra.keys()):
+        raise ValueError(f"extra repeats what the method itself sends: {', '.join(repeated)}")
+    return Request("POST", path, {**explicit, **extra}, timeout_s)
+
+
+def _timeout(value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"timeout is {value!r}; give seconds > 0, or math.inf for no limit")
+    return float(value)
+
+
+def _converted(given: dict[str, object]) -> dict[str, object]:
+    """Values as JSON has them."""
     logit_bias = given.get("logit_bias")
     if isinstance(logit_bias, Mapping):
         given["logit_bias"] = {str(token_id): bias for token_id, bias in logit_bias.items()}
-    explicit = {**subject, **given, "stream": stream}
-    if repeated := sorted(explicit.keys() & extra.keys()):
-        raise ValueError(f"extra repeats what the method itself sends: {', '.join(repeated)}")
-    # Without this the server would not count the tokens of a stream; `extra` may say otherwise.
-    defaults = {"stream_options": {"include_usage": True}} if stream else {}
-    return {**defaults, **explicit, **extra}
+    if "response_format" in given:
+        given["response_format"] = as_response_format(given["response_format"])
+    if "structured_outputs" in given:
+        given["structured_outputs"] = as_structured_outputs(given["structured_outputs"])
+    return given
 
 
 def _messages(messages: Messages) -> list[JSONObject]:
@@ -60,10 +100,14 @@ def _messages(messages: Messages) -> list[JSONObject]:
 
 def _message(message: Message | Mapping[str, object]) -> JSONObject:
     if isinstance(message, Message):
-        # `raw` carries what an answer may have had besides, such as tool calls.
-        return {**message.raw, "role": message.role, "content": message.content}
+        calls = [_tool_call(call) for call in message.tool_calls]
+        body = {"role": message.role, "content": message.content}
+        return {**message.raw, **body, **({"tool_calls": calls} if calls else {})}
     if isinstance(message, Mapping):
         return dict(message)
-    raise TypeError(
-        f"messages must be a str or a list of messages; one of them is {message!r:.100}"
-    )
+    raise TypeError(f"messages must be a str or a list of messages; one of them is {message!r:.100}")
+
+
+def _tool_call(call: ToolCall) -> JSONObject:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

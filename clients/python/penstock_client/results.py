@@ -1,17 +1,31 @@
-"""What the server answers, as frozen values. Knows nothing of JSON or HTTP.
+"""What the server answers, whole, as frozen values. Knows nothing of HTTP.
 
 Each value keeps in `raw` the JSON object that it was made from, for fields that have no
-attribute here. `raw` takes no part in comparisons.
+attribute here; what was put together from a stream has an empty one. `raw` takes no part in
+comparisons. Pieces of a stream are in chunks.py, what is known of the server in server_info.py.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, overload
 
-from penstock_client.exchange import JSONObject
+from penstock_client.errors import ProtocolError
+from penstock_client.exchange import JSONObject, parse_json_object
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-def _raw() -> JSONObject:
+class Parseable(Protocol[T_co]):
+    """What pydantic's models have, as far as it is needed."""
+
+    def model_validate_json(self, json_data: str) -> T_co: ...
+
+
+def raw_field() -> JSONObject:
     """A field that does not show in repr and does not count in ==."""
     value: JSONObject = field(default_factory=dict, repr=False, compare=False)
     return value
@@ -25,7 +39,7 @@ class Usage:
     completion_tokens: int
     total_tokens: int
     cached_tokens: int = 0
-    raw: JSONObject = _raw()
+    raw: JSONObject = raw_field()
 
 
 @dataclass(frozen=True)
@@ -41,14 +55,56 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class PromptLogprob:
+    """A token at a position of the prompt: `rank` 1 is the likeliest there."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+#: By token id, for each position of a prompt; None at the first, which nothing precedes.
+PromptLogprobs = tuple[Mapping[int, PromptLogprob] | None, ...]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model wants called. `arguments` is JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+    raw: JSONObject = raw_field()
+
+    def parsed_arguments(self) -> dict[str, Any]:
+        """The arguments by name.
+
+        Raises ProtocolError if they are no JSON object, as may happen where neither tool_choice
+        nor `strict` bound the model to the schema.
+
+        >>> ToolCall("call_1", "weather", '{"city": "Oslo"}').parsed_arguments()
+        {'city': 'Oslo'}
+        """
+        return parse_json_object(self.arguments)
+
+
+@dataclass(frozen=True)
 class CompletionChoice:
-    """One continuation of a prompt; `finish_reason` is "stop" or "length"."""
+    """One continuation of a prompt; `finish_reason` is "stop" or "length".
+
+    stop_reason: the stop string or token id that ended it. token_ids, prompt_token_ids: with
+    return_token_ids. prompt_logprobs: with the field of that name.
+    """
 
     index: int
     text: str
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
-    raw: JSONObject = _raw()
+    stop_reason: str | int | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    raw: JSONObject = raw_field()
 
 
 @dataclass(frozen=True)
@@ -61,7 +117,7 @@ class Completion:
     choices: tuple[CompletionChoice, ...]
     usage: Usage | None = None
     request_id: str | None = None
-    raw: JSONObject = _raw()
+    raw: JSONObject = raw_field()
 
     @property
     def text(self) -> str:
@@ -73,6 +129,14 @@ class Completion:
         """Why the first choice ended."""
         return self.choices[0].finish_reason
 
+    @overload
+    def parse(self) -> Any: ...
+    @overload
+    def parse(self, kind: Parseable[T]) -> T: ...
+    def parse(self, kind: Parseable[T] | None = None) -> T | Any:
+        """The text as JSON, or as `kind`, a pydantic model. For errors see parse_text."""
+        return parse_text(self.text, self.finish_reason, kind)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -80,7 +144,8 @@ class Message:
 
     role: str
     content: str | None
-    raw: JSONObject = _raw()
+    tool_calls: tuple[ToolCall, ...] = ()
+    raw: JSONObject = raw_field()
 
 
 @dataclass(frozen=True)
@@ -91,7 +156,9 @@ class ChatChoice:
     message: Message
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
-    raw: JSONObject = _raw()
+    stop_reason: str | int | None = None
+    token_ids: tuple[int, ...] | None = None
+    raw: JSONObject = raw_field()
 
     @property
     def text(self) -> str:
@@ -109,7 +176,9 @@ class ChatCompletion:
     choices: tuple[ChatChoice, ...]
     usage: Usage | None = None
     request_id: str | None = None
-    raw: JSONObject = _raw()
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    raw: JSONObject = raw_field()
 
     @property
     def message(self) -> Message:
@@ -122,93 +191,33 @@ class ChatCompletion:
         return self.choices[0].text
 
     @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """What the first choice wants called."""
+        return self.message.tool_calls
+
+    @property
     def finish_reason(self) -> str | None:
         """Why the first choice ended."""
         return self.choices[0].finish_reason
 
-
-@dataclass(frozen=True)
-class CompletionChunk:
-    """A piece of a streamed completion; each choice's `text` is what is new."""
-
-    id: str
-    model: str
-    choices: tuple[CompletionChoice, ...]
-    usage: Usage | None = None
-    raw: JSONObject = _raw()
-
-    @property
-    def text(self) -> str:
-        """What is new in choice 0; empty if this chunk is about another choice, or about usage."""
-        return "".join(choice.text for choice in self.choices if choice.index == 0)
+    @overload
+    def parse(self) -> Any: ...
+    @overload
+    def parse(self, kind: Parseable[T]) -> T: ...
+    def parse(self, kind: Parseable[T] | None = None) -> T | Any:
+        """The text as JSON, or as `kind`, a pydantic model. For errors see parse_text."""
+        return parse_text(self.text, self.finish_reason, kind)
 
 
-@dataclass(frozen=True)
-class Delta:
-    """What is new in a message; `role` comes with a choice's first chunk."""
+def parse_text(text: str, finish_reason: str | None, kind: Parseable[T] | None) -> T | Any:
+    """`text` as JSON or, by its model_validate_json, as `kind`.
 
-    role: str | None = None
-    content: str | None = None
-    raw: JSONObject = _raw()
-
-
-@dataclass(frozen=True)
-class ChatChunkChoice:
-    """What is new in one choice of a streamed chat."""
-
-    index: int
-    delta: Delta
-    finish_reason: str | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    raw: JSONObject = _raw()
-
-    @property
-    def text(self) -> str:
-        """The delta's content; empty if it has none."""
-        return self.delta.content or ""
-
-
-@dataclass(frozen=True)
-class ChatCompletionChunk:
-    """A piece of a streamed chat."""
-
-    id: str
-    model: str
-    choices: tuple[ChatChunkChoice, ...]
-    usage: Usage | None = None
-    raw: JSONObject = _raw()
-
-    @property
-    def text(self) -> str:
-        """What is new in choice 0; empty if this chunk is about another choice, or about usage."""
-        return "".join(choice.text for choice in self.choices if choice.index == 0)
-
-
-@dataclass(frozen=True)
-class Model:
-    """A name under which the server offers a model. Names with the same root are one model.
-
-    max_model_len: its longest prompt plus answer, in tokens; None while it loads.
+    Raises ProtocolError if it is no JSON, which with a response_format only happens where
+    max_tokens cut it off; and what `kind` raises for JSON that is not its own.
     """
-
-    id: str
-    created: int = 0
-    owned_by: str = ""
-    max_model_len: int | None = None
-    root: str | None = None
-    raw: JSONObject = _raw()
-
-
-@dataclass(frozen=True)
-class Health:
-    """Whether the server can answer now, and if it still loads, how far it is.
-
-    status: "ok", or the server's word for its state, such as "loading"; "unavailable" if it
-    has none. progress: the share of the model that is loaded, 0.0 to 1.0; None if unknown.
-    """
-
-    status: str
-    is_ready: bool
-    progress: float | None = None
-    message: str | None = None
-    raw: JSONObject = _raw()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        cut_off = "; it was cut off, so give a larger max_tokens" if finish_reason == "length" else ""
+        raise ProtocolError(f"the answer is no JSON{cut_off}: {text!r:.200}") from error
+    return value if kind is None else kind.model_validate_json(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock_client.errors import PenstockError
 
@@ -21,9 +21,7 @@ class RetryPolicy:
         if self.max_retries < 0:
             raise ValueError(f"max_retries is {self.max_retries}; give 0 or more")
 
-    def delay_s(
-        self, num_retries: int, error: PenstockError, random_fraction: float
-    ) -> float | None:
+    def delay_s(self, num_retries: int, error: PenstockError, random_fraction: float) -> float | None:
         """Seconds to wait before the next attempt, or None to give up and raise `error`.
 
         num_retries: how many were made already. random_fraction: in [0, 1); it spreads the
@@ -32,9 +30,27 @@ class RetryPolicy:
         """
         if not error.is_retryable or num_retries >= self.max_retries:
             return None
+        return self.wait_s(num_retries, error, random_fraction)
+
+    def wait_s(self, num_retries: int, error: PenstockError, random_fraction: float) -> float | None:
+        """The same, whatever the error is and however many retries were made."""
         retry_after = error.retry_after or 0.0
         if retry_after > self.max_retry_after_s:
             return None
         # The exponent is bounded because 2.0**1024 overflows.
         backoff = self.initial_backoff_s * 2.0 ** min(num_retries, 30)
         return max(retry_after, min(backoff, self.max_backoff_s) * (0.5 + 0.5 * random_fraction))
+
+
+@dataclass
+class Attempts:
+    """The attempts at one request, counted."""
+
+    policy: RetryPolicy
+    num_retries: int = field(default=0, init=False)
+
+    def delay_s(self, error: PenstockError, random_fraction: float) -> float | None:
+        """As RetryPolicy.delay_s; a number counts as a retry."""
+        delay_s = self.policy.delay_s(self.num_retries, error, random_fraction)
+        self.num_retries += delay_s is not None
+        return delay_s

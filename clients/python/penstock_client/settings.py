@@ -11,6 +11,8 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 600.0
 #: Seconds. A server that runs accepts connections at once, however slow its model is.
 DEFAULT_CONNECT_TIMEOUT_S = 5.0
+#: Seconds. A server tells its health at once, whatever it computes.
+PROBE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Settings:
     api_key: str | None = field(repr=False)
     timeout_s: float | None
     connect_timeout_s: float | None
+
+    @property
+    def probe_timeout_s(self) -> float:
+        """Longest silence after a question for the server's health."""
+        return min(PROBE_TIMEOUT_S, self.timeout_s or PROBE_TIMEOUT_S)
 
     @classmethod
     def resolve(

@@ -6,7 +6,9 @@ Both transports are safe to use from several threads or tasks at once.
 
 from __future__ import annotations
 
+import math
 import time
+import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -29,6 +31,8 @@ from penstock_client.version import USER_AGENT
 _LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 # Below the 1024 files that a process may usually open. Further requests wait here.
 _MAX_CONNECTIONS = 1000
+# Seconds. Shorter than the 5 of uvicorn and Node: else a request may meet the server's closing.
+_KEEPALIVE_EXPIRY_S = 4.0
 # A proxy that compresses an event stream also collects it; so don't offer to decompress.
 _STREAM_HEADERS = {"accept": "text/event-stream", "accept-encoding": "identity"}
 
@@ -73,17 +77,19 @@ class Transport:
     """Sends requests and waits for the answers."""
 
     def __init__(self, settings: Settings) -> None:
+        self._options = _RequestOptions(settings)
         self._http = httpx2.Client(**_options(settings))
 
     def send(self, request: Request) -> Reply:
         """The whole answer, whatever its status."""
-        with _translated(request):
-            return _reply(self._http.request(request.method, request.path, **_content(request)))
+        options, request_id = self._options(request)
+        with _translated(request, request_id):
+            return _reply(self._http.request(request.method, request.path, **options))
 
     def open(self, request: Request) -> StreamReply:
         """The beginning of a stream. Raises an APIError for a status that is no success."""
-        options = _content(request, _STREAM_HEADERS)
-        with _translated(request):
+        options, request_id = self._options(request, _STREAM_HEADERS)
+        with _translated(request, request_id):
             built = self._http.build_request(request.method, request.path, **options)
             response = self._http.send(built, stream=True)
             try:
@@ -103,18 +109,19 @@ class AsyncTransport:
     """The same for asyncio."""
 
     def __init__(self, settings: Settings) -> None:
+        self._options = _RequestOptions(settings)
         self._http = httpx2.AsyncClient(**_options(settings))
 
     async def send(self, request: Request) -> Reply:
         """The whole answer, whatever its status."""
-        with _translated(request):
-            response = await self._http.request(request.method, request.path, **_content(request))
-            return _reply(response)
+        options, request_id = self._options(request)
+        with _translated(request, request_id):
+            return _reply(await self._http.request(request.method, request.path, **options))
 
     async def open(self, request: Request) -> AsyncStreamReply:
         """The beginning of a stream. Raises an APIError for a status that is no success."""
-        options = _content(request, _STREAM_HEADERS)
-        with _translated(request):
+        options, request_id = self._options(request, _STREAM_HEADERS)
+        with _translated(request, request_id):
             built = self._http.build_request(request.method, request.path, **options)
             response = await self._http.send(built, stream=True)
             try:
@@ -142,20 +149,38 @@ def _options(settings: Settings) -> dict[str, Any]:
     return {
         "base_url": base_url,
         "headers": headers,
-        # The limit holds between two reads, not for the whole answer: each byte, also that of
-        # a keep-alive comment, begins it anew.
-        "timeout": httpx2.Timeout(settings.timeout_s, connect=settings.connect_timeout_s),
-        "limits": httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=20),
+        "limits": httpx2.Limits(
+            max_connections=_MAX_CONNECTIONS,
+            max_keepalive_connections=20,
+            keepalive_expiry=_KEEPALIVE_EXPIRY_S,
+        ),
         "mounts": dict.fromkeys(_LOOPBACK),
     }
 
 
-def _content(request: Request, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    """What a request has besides its method and path."""
-    if request.body is None:
-        return {"headers": headers}
-    headers = {"content-type": "application/json", **(headers or {})}
-    return {"headers": headers, "content": request.content()}
+class _RequestOptions:
+    """What a request has besides its method and path, and its id."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __call__(self, request: Request, headers: dict[str, str] | None = None) -> tuple[dict[str, Any], str]:
+        # Our own, so that it is known even if no answer comes. The server's log has it, too.
+        request_id = uuid.uuid4().hex
+        headers = {"x-request-id": request_id, **(headers or {})}
+        options: dict[str, Any] = {"headers": headers, "timeout": self._timeout(request)}
+        if request.body is not None:
+            headers["content-type"] = "application/json"
+            options["content"] = request.content()
+        return options, request_id
+
+    def _timeout(self, request: Request) -> httpx2.Timeout:
+        """The limit holds between two reads, not for the whole answer: each byte, also that of
+        a keep-alive comment, begins it anew."""
+        silence_s = request.timeout_s or self._settings.timeout_s
+        return httpx2.Timeout(
+            None if silence_s == math.inf else silence_s, connect=self._settings.connect_timeout_s
+        )
 
 
 def _reply(response: httpx2.Response) -> Reply:
@@ -180,9 +205,7 @@ def _refusal(reply: Reply) -> PenstockError:
 
 
 @contextmanager
-def _translated(
-    request: Request, request_id: str | None = None, *, has_begun: bool = False
-) -> Iterator[None]:
+def _translated(request: Request, request_id: str | None, *, has_begun: bool = False) -> Iterator[None]:
     try:
         yield
     except httpx2.RequestError as error:
@@ -209,12 +232,12 @@ def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) ->
         case httpx2.ConnectError():
             return ConnectionFailed(f"{subject}: cannot connect: {reason}", is_retryable=True)
         case httpx2.NetworkError() | httpx2.RemoteProtocolError() if has_begun:
-            return StreamInterrupted(f"{subject}: the stream broke: {reason}")
-        case httpx2.NetworkError() | httpx2.RemoteProtocolError() | httpx2.ProxyError():
-            # The server may have begun to work on what it got; only a GET costs it nothing.
-            is_retryable = request.method == "GET"
-            return ConnectionFailed(
-                f"{subject}: the connection broke: {reason}", is_retryable=is_retryable
-            )
+            return StreamInterrupted(f"{subject}: the stream broke: {reason}", is_retryable=True)
+        case httpx2.NetworkError() | httpx2.RemoteProtocolError():
+            # It may have been an idle connection that the server was just closing. If it had
+            # begun to work, it stopped when the connection broke, and nobody saw the answer.
+            return ConnectionFailed(f"{subject}: the connection broke: {reason}", is_retryable=True)
+        case httpx2.ProxyError():
+            return ConnectionFailed(f"{subject}: the proxy refused: {reason}")
         case _:
             return ProtocolError(f"{subject}: {reason}")

@@ -105,7 +105,7 @@ class NativeKernels(ReferenceKernels):
         self.build: str
         self._library: Any
         self.build, self._library = _load(build)
-        self._rows_per_token = 2 if activations == "int16" else 1
+        self._activation_bits = 16 if activations == "int16" else 8
 
     def set_num_threads(self, num_threads: int) -> int:
         """Threads for all native kernels of this process; how many there are now. That the system gives fewer
@@ -125,12 +125,12 @@ class NativeKernels(ReferenceKernels):
         out_features = weight.qweight.shape[0]
         y = torch.empty(num_tokens, out_features)
         num_groups = weight.num_groups
-        row_bytes = (in_features + 63) // 64 * 64 + 4 * num_groups
-        scratch = torch.empty(num_tokens * (self._rows_per_token * row_bytes + 4), dtype=torch.int8)
+        token_bytes = 2 * ((in_features + 63) // 64 * 64) + 8 * num_groups + 4
+        scratch = torch.empty(num_tokens * token_bytes, dtype=torch.int8)
         self._library.penstock_int8_linear(
             x.data_ptr(), x.stride(0), num_tokens, in_features,
             weight.qweight.data_ptr(), weight.scale.data_ptr(), num_groups, _pointer(bias), out_features,
-            self._rows_per_token, y.data_ptr(), scratch.data_ptr(),
+            self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
 

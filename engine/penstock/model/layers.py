@@ -72,7 +72,9 @@ def attend(
         kernels.rope(q, cos, sin)
         kernels.rope(k, cos, sin)
     kernels.write_kv(k, v, kv, batch.slot_mapping)
-    mixed = kernels.paged_attention(q, kv, batch, replace(attention, window=spec.sliding_window(index)))
+    if (window := spec.sliding_window(index)) != attention.window:
+        attention = replace(attention, window=window)
+    mixed = kernels.paged_attention(q, kv, batch, attention)
     return kernels.int8_linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
 
 

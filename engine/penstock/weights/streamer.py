@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 import torch
+from torch import Tensor
 
 from penstock.memory.device import Device
 from penstock.memory.direct_io import PopulatedAhead, aligned_buffer, round_up
@@ -54,6 +55,9 @@ class LayerStreamer:
             reader = LinkReader(self._host, device)
         self._tier = LayerTier(sizes, reader, self.pool, resident, num_slots)
         self._num_sweeps = 0
+        self._views: dict[tuple[int, int], LayerWeights] = {}
+        #: The layer that is in use or waited for, None between sweeps; any thread may look.
+        self.current_layer: int | None = None
 
     @property
     def torch_device(self) -> torch.device:
@@ -119,18 +123,33 @@ class LayerStreamer:
         self._num_sweeps += 1
         this_sweep = self._num_sweeps
         self._tier.take_back()
+        try:
+            yield from self._sweep(this_sweep)
+        finally:
+            if this_sweep == self._num_sweeps:
+                self.current_layer = None
+
+    def _sweep(self, this_sweep: int) -> Generator[LayerWeights, None, None]:
         for index in range(self.store.num_layers):
+            self.current_layer = index
             buffer = self._tier.acquire(index).buffer
             if self._device is not None:
                 self._device.acquire(buffer)
             try:
-                yield LayerWeights.views(self.store.layouts[index], buffer)
+                yield self._views_of(index, buffer)
             finally:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
                     if self._device is not None:
                         self._device.release(buffer)
                     self._tier.release(index)
+
+    def _views_of(self, index: int, buffer: Tensor) -> LayerWeights:
+        """Made once for each place where a layer can lie: a dozen views take a tenth of a millisecond."""
+        place = index, buffer.data_ptr()
+        if place not in self._views:
+            self._views[place] = LayerWeights.views(self.store.layouts[index], buffer)
+        return self._views[place]
 
     def synchronize(self) -> None:
         """Until the compute device has done everything, so that figures are complete."""

@@ -223,6 +223,8 @@ class LayerTier:
             return failed
 
     def _next_to_read(self) -> int | None:
+        if len(self._arrivals) == len(self.resident) + self.num_slots:
+            return None  # every place is taken
         for ahead in range(0 if self._is_closed else self._num_layers):
             if ahead and self._num_reads >= MAX_READS:
                 break  # what is waited for now is asked for in any case

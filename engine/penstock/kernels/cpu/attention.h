@@ -55,43 +55,19 @@ typedef struct {
     const float *alibi_slopes;
 } attention;
 
-/* Keys and values are fetched two groups of 16 ahead: blocks lie anywhere, and the processor's own prefetcher
+/* Keys and values are fetched AHEAD groups of 16 ahead: blocks lie anywhere, and the processor's own prefetcher
  * stops at the end of each. */
-enum { TILE_ROWS = 16, AHEAD = 2 };
+enum { GROUP = 16, TILE_ROWS = 16, AHEAD = 2 };
 
-/* The two inner loops work on what one register holds (a vec is several, which GCC keeps in memory), and on as
- * many sums at a time as registers hold. */
+/* Sums that registers hold at a time beside what they are made of. */
 #if defined(__AVX512F__)
-typedef vec reg;
-enum { REG_LANES = 16, SUMS = 16 };
-INLINE reg splat_reg(float x) { return splat(x); }
-#elif defined(__AVX2__)
-typedef float reg __attribute__((vector_size(32)));
-enum { REG_LANES = 8, SUMS = 8 };
-INLINE reg splat_reg(float x) { return (reg){x, x, x, x, x, x, x, x}; }
+enum { SUMS = 16 };
 #else
-typedef float reg __attribute__((vector_size(16)));
-enum { REG_LANES = 4, SUMS = 8 };
-INLINE reg splat_reg(float x) { return (reg){x, x, x, x}; }
+enum { SUMS = 8 };
 #endif
 
-INLINE reg load_reg(const float *p) {
-    reg v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE reg load_cached(const void *cache, int64_t at, const int is_half) {
-    if (!is_half) return load_reg((const float *)cache + at);
-    const uint16_t *p = (const uint16_t *)cache + at;
-#if defined(__AVX512F__)
-    return load_half(p);
-#elif defined(__AVX2__)
-    return (reg)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-#else
-    reg v;
-    for (int i = 0; i < REG_LANES; i++) v[i] = half_to_float(p[i]);
-    return v;
-#endif
+INLINE vec load_cached(const void *cache, int64_t at, const int is_half) {
+    return is_half ? load_half((const uint16_t *)cache + at) : load((const float *)cache + at);
 }
 INLINE void fetch_cached(const void *cache, int64_t at, const int is_half) {
     __builtin_prefetch((const char *)cache + at * (is_half ? 2 : 4));
@@ -100,22 +76,22 @@ INLINE void fetch_cached(const void *cache, int64_t at, const int is_half) {
 /* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, whose first dimensions lie
  * at keys[n]: one chain of multiply-adds per row and key, over the dimensions in order. */
 INLINE void score_rows(const attention *c, const int64_t *keys, const int64_t *ahead, const float *q,
-                       int64_t q_stride, reg *out, const int is_half, const int rows, const int num) {
+                       int64_t q_stride, vec *out, const int is_half, const int rows, const int num) {
     const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
-    reg sum[SUMS];
+    vec sum[SUMS];
 #pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) sum[n] = (reg){};
+    for (int n = 0; n < rows * num; n++) sum[n] = (vec){};
     for (int64_t i = 0; i < d; i++) {
-        reg k[SUMS];
+        vec k[SUMS];
 #pragma GCC unroll 16
         for (int n = 0; n < num; n++) {
-            fetch_cached(c->kv.k_cache, ahead[n] + i * bs, is_half);
+            if (!is_half || i % 2 == 0) fetch_cached(c->kv.k_cache, ahead[n] + i * bs, is_half); /* half a line */
             k[n] = load_cached(c->kv.k_cache, keys[n] + i * bs, is_half);
             IN_REGISTER(k[n]);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            const reg x = splat_reg(q[i * q_stride + r]);
+            const vec x = splat(q[i * q_stride + r]);
 #pragma GCC unroll 16
             for (int n = 0; n < num; n++) sum[r * num + n] += x * k[n];
         }
@@ -127,26 +103,26 @@ INLINE void score_rows(const attention *c, const int64_t *keys, const int64_t *a
 /* y += p[key] * values[key], keys in order, for `rows` rows and `num` registers of dimensions. */
 INLINE void mix_rows(const void *values, int64_t at, int64_t stride, int64_t ahead, int64_t num_keys, float *const *p,
                      float *const *y, const int is_half, const int rows, const int num) {
-    reg sum[SUMS];
+    vec sum[SUMS];
 #pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) sum[n] = load_reg(y[n / num] + n % num * REG_LANES);
+    for (int n = 0; n < rows * num; n++) sum[n] = load(y[n / num] + n % num * LANES);
     for (int64_t key = 0; key < num_keys; key++) {
-        reg v[SUMS];
+        vec v[SUMS];
 #pragma GCC unroll 16
         for (int i = 0; i < num; i++) {
-            fetch_cached(values, ahead + key * stride + i * REG_LANES, is_half);
-            v[i] = load_cached(values, at + key * stride + i * REG_LANES, is_half);
+            if (!is_half || LANES < 16 || i % 2 == 0) fetch_cached(values, ahead + key * stride + i * LANES, is_half);
+            v[i] = load_cached(values, at + key * stride + i * LANES, is_half);
             IN_REGISTER(v[i]);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            const reg weight = splat_reg(p[r][key]);
+            const vec weight = splat(p[r][key]);
 #pragma GCC unroll 16
             for (int i = 0; i < num; i++) sum[r * num + i] += weight * v[i];
         }
     }
 #pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) memcpy(y[n / num] + n % num * REG_LANES, &sum[n], sizeof sum[n]);
+    for (int n = 0; n < rows * num; n++) store(y[n / num] + n % num * LANES, sum[n]);
 }
 
 /* A few tokens of one sequence, all query heads of one KV head. */
@@ -157,38 +133,36 @@ typedef struct {
     int64_t position, num_rows; /* of the first token; tokens times query heads */
     int64_t first_key, num_keys, num_groups;
     float *scores, *queries, *mixed, *values; /* queries [head_dim, num_rows] */
-} tile;
+} query_tile;
 
 /* Where a key begins, or the last group of 16 if there is no such key: in K its first dimension, in V itself. */
-INLINE int64_t key_at(const tile *t, int64_t key, const int is_k) {
+INLINE int64_t key_at(const query_tile *t, int64_t key, const int is_k) {
     const kv_layout *kv = &t->c->kv;
     const int64_t bs = kv->block_size;
-    key = t->first_key + MIN(key, (t->num_groups - 1) * LANES + key % LANES);
+    key = t->first_key + MIN(key, (t->num_groups - 1) * GROUP + key % GROUP);
     return (t->blocks[key / bs] * kv->num_kv_heads + t->kv_head) * kv->head_dim * bs +
            key % bs * (is_k ? 1 : kv->head_dim);
 }
 
-INLINE void score(const tile *t, int64_t row, const int is_half, const int rows) {
+INLINE void score(const query_tile *t, int64_t row, const int is_half, const int rows) {
     const int num = MIN(8, SUMS / rows);
-    const int64_t row_width = t->num_groups * LANES;
-    for (int64_t key = 0; key < row_width; key += num * REG_LANES) {
+    const int64_t row_width = t->num_groups * GROUP;
+    for (int64_t key = 0; key < row_width; key += num * LANES) {
         int64_t keys[SUMS], ahead[SUMS];
-        reg out[SUMS];
+        vec out[SUMS];
         for (int n = 0; n < num; n++) {
-            keys[n] = key_at(t, key + n * REG_LANES, 1);
-            ahead[n] = key_at(t, key + n * REG_LANES + MAX(num * REG_LANES, AHEAD * LANES), 1);
+            keys[n] = key_at(t, key + n * LANES, 1);
+            ahead[n] = key_at(t, key + n * LANES + MAX(num * LANES, AHEAD * GROUP), 1);
         }
         score_rows(t->c, keys, ahead, t->queries + row, t->num_rows, out, is_half, rows, num);
-        const int64_t num_left = MIN(num, (row_width - key) / REG_LANES);
+        const int64_t num_left = MIN(num, (row_width - key) / LANES);
         for (int r = 0; r < rows; r++)
-            memcpy(t->scores + (row + r) * row_width + key, out + r * num, num_left * sizeof(reg));
+            memcpy(t->scores + (row + r) * row_width + key, out + r * num, num_left * sizeof(vec));
     }
 }
 
-static const ivec LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 /* Sums of products -> scores, -infinity where a row does not see a key. */
-INLINE vec finish_score(const tile *t, int64_t row, int64_t key, vec v) {
+INLINE vec finish_score(const query_tile *t, int64_t row, int64_t key, vec v) {
     const attention *c = t->c;
     const int64_t position = t->position + row / t->group;
     const ivec key_positions = LANE_INDEX + (int32_t)(t->first_key + key);
@@ -203,8 +177,8 @@ INLINE vec finish_score(const tile *t, int64_t row, int64_t key, vec v) {
 }
 
 /* A row's sums of products -> softmax, not yet divided by its sum, which is returned. */
-static float exponentiate(const tile *t, int64_t row) {
-    const int64_t row_width = t->num_groups * LANES;
+static float exponentiate(const query_tile *t, int64_t row) {
+    const int64_t row_width = t->num_groups * GROUP;
     float *s = t->scores + row * row_width;
     /* Most keys are seen and need nothing but the scale. */
     const attention *c = t->c;
@@ -227,36 +201,36 @@ static float exponentiate(const tile *t, int64_t row) {
     return sum_lanes(sum);
 }
 
-INLINE void mix(const tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
+INLINE void mix(const query_tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
     const int num = MIN(8, SUMS / rows);
     const kv_layout *kv = &t->c->kv;
     const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
-    const int64_t count = MIN(LANES, t->num_keys - g * LANES);
+    const int64_t count = MIN(GROUP, t->num_keys - g * GROUP);
     const int is_whole = d % LANES == 0;
     const void *values = is_whole ? kv->v_cache : t->values;
-    const int64_t at = is_whole ? key_at(t, g * LANES, 0) : 0, stride = is_whole ? d : padded_d;
-    const int64_t ahead = is_whole ? key_at(t, (g + AHEAD) * LANES, 0) : 0;
+    const int64_t at = is_whole ? key_at(t, g * GROUP, 0) : 0, stride = is_whole ? d : padded_d;
+    const int64_t ahead = is_whole ? key_at(t, (g + AHEAD) * GROUP, 0) : 0;
     float *p[SUMS], *y[SUMS];
     for (int r = 0; r < rows; r++) {
-        p[r] = t->scores + ((row + r) * t->num_groups + g) * LANES;
+        p[r] = t->scores + ((row + r) * t->num_groups + g) * GROUP;
         y[r] = t->mixed + (row + r) * padded_d;
     }
     int64_t i = 0;
-    for (; i + num * REG_LANES <= padded_d; i += num * REG_LANES) {
+    for (; i + num * LANES <= padded_d; i += num * LANES) {
         mix_rows(values, at + i, stride, ahead + i, count, p, y, is_half, rows, num);
-        for (int r = 0; r < rows; r++) y[r] += num * REG_LANES;
+        for (int r = 0; r < rows; r++) y[r] += num * LANES;
     }
-    for (; i < padded_d; i += REG_LANES) {
+    for (; i < padded_d; i += LANES) {
         mix_rows(values, at + i, stride, ahead + i, count, p, y, is_half, rows, 1);
-        for (int r = 0; r < rows; r++) y[r] += REG_LANES;
+        for (int r = 0; r < rows; r++) y[r] += LANES;
     }
 }
 
-/* Values of a head dimension that is no multiple of 16, as floats in whole vectors. */
-static void widen_values(const tile *t, int64_t g) {
+/* Values of a head dimension that is no multiple of a register's, as floats in whole vectors. */
+static void widen_values(const query_tile *t, int64_t g) {
     const kv_layout *kv = &t->c->kv;
-    const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES, at = key_at(t, g * LANES, 0);
-    for (int64_t j = 0; j < MIN(LANES, t->num_keys - g * LANES); j++)
+    const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES, at = key_at(t, g * GROUP, 0);
+    for (int64_t j = 0; j < MIN(GROUP, t->num_keys - g * GROUP); j++)
         for (int64_t i = 0; i < d; i++)
             t->values[j * padded_d + i] = kv->is_half ? half_to_float(((const uint16_t *)kv->v_cache)[at + j * d + i])
                                                       : ((const float *)kv->v_cache)[at + j * d + i];
@@ -273,7 +247,7 @@ static void widen_values(const tile *t, int64_t g) {
     }
 
 /* Two passes over the keys: scores first, then the values. */
-INLINE void attend(tile *t, const int is_half) {
+INLINE void attend(query_tile *t, const int is_half) {
 #define SCORE(rows) score(t, row, is_half, rows)
     FOR_ROWS(t, SCORE)
 #undef SCORE
@@ -303,15 +277,15 @@ static void attention_tile(void *context, int64_t task) {
     const int64_t end = MIN(begin + c->tokens_per_tile, c->query_start[seq + 1]), num_rows = (end - begin) * group;
     /* The position of the batch's token t of this sequence is t + shift. */
     const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1];
-    const int64_t first_key = c->window ? MAX(0, begin + shift - c->window + 1) / LANES * LANES : 0;
-    const int64_t num_keys = end + shift - first_key, num_groups = (num_keys + LANES - 1) / LANES;
-    const int64_t num_floats = num_rows * (num_groups * LANES + 2 * padded_d) + LANES * padded_d;
+    const int64_t first_key = c->window ? MAX(0, begin + shift - c->window + 1) / GROUP * GROUP : 0;
+    const int64_t num_keys = end + shift - first_key, num_groups = (num_keys + GROUP - 1) / GROUP;
+    const int64_t num_floats = num_rows * (num_groups * GROUP + 2 * padded_d) + GROUP * padded_d;
     float *scratch = aligned_alloc(64, num_floats * sizeof(float));
     if (!scratch) abort(); /* some tens of kilobytes: nothing else would get any either */
-    float *queries = scratch + num_rows * num_groups * LANES, *mixed = queries + num_rows * padded_d;
-    tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
+    float *queries = scratch + num_rows * num_groups * GROUP, *mixed = queries + num_rows * padded_d;
+    query_tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
               num_groups, scratch, queries, mixed, mixed + num_rows * padded_d};
-    memset(mixed, 0, (num_rows + LANES) * padded_d * sizeof(float));
+    memset(mixed, 0, (num_rows + GROUP) * padded_d * sizeof(float));
     for (int64_t r = 0; r < num_rows; r++) {
         const float *q = c->q + (begin + r / group) * c->q_stride + (kv_head * group + r % group) * d;
         for (int64_t i = 0; i < d; i++) queries[i * num_rows + r] = q[i];

@@ -1,11 +1,24 @@
-/* Vectors of 16 floats, float16, and the functions that every kernel shares. Part of cpu.c. */
+/* Vectors of floats, float16, and the functions that every kernel shares. Part of cpu.c. */
 #pragma once
 
-/* GCC's vector type: one register with AVX-512, two with AVX2, four with SSE or NEON. The lanes of a
- * sum are the same everywhere. */
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
+/* GCC's vector types, as wide as one register: what is wider, GCC keeps in memory. Keys and values of attention
+ * come in groups of 16, which all widths divide. */
+#if defined(__AVX512F__)
 enum { LANES = 16 };
+#define ALL_LANES(x) {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}
+#define COUNT_LANES {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#define ALL_LANES(x) {x, x, x, x, x, x, x, x}
+#define COUNT_LANES {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+enum { LANES = 4 };
+#define ALL_LANES(x) {x, x, x, x}
+#define COUNT_LANES {0, 1, 2, 3}
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+static const ivec LANE_INDEX = COUNT_LANES;
 
 INLINE vec load(const float *p) {
     vec v;
@@ -13,8 +26,8 @@ INLINE vec load(const float *p) {
     return v;
 }
 INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
-INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; } /* not (vec){} + x: that adds */
-/* n < 16 elements, the other lanes 0. */
+INLINE vec splat(float x) { return (vec)ALL_LANES(x); } /* not (vec){} + x: that adds */
+/* n < LANES elements, the other lanes 0. */
 INLINE vec load_some(const float *p, int64_t n) {
     vec v = {};
     memcpy(&v, p, n * sizeof(float));
@@ -27,13 +40,15 @@ INLINE vec max_vec(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)
 INLINE vec min_vec(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
 /* Generates nothing; an operand of an asm has to be in a register, where GCC might keep it in memory. */
 #define IN_REGISTER(v) __asm__("" : "+v"(v))
+#elif defined(__AVX2__)
+INLINE vec max_vec(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vec min_vec(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#define IN_REGISTER(v) __asm__("" : "+x"(v))
 #else
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
 INLINE vec min_vec(vec a, vec b) { return select_vec(a < b, a, b); }
 #define IN_REGISTER(v) (void)0
 #endif
-/* NaN, once there, stays. */
-INLINE vec max_or_nan(vec a, vec b) { return select_vec((a > b) | (a != a), a, b); }
 INLINE float sum_lanes(vec v) {
     float s[LANES];
     store(s, v);
@@ -114,16 +129,11 @@ INLINE uint16_t float_to_half(float f) {
 INLINE vec load_half(const uint16_t *p) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #else
     vec v;
-#if defined(__F16C__)
-    __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-    __m256 high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)));
-    memcpy(&v, &low, 32);
-    memcpy((char *)&v + 32, &high, 32);
-#else
     for (int i = 0; i < LANES; i++) v[i] = half_to_float(p[i]);
-#endif
     return v;
 #endif
 }

@@ -1,0 +1,183 @@
+"""Many prompts, a bounded number of them at a time. Knows nothing of HTTP or of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sized
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from penstock_client.errors import PenstockError
+from penstock_client.patience import Patience, Tries
+from penstock_client.progress import ProgressReport, Tally, reporter
+from penstock_client.results import ChatCompletion, Completion
+
+P = TypeVar("P")
+R = TypeVar("R", bound="Completion | ChatCompletion")
+
+#: Results that may wait for an earlier one or for the reader, as a multiple of the concurrency.
+_WINDOW = 4
+
+
+@dataclass(frozen=True)
+class BatchResult(Generic[P, R]):
+    """What became of one prompt: either an answer or an error. index: its place among the prompts.
+
+    num_attempts: how often it was asked; more than 1 where the server was busy, or restarted.
+    """
+
+    index: int
+    prompt: P
+    answer: R | None
+    error: PenstockError | None
+    num_attempts: int
+
+    def unwrap(self) -> R:
+        """The answer; raises the error if there is none."""
+        if self.answer is None:
+            raise self.error or AssertionError("a result has an answer or an error")
+        return self.answer
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """See Client.batch for what they are. Raises ValueError for one that cannot work."""
+
+    concurrency: int
+    ordered: bool
+    progress: ProgressReport
+    patience_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}; give 1 or more")
+        Patience(self.patience_s)
+
+
+class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
+    """An iterator of results. Nothing begins before the first `anext`.
+
+    Leaving an `async with` early, or dropping the batch, ends what still runs.
+    """
+
+    def __init__(
+        self,
+        prompts: Iterable[P],
+        ask: Callable[[P, Callable[[], None]], Awaitable[R]],
+        options: BatchOptions,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """ask: one attempt at a prompt; calls its second argument once the server takes it."""
+        # Nothing that runs refers to this object, so that it can be dropped.
+        self._results = _Run(prompts, ask, options, sleep).results()
+
+    def __aiter__(self) -> AsyncBatch[P, R]:
+        return self
+
+    async def __anext__(self) -> BatchResult[P, R]:
+        return await anext(self._results)
+
+    async def __aenter__(self) -> AsyncBatch[P, R]:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what still runs. The results end here."""
+        await self._results.aclose()
+
+
+class _Run(Generic[P, R]):
+    """`concurrency` workers take prompts from one iterator and put results into one queue."""
+
+    def __init__(
+        self,
+        prompts: Iterable[P],
+        ask: Callable[[P, Callable[[], None]], Awaitable[R]],
+        options: BatchOptions,
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        if isinstance(prompts, str):
+            # Which is iterable, too, but never meant as one prompt per character.
+            raise TypeError(f"a batch takes several prompts, such as a list, not the text {prompts!r:.100}")
+        self._prompts = enumerate(prompts)
+        self._total = len(prompts) if isinstance(prompts, Sized) else None
+        self._ask, self._options, self._sleep = ask, options, sleep
+        self._patience = Patience(options.patience_s)
+        # A place is taken by a prompt when it begins, and given back when its result is read.
+        self._places = asyncio.Semaphore(options.concurrency * _WINDOW)
+        # None: a worker found no more prompts. An exception: not the server's, so it ends the batch.
+        self._done: asyncio.Queue[BatchResult[P, R] | Exception | None] = asyncio.Queue()
+
+    async def results(self) -> AsyncGenerator[BatchResult[P, R], None]:
+        """Each prompt's result, once."""
+        self._report = reporter(self._options.progress)
+        self._tally = Tally(self._total, time.monotonic())
+        workers = [asyncio.create_task(self._work()) for _ in range(self._options.concurrency)]
+        try:
+            self._report(self._tally.snapshot(time.monotonic()))
+            waiting: dict[int, BatchResult[P, R]] = {}
+            next_index = 0
+            async for result in self._as_done():
+                waiting[result.index] = result
+                if not self._options.ordered:
+                    next_index = result.index
+                while next_index in waiting:
+                    yield waiting.pop(next_index)
+                    self._places.release()
+                    next_index += 1
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._report(None)
+
+    async def _as_done(self) -> AsyncIterator[BatchResult[P, R]]:
+        num_working = self._options.concurrency
+        while num_working:
+            match await self._done.get():
+                case None:
+                    num_working -= 1
+                case Exception() as error:
+                    raise error
+                case result:
+                    yield result
+
+    async def _work(self) -> None:
+        try:
+            while True:
+                await self._places.acquire()
+                try:
+                    index, prompt = next(self._prompts)
+                except StopIteration:
+                    break
+                result = await self._result(index, prompt)
+                usage = result.answer.usage if result.answer else None
+                self._tally.add(result.error is not None, usage)
+                self._report(self._tally.snapshot(time.monotonic()))
+                self._done.put_nowait(result)
+        except Exception as error:
+            self._done.put_nowait(error)
+        else:
+            # The others must find out, too, that there are no more prompts.
+            self._places.release()
+            self._done.put_nowait(None)
+
+    async def _result(self, index: int, prompt: P) -> BatchResult[P, R]:
+        tries = Tries()
+        for num_attempts in itertools.count(1):
+            try:
+                answer = await self._ask(prompt, self._patience.answered)
+                return BatchResult(index, prompt, answer, None, num_attempts)
+            except PenstockError as error:
+                delay_s = self._patience.delay_s(tries, error, time.monotonic(), random.random())
+                if delay_s is None:
+                    return BatchResult(index, prompt, None, error, num_attempts)
+            self._tally.num_retries += 1
+            self._report(self._tally.snapshot(time.monotonic()))
+            await self._sleep(delay_s)
+        raise AssertionError("count() has no end")

@@ -1,0 +1,94 @@
+"""A batch for callers that wait: the asynchronous one, on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock_client.batch import AsyncBatch, BatchResult, P, R
+
+if TYPE_CHECKING:
+    from penstock_client.async_client import AsyncClient
+
+T = TypeVar("T")
+
+
+class Batch(Generic[P, R], Iterator[BatchResult[P, R]]):
+    """An iterator of results; the thread starts with the first `next` and ends with the last.
+
+    Leaving a `with` early, or dropping the iterator, ends what still runs.
+    """
+
+    def __init__(self, client: AsyncClient, batch: AsyncBatch[P, R]) -> None:
+        """client: what `batch` asks with; it is closed at the end."""
+        self._results = _results(client, batch)
+
+    def __iter__(self) -> Batch[P, R]:
+        return self
+
+    def __next__(self) -> BatchResult[P, R]:
+        return next(self._results)
+
+    def __enter__(self) -> Batch[P, R]:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what still runs. The results end here."""
+        self._results.close()
+
+
+def _results(client: AsyncClient, batch: AsyncBatch[P, R]) -> Generator[BatchResult[P, R], None, None]:
+    worker = _LoopThread()
+    try:
+        while (result := worker.call(_next(batch))) is not None:
+            yield result
+    finally:
+        worker.end_call()
+        worker.call(batch.aclose())
+        worker.call(client.aclose())
+        worker.close()
+
+
+async def _next(batch: AsyncBatch[P, R]) -> BatchResult[P, R] | None:
+    return await anext(batch, None)
+
+
+class _LoopThread:
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[Any] | None = None
+        # A daemon: an interpreter that exits does not wait for a batch that was never closed.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-batch", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of `coroutine`, which runs in the thread."""
+
+        async def run() -> T:
+            self._task = asyncio.current_task()
+            return await coroutine
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def end_call(self) -> None:
+        """Cancel a call that was left by an exception here, such as KeyboardInterrupt."""
+
+        async def end() -> None:
+            # Only asked here, in the loop, where the call has certainly begun by now.
+            task = self._task
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+
+    def close(self) -> None:
+        self.call(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

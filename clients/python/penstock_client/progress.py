@@ -1,0 +1,99 @@
+"""How far a batch is: as values for a program, as a bar for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock_client.results import Usage
+
+_BAR_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """num_done: prompts that ended, num_failed of them with an error. total: None if unknown.
+
+    num_retries: how often something was asked again. completion_tokens: of the answers so far.
+    """
+
+    num_done: int
+    num_failed: int
+    total: int | None
+    num_retries: int
+    completion_tokens: int
+    elapsed_s: float
+
+
+#: True: a bar on stderr. A function: is called at each change.
+ProgressReport = bool | Callable[[BatchProgress], None]
+
+
+@dataclass
+class Tally:
+    """Counts. began_s: by the clock that `snapshot` is told."""
+
+    total: int | None
+    began_s: float
+    num_done: int = field(default=0, init=False)
+    num_failed: int = field(default=0, init=False)
+    num_retries: int = field(default=0, init=False)
+    completion_tokens: int = field(default=0, init=False)
+
+    def add(self, is_error: bool, usage: Usage | None) -> None:
+        self.num_done += 1
+        self.num_failed += is_error
+        self.completion_tokens += usage.completion_tokens if usage else 0
+
+    def snapshot(self, now_s: float) -> BatchProgress:
+        return BatchProgress(
+            self.num_done,
+            self.num_failed,
+            self.total,
+            self.num_retries,
+            self.completion_tokens,
+            now_s - self.began_s,
+        )
+
+
+def reporter(report: ProgressReport) -> Callable[[BatchProgress | None], None]:
+    """What to tell each change to and, last, None."""
+    if report is True:
+        return _draw
+    if report is False:
+        return lambda progress: None
+    return lambda progress: None if progress is None else report(progress)
+
+
+def bar(progress: BatchProgress) -> str:
+    """One line.
+
+    >>> print(bar(BatchProgress(3, 1, 12, 2, 100, 20.0)))
+    3/12 [######..................] 20 s, 60 s left, 5.0 tokens/s, 1 failed, 2 retries
+    """
+    done, total, elapsed_s = progress.num_done, progress.total, progress.elapsed_s
+    head = f"{done}"
+    notes = [f"{elapsed_s:.0f} s"]
+    if total:
+        filled = min(_BAR_WIDTH, _BAR_WIDTH * done // total)
+        head = f"{done}/{total} [{'#' * filled}{'.' * (_BAR_WIDTH - filled)}]"
+        if 0 < done < total:
+            notes.append(f"{elapsed_s * (total - done) / done:.0f} s left")
+    if elapsed_s > 0 and progress.completion_tokens:
+        notes.append(f"{progress.completion_tokens / elapsed_s:.1f} tokens/s")
+    if progress.num_failed:
+        notes.append(f"{progress.num_failed} failed")
+    if progress.num_retries:
+        notes.append(f"{progress.num_retries} retries")
+    return f"{head} {', '.join(notes)}"
+
+
+def _draw(progress: BatchProgress | None) -> None:
+    """In place on a terminal; elsewhere, such as in a log, only tenths are worth a line."""
+    if sys.stderr.isatty():
+        # ESC[K clears what a longer line left behind.
+        sys.stderr.write("\n" if progress is None else f"\r{bar(progress)}\x1b[K")
+    elif progress is not None and progress.num_done % max(1, (progress.total or 100) // 10) == 0:
+        sys.stderr.write(f"{bar(progress)}\n")
+    sys.stderr.flush()

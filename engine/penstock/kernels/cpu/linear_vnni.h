@@ -1,0 +1,266 @@
+/* Products with AVX512-VNNI. Part of linear.h.
+ *
+ * vpdpbusd multiplies unsigned by signed bytes. The weights are made unsigned (w + 128, a flip of the
+ * top bit), so sum(w * x) = sum((w + 128) * x) - 128 * sum(x): the correction belongs to the row of
+ * activations, not to the weights. It holds modulo 2^32, and the true sum fits 32 bits up to 131072
+ * inputs. */
+#pragma once
+
+INLINE __m512i as_unsigned(__m512i weights) {
+    return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80));
+}
+
+/* Weights that are wanted soon, fetched in equal parts while others are used: `lines` of the next channels'
+ * at a time, so that memory and arithmetic work together. */
+typedef struct {
+    const int8_t *w;
+    int64_t stride, lines;
+} ahead;
+INLINE void fetch(const ahead *next, int64_t k) {
+    for (int64_t i = 0; i < next->lines; i++) _mm_prefetch(next->w + i * next->stride + k, _MM_HINT_T0);
+}
+
+/* Accumulators are variables of their own, because GCC keeps arrays of vectors in memory. */
+#define ROWS_1(DO) DO(0)
+#define ROWS_2(DO) DO(0) DO(1)
+#define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
+#define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
+#include "linear_vnni_few.h"
+
+/* More: a panel of 64 channels by some inputs is packed (lane = channel, four inputs each) into memory that stays
+ * in the core's caches, and all rows pass over it, six at a time. With few rows a panel is small enough for the
+ * L1 cache, so that packing and arithmetic alternate while memory delivers; with many, long enough that its sums
+ * are rarely put aside. A thread keeps its panel from call to call. */
+enum {
+    PANEL = 64,
+    PANEL_INPUTS = 2048,
+    PANEL_INPUTS_FEW = 256, /* with at most FEW_ROWS */
+    FEW_ROWS = 128,
+    PANEL_ROWS = 768,
+    MAX_GROUPS = PANEL_INPUTS / 16 + 1,
+    FEW_BYTES = 32 << 10 /* of activations that stay in the L1 cache while weights pass: no panel */
+};
+static _Thread_local struct {
+    int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
+    int32_t sums[PANEL_ROWS + 6][PANEL]; /* of a group that goes on in the next block; then, of one tile */
+    double totals[PANEL_ROWS][PANEL], scales[MAX_GROUPS][PANEL]; /* with more than one group */
+} panel;
+
+/* 16 channels by 64 inputs (fewer: zeros) -> 16 vectors, 4 * 64 bytes apart: a transposition of words, first
+ * within quarters of vectors, then of quarters. */
+INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to) {
+    __m512i q[4][4];
+    for (int i = 0; i < 4; i++) {
+        __m512i r[4];
+        for (int j = 0; j < 4; j++) {
+            const __mmask64 mask = 4 * i + j < channels ? inputs : 0;
+            r[j] = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + (4 * i + j) * stride));
+        }
+        __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), AB = _mm512_unpackhi_epi32(r[0], r[1]);
+        __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), CD = _mm512_unpackhi_epi32(r[2], r[3]);
+        q[i][0] = _mm512_unpacklo_epi64(ab, cd), q[i][1] = _mm512_unpackhi_epi64(ab, cd);
+        q[i][2] = _mm512_unpacklo_epi64(AB, CD), q[i][3] = _mm512_unpackhi_epi64(AB, CD);
+    }
+    for (int j = 0; j < 4; j++, to += 4 * PANEL) {
+        __m512i ab = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0x88), AB = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0xdd);
+        __m512i cd = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0x88), CD = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0xdd);
+        _mm512_store_si512(to, _mm512_shuffle_i32x4(ab, cd, 0x88));
+        _mm512_store_si512(to + 16 * PANEL, _mm512_shuffle_i32x4(AB, CD, 0x88));
+        _mm512_store_si512(to + 32 * PANEL, _mm512_shuffle_i32x4(ab, cd, 0xdd));
+        _mm512_store_si512(to + 48 * PANEL, _mm512_shuffle_i32x4(AB, CD, 0xdd));
+    }
+}
+
+static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t inputs, const ahead *next) {
+    for (int64_t k = 0; k < inputs; k += 64) {
+        int8_t *to = panel.weights + PANEL * k;
+        fetch(next, k);
+        for (int c = 0; c < PANEL; c += 16, to += 64) {
+            const int8_t *from = w + c * stride + k;
+            const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
+            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to);
+            else pack_square(from, stride, channels - c, some, to);
+        }
+    }
+}
+
+#define DECLARE(i) __m512i a##i, b##i, c##i, d##i;
+#define BEGIN(i) a##i = b##i = c##i = d##i = _mm512_set1_epi32(corrections[i * num_groups]);
+#define RESUME(i)                                                                                  \
+    a##i = _mm512_loadu_si512(sums[i]), b##i = _mm512_loadu_si512(sums[i] + 16);                   \
+    c##i = _mm512_loadu_si512(sums[i] + 32), d##i = _mm512_loadu_si512(sums[i] + 48);
+#define KEEP(i)                                                                                    \
+    _mm512_storeu_si512(sums[i], a##i), _mm512_storeu_si512(sums[i] + 16, b##i);                   \
+    _mm512_storeu_si512(sums[i] + 32, c##i), _mm512_storeu_si512(sums[i] + 48, d##i);
+/* The empty asm generates nothing; an operand of it has to be in a register. */
+#define MULTIPLY(i)                                                                                \
+    {                                                                                              \
+        int32_t four;                                                                              \
+        memcpy(&four, x + i * stride, 4);                                                          \
+        __m512i xs = _mm512_set1_epi32(four);                                                      \
+        a##i = _mm512_dpbusd_epi32(a##i, wa, xs), b##i = _mm512_dpbusd_epi32(b##i, wb, xs);        \
+        c##i = _mm512_dpbusd_epi32(c##i, wc, xs), d##i = _mm512_dpbusd_epi32(d##i, wd, xs);        \
+        __asm__("" : "+v"(a##i), "+v"(b##i), "+v"(c##i), "+v"(d##i));                              \
+    }
+/* `corrections` of R rows, `num_groups` apart, begin their sums; NULL goes on with what `sums` hold. */
+#define DEFINE_TILE(R)                                                                             \
+    static void tile_##R(const int8_t *x, int64_t stride, const int8_t *w, int64_t inputs,         \
+                         const int32_t *corrections, int64_t num_groups, const ahead *next, int32_t (*sums)[PANEL]) { \
+        ROWS_##R(DECLARE)                                                                          \
+        if (corrections) { ROWS_##R(BEGIN) }                                                       \
+        else { ROWS_##R(RESUME) }                                                                  \
+        for (int64_t k = 0; k < inputs; ) {                                                        \
+            fetch(next, k);                                                            \
+            for (const int64_t stop = MIN(k + 64, inputs); k < stop; k += 4, x += 4, w += 4 * PANEL) { \
+                __m512i wa = _mm512_load_si512(w), wb = _mm512_load_si512(w + 64);                 \
+                __m512i wc = _mm512_load_si512(w + 128), wd = _mm512_load_si512(w + 192);          \
+                ROWS_##R(MULTIPLY)                                                                 \
+            }                                                                                      \
+        }                                                                                          \
+        ROWS_##R(KEEP)                                                                             \
+    }
+DEFINE_TILE(1)
+DEFINE_TILE(2)
+DEFINE_TILE(4)
+DEFINE_TILE(6)
+
+/* A block of tokens by up to 64 channels. */
+typedef struct {
+    const linear *l;
+    int64_t token, num_tokens, column;
+    int channels;
+    bool is_split; /* two rows of integers per token */
+} block;
+
+/* Eight channels' sums, made whole: 40 bits at most are exact in double. */
+INLINE __m512d exact_sums(const int32_t *sums, const bool is_split) {
+    const __m512d first = _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i *)sums));
+    if (!is_split) return first;
+    const __m512d second = _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i *)(sums + PANEL)));
+    return _mm512_fmadd_pd(first, _mm512_set1_pd(256), second);
+}
+INLINE __mmask16 first_lanes(int n) { return n < 16 ? (1u << n) - 1 : 0xffff; }
+
+/* Sums of 16 channels from c on, times a scale each -> y. */
+INLINE void store_scaled(const block *b, int64_t token, int c, const __m512d sums[2], const __m512d scales[2]) {
+    const __mmask16 mask = first_lanes(b->channels - c);
+    __m256 low = _mm512_cvtpd_ps(_mm512_mul_pd(sums[0], scales[0]));
+    __m256 high = _mm512_cvtpd_ps(_mm512_mul_pd(sums[1], scales[1]));
+    __m512 y = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+    if (b->l->bias) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, b->l->bias + b->column + c));
+    _mm512_mask_storeu_ps(b->l->y + (b->token + token) * b->l->out_features + b->column + c, mask, y);
+}
+
+/* Sums of whole tokens -> y. */
+INLINE void finish(const block *b, int64_t token, int64_t num_tokens, int32_t (*sums)[PANEL], const bool is_split) {
+    for (int c = 0; c < b->channels; c += 16) {
+        const __m512 scale = _mm512_maskz_loadu_ps(first_lanes(b->channels - c), b->l->scale + b->column + c);
+        const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(scale));
+        const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(scale, 1));
+        for (int64_t i = 0; i < num_tokens; i++) {
+            const int32_t *s = sums[i << is_split] + c;
+            const __m512d exact[2] = {exact_sums(s, is_split), exact_sums(s + 8, is_split)};
+            const __m512d token_scale = _mm512_set1_pd(b->l->a->token_scales[b->token + token + i]);
+            const __m512d both[2] = {_mm512_mul_pd(token_scale, low), _mm512_mul_pd(token_scale, high)};
+            store_scaled(b, token + i, c, exact, both);
+        }
+    }
+}
+
+/* One group's sums times its scales onto the totals. With at most 128 inputs integers of 29 bits times a scale of
+ * 24 are exact in double, so that only adding groups rounds (fused with it or not). */
+INLINE void add_group(int64_t token, int64_t num_tokens, const double *scales, int32_t (*sums)[PANEL],
+                      const bool is_split) {
+    for (int64_t i = 0; i < num_tokens; i++)
+        for (int c = 0; c < PANEL; c += 8) {
+            double *total = panel.totals[token + i] + c;
+            __m512d exact = exact_sums(sums[i << is_split] + c, is_split);
+            _mm512_storeu_pd(total, _mm512_fmadd_pd(exact, _mm512_loadu_pd(scales + c), _mm512_loadu_pd(total)));
+        }
+}
+
+static void finish_groups(const block *b) {
+    for (int64_t i = 0; i < b->num_tokens; i++) {
+        const __m512d token_scale = _mm512_set1_pd(b->l->a->token_scales[b->token + i]);
+        const __m512d both[2] = {token_scale, token_scale};
+        for (int c = 0; c < b->channels; c += 16) {
+            const double *t = panel.totals[i] + c;
+            const __m512d totals[2] = {_mm512_loadu_pd(t), _mm512_loadu_pd(t + 8)};
+            store_scaled(b, i, c, totals, both);
+        }
+    }
+}
+
+static void load_scales(const block *b, int64_t group, int64_t group_end) {
+    const int64_t n = b->l->num_groups;
+    for (int c = 0; c < b->channels; c++)
+        for (int64_t g = group; g < group_end; g++) panel.scales[g - group][c] = b->l->scale[(b->column + c) * n + g];
+}
+
+/* `rows` rows, the first of them the block's row r, by the inputs k to k_end that are packed. */
+static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_t k_end, ahead next) {
+    const activations *a = b->l->a;
+    const int64_t row = b->token * a->rows_per_token + r, size = a->group_size, n = a->num_groups;
+    const int64_t token = r >> b->is_split, num_tokens = rows >> b->is_split;
+    const int8_t *x = a->rows + row * a->padded, *w = panel.weights;
+    const double(*scales)[PANEL] = (const double(*)[PANEL])panel.scales;
+    int64_t group = k / size;
+    for (int64_t stop; k < k_end; k = stop, group++) {
+        stop = MIN((group + 1) * size, k_end);
+        const bool begins = k == group * size, ends = stop == (group + 1) * size;
+        int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
+        (rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
+            x + k, a->padded, w, stop - k, begins ? a->corrections + row * n + group : NULL, n, &next, sums);
+        w += PANEL * (stop - k), next.w += stop - k;
+        if (!ends) continue;
+        if (n == 1 && b->is_split) finish(b, token, num_tokens, sums, true);
+        else if (n == 1) finish(b, token, num_tokens, sums, false);
+        else if (b->is_split) add_group(token, num_tokens, *scales++, sums, true);
+        else add_group(token, num_tokens, *scales++, sums, false);
+    }
+}
+
+static void linear_panel(const block *b, const int8_t *next_weights) {
+    const activations *a = b->l->a;
+    const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
+    const int64_t step = num_rows <= FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
+    const int64_t parts = 1 + (num_rows + 5) / 6; /* of the work of a block: packing, and tiles */
+    const int8_t *w = b->l->qweight + b->column * k_end;
+    memset(panel.totals, 0, a->num_groups > 1 ? b->num_tokens * sizeof *panel.totals : 0);
+    for (int64_t k = 0, stop; k < k_end; k = stop) {
+        stop = MIN(k + step, k_end);
+        int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
+        ahead next = {stop < k_end ? w + stop : next_weights, k_end, lines};
+        pack_panel(w + k, k_end, b->channels, stop - k, &next);
+        if (a->num_groups > 1) load_scales(b, k / a->group_size, (stop + a->group_size - 1) / a->group_size);
+        for (int64_t r = 0, rows; r < num_rows; r += rows) {
+            rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
+            next.w += next.lines * k_end, next.lines = MIN(lines, left), left -= next.lines;
+            multiply_rows(b, r, (int)rows, k, stop, next);
+        }
+    }
+    if (a->num_groups > 1) finish_groups(b);
+}
+
+/* Computes as many channels as it can, all or none; where those end. */
+static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
+    const activations *a = l->a;
+    if (!l->is_tiled) return column;
+    if (a->num_tokens == 1 && l->num_groups == 1) {
+        if (a->rows_per_token == 2) one_token(l, 0, column, column_end, 2);
+        else one_token(l, 0, column, column_end, 1);
+        return column_end;
+    }
+    const bool is_few = a->num_tokens * a->rows_per_token * a->padded <= FEW_BYTES;
+    if (is_few && (l->num_groups == 1 || a->group_size % 64 == 0)) return few_rows(l, column, column_end);
+    const int64_t tokens = PANEL_ROWS / a->rows_per_token;
+    for (; column < column_end; column += PANEL) {
+        const int64_t next = next_column(l, column + PANEL, column_end);
+        for (int64_t t = 0; t < a->num_tokens; t += tokens) {
+            const block b = {l, t, MIN(tokens, a->num_tokens - t), column, (int)MIN(PANEL, column_end - column),
+                             a->rows_per_token == 2};
+            linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * a->in_features);
+        }
+    }
+    return column_end;
+}

@@ -1,0 +1,94 @@
+// The server's HTTP API: addresses, the key, errors, streams. Knows nothing of the page.
+
+import { eventData } from "./sse.js";
+import { recall, remember } from "./storage.js";
+
+const KEY = "penstock.key";
+
+/** What went wrong, in words for people. `status` is 0 where no answer came at all. */
+export class ApiError extends Error {
+  constructor(message, { status = 0, code = null, retryAfterS = null, detail = {} } = {}) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.retryAfterS = retryAfterS;
+    this.detail = detail; // the whole error object
+  }
+}
+
+export const apiKey = () => recall(KEY) ?? "";
+export const setApiKey = (key) => remember(KEY, key || null);
+
+/** Relative to the page, so that a proxy may put everything below a prefix. */
+const address = (path) => new URL(path, document.baseURI);
+
+async function send(path, { body, signal } = {}) {
+  const headers = {};
+  if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const method = body ? "POST" : "GET";
+  try {
+    return await fetch(address(path), {
+      method,
+      headers,
+      body: body && JSON.stringify(body),
+      signal,
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(
+      `The server at ${location.host} can't be reached. It may have stopped, or the network is down.`,
+    );
+  }
+}
+
+async function failure(answer) {
+  const retryAfterS = Number.parseInt(answer.headers.get("Retry-After"), 10) || null;
+  const { error } = await answer.json().catch(() => ({}));
+  const message = error?.message ?? `The server answered ${answer.status} ${answer.statusText}.`;
+  return new ApiError(message, {
+    status: answer.status,
+    code: error?.code ?? null,
+    retryAfterS,
+    detail: error,
+  });
+}
+
+/** The JSON of an answer. Throws ApiError. */
+export async function get(path, signal) {
+  const answer = await send(path, { signal });
+  if (!answer.ok) throw await failure(answer);
+  return answer.json();
+}
+
+/** {status, loaded_layers, total_layers}; JSON whatever the state is, and no key is asked for. */
+export async function health(signal) {
+  const answer = await send("health", { signal });
+  return answer.json().catch(() => ({ status: "unknown" }));
+}
+
+/** Yields the objects of a streamed answer. Throws ApiError, also for an error event, and where the stream
+ * ends before its [DONE]; an AbortError when `signal` says so. */
+export async function* stream(path, body, signal) {
+  const answer = await send(path, {
+    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    signal,
+  });
+  if (!answer.ok) throw await failure(answer);
+  try {
+    for await (const data of eventData(answer.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(chunk.error.message, { status: 500, code: chunk.error.code });
+      yield chunk;
+    }
+  } catch (error) {
+    if (signal.aborted || error instanceof ApiError) throw error;
+    throw brokenOff();
+  }
+  throw brokenOff();
+}
+
+const brokenOff = () =>
+  new ApiError("The connection broke off before the answer was complete.", { code: "connection_lost" });

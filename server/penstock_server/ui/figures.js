@@ -1,0 +1,45 @@
+// Numbers as people read them.
+
+export function seconds(value) {
+  if (value == null) return "–";
+  if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+}
+
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  for (; value >= 1024 && power < units.length - 1; power += 1) value /= 1024;
+  return `${value.toFixed(power === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${units[power]}`;
+}
+
+/** Bytes per second, in the units in which disks and links are sold. */
+export function byteRate(value) {
+  return value >= 1e9
+    ? `${(value / 1e9).toFixed(value >= 1e10 ? 1 : 2)} GB/s`
+    : `${(value / 1e6).toFixed(value >= 1e7 ? 0 : 1)} MB/s`;
+}
+
+export function rate(value) {
+  return value >= 100 ? Math.round(value).toString() : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+export const percent = (part) => `${Math.round(100 * part)}%`;
+export const count = (number, one, many = `${one}s`) =>
+  `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+
+const FINISH = { length: "ended at the limit", stopped: "stopped", tool_calls: "asks for a tool" };
+
+/** One line about an answer: what it took and what it cost. */
+export function answerFigures(figures) {
+  const parts = [];
+  if (figures.outputTokens)
+    parts.push(`${figures.isCounted ? "" : "≈ "}${count(figures.outputTokens, "token")}`);
+  if (figures.tokensPerS) parts.push(`${rate(figures.tokensPerS)} tokens/s`);
+  if (figures.firstTokenS != null) parts.push(`first after ${seconds(figures.firstTokenS)}`);
+  if (figures.promptTokens != null) parts.push(`prompt ${count(figures.promptTokens, "token")}`);
+  if (figures.cachedTokens) parts.push(`${figures.cachedTokens.toLocaleString("en")} of them cached`);
+  if (FINISH[figures.finish]) parts.push(FINISH[figures.finish]);
+  return parts.join(" · ");
+}

@@ -1,0 +1,130 @@
+// One answer: asks, waits while the server is busy or loading, collects the stream, and measures.
+
+import { ApiError, health, stream } from "./api.js";
+import { whenAllowed } from "./key.js";
+
+const WAIT_S = 5;
+
+/**
+ * Streams an answer and returns its figures:
+ * {promptTokens, outputTokens, firstTokenS, tokensPerS, finish}.
+ *
+ * onText(text) and onReasoning(text) get what was added; onWait(message | null) what is waited for. Throws
+ * ApiError; once `signal` says stop, returns what there is, with finish "stopped".
+ */
+export async function generate({ path, body, signal, onText, onReasoning, onWait }) {
+  const clock = new Clock();
+  try {
+    await patiently(() => collect(path, body, signal, clock, onText, onReasoning), signal, onWait);
+  } catch (error) {
+    if (!signal.aborted) throw Object.assign(error, { figures: clock.figures() });
+    clock.finish = "stopped";
+  } finally {
+    onWait(null);
+  }
+  return clock.figures();
+}
+
+async function collect(path, body, signal, clock, onText, onReasoning) {
+  clock.start();
+  for await (const chunk of stream(path, body, signal)) {
+    const choice = chunk.choices[0];
+    const text = choice?.delta?.content ?? choice?.text ?? "";
+    const reasoning = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? "";
+    if (text || reasoning) clock.tick();
+    if (reasoning) onReasoning(reasoning);
+    if (text) onText(text);
+    if (choice?.finish_reason) clock.finish = choice.finish_reason;
+    if (chunk.usage) clock.usage = chunk.usage;
+  }
+}
+
+/** Milliseconds by the page's clock; the tokens are the server's own count. */
+class Clock {
+  finish = null;
+  usage = null;
+
+  start() {
+    this.asked = performance.now();
+    this.first = this.last = null;
+    this.ticks = 0;
+  }
+
+  tick() {
+    this.last = performance.now();
+    this.first ??= this.last;
+    this.ticks += 1;
+  }
+
+  figures() {
+    const outputTokens = this.usage?.completion_tokens ?? this.ticks;
+    const span = (this.last - this.first) / 1000;
+    return {
+      promptTokens: this.usage?.prompt_tokens ?? null,
+      cachedTokens: this.usage?.prompt_tokens_details?.cached_tokens ?? null,
+      outputTokens,
+      isCounted: this.usage !== null,
+      firstTokenS: this.first === null ? null : (this.first - this.asked) / 1000,
+      tokensPerS: span > 0 && outputTokens > 1 ? (outputTokens - 1) / span : null,
+      finish: this.finish,
+    };
+  }
+}
+
+/** Does `work`, and again where the server says "later" (503) or asks for a key. Throws anything else. */
+async function patiently(work, signal, onWait) {
+  for (;;) {
+    try {
+      return await whenAllowed(work);
+    } catch (error) {
+      if (!isForLater(error)) throw error;
+      if (error.code === "model_loading") await untilLoaded(signal, onWait);
+      else await countDown(error.retryAfterS ?? WAIT_S, signal, onWait);
+      onWait(null);
+    }
+  }
+}
+
+/** Busy, loading, or over a rate limit; not where only a restart can help. */
+const isForLater = (error) =>
+  error instanceof ApiError &&
+  [429, 503].includes(error.status) &&
+  !["engine_dead", "shutting_down"].includes(error.code);
+
+async function countDown(seconds, signal, onWait) {
+  for (let left = seconds; left > 0; left -= 1) {
+    onWait(`The server is busy. Trying again in ${left} s.`);
+    await pause(1000, signal);
+  }
+}
+
+async function untilLoaded(signal, onWait) {
+  for (;;) {
+    const now = await health(signal);
+    if (now.status !== "loading") return;
+    onWait(
+      `Loading, ${now.loaded_layers} of ${now.total_layers} layers. Your message is sent when that is done.`,
+    );
+    await pause(500, signal);
+  }
+}
+
+/** Throws what `signal` was aborted with. */
+function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const end = () => reject(signal.reason);
+    if (signal.aborted) end();
+    const timer = setTimeout(() => {
+      signal.removeEventListener("abort", end);
+      resolve();
+    }, ms);
+    signal.addEventListener(
+      "abort",
+      () => {
+        clearTimeout(timer);
+        end();
+      },
+      { once: true },
+    );
+  });
+}

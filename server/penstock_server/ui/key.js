@@ -1,0 +1,61 @@
+// Asks for the API key when the server does, and once for all who wait.
+
+import { ApiError, apiKey, setApiKey } from "./api.js";
+import { byId } from "./dom.js";
+
+let asking = null;
+
+/** The result of `work`; where it fails for want of a key, of another try with the key that was given. Throws
+ * the ApiError 401 if none is. */
+export async function whenAllowed(work) {
+  for (;;) {
+    const key = apiKey();
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 401) throw error;
+      // Somebody else may have been given one in the meantime.
+      if (apiKey() === key && !(await askForKey())) throw error;
+    }
+  }
+}
+
+/** True if there is a new one; `isWanted` says that the server asks. */
+export function askForKey(isWanted = true) {
+  asking ??= showDialog(isWanted).finally(() => (asking = null));
+  return asking;
+}
+
+function showDialog(isWanted) {
+  const dialog = byId("key-dialog");
+  const input = byId("key");
+  byId("key-title").textContent = isWanted ? "This server asks for an API key" : "API key";
+  byId("key-text").textContent =
+    isWanted && apiKey()
+      ? "It does not accept the one that this browser keeps."
+      : "Whoever runs the server has it.";
+  byId("key-forget").hidden = !apiKey();
+  input.value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener(
+      "close",
+      () => {
+        const given = dialog.returnValue === "ok" ? input.value.trim() : "";
+        if (given) setApiKey(given);
+        resolve(given !== "");
+      },
+      { once: true },
+    );
+  });
+}
+
+export function prepareKeyDialog() {
+  const dialog = byId("key-dialog");
+  byId("key-cancel").addEventListener("click", () => dialog.close());
+  byId("key-forget").addEventListener("click", () => {
+    setApiKey("");
+    dialog.close();
+  });
+}

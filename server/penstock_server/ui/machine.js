@@ -1,0 +1,119 @@
+// Watches the engine: whether it can be reached, how far it has loaded, and what it does. Asks four times a
+// second while something is computed, ever less while nothing is, and not at all while nobody looks.
+
+import { apiKey, get, health } from "./api.js";
+import { byId } from "./dom.js";
+import { whenAllowed } from "./key.js";
+import { ledger } from "./ledger.js";
+import { Readings } from "./readings.js";
+import { Strip } from "./strip.js";
+
+const BUSY_MS = 250;
+const LOADING_MS = 500;
+const IDLE_MS = 4000;
+const AWAY_MS = 10000;
+
+export class Machine {
+  #strip = new Strip(byId("strip"), byId("caption"));
+  #readings = new Readings(byId("readings"));
+  #onState;
+  #onModel;
+  #steps = 0;
+  #delay = BUSY_MS;
+  #wake = null;
+  #isKnown = false;
+  #refusedKey = null; // the key with which the reader let it rest
+
+  /** onState(name, words) comes with each change, onModel({id, max_model_len}) once the model is loaded. */
+  constructor(onState, onModel) {
+    this.#onState = onState;
+    this.#onModel = onModel;
+  }
+
+  /** Never returns. */
+  async watch() {
+    document.addEventListener("visibilitychange", () => this.wake());
+    for (;;) {
+      if (document.hidden) this.#strip.rest();
+      else await this.#look();
+      await this.#sleep(document.hidden ? Infinity : this.#delay);
+    }
+  }
+
+  /** Look now: something begins. */
+  wake() {
+    this.#delay = BUSY_MS;
+    this.#wake?.();
+  }
+
+  #sleep(ms) {
+    return new Promise((resolve) => {
+      const timer = ms === Infinity ? null : setTimeout(resolve, ms);
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  async #look() {
+    if (this.#refusedKey === apiKey()) return;
+    this.#refusedKey = null;
+    try {
+      if (!this.#isKnown && !(await this.#learn())) return;
+      this.#show(await whenAllowed(() => get("v1/engine/stats")));
+    } catch (error) {
+      this.#lose(error);
+    }
+  }
+
+  /** What is served here; false while it can't be said. */
+  async #learn() {
+    const now = await health();
+    if (now.status === "loading") {
+      this.#strip.load(now.loaded_layers, now.total_layers);
+      this.#onState(
+        "loading",
+        now.total_layers ? `loading, ${now.loaded_layers} of ${now.total_layers} layers` : "loading",
+      );
+      this.#delay = LOADING_MS;
+      return false;
+    }
+    if (now.status !== "ok") throw new Error(`the engine is ${now.status}`);
+    const models = await whenAllowed(() => get("v1/models"));
+    const plan = await get("v1/plan").catch((error) => (error.status === 404 ? null : Promise.reject(error)));
+    const stats = await get("v1/engine/stats");
+    this.#onModel(models.data[0]);
+    this.#readings.plan(plan, Object.keys(stats.links));
+    if (plan) this.#strip.plan(plan);
+    byId("ledger-toggle").hidden = !plan;
+    byId("ledger").replaceChildren(...(plan ? ledger(plan) : []));
+    this.#isKnown = true;
+    return true;
+  }
+
+  #show(stats) {
+    const isRunning = stats.current_layer !== null || stats.num_running > 0;
+    const hasMoved = stats.num_steps !== this.#steps;
+    this.#isKnown = stats.num_steps >= this.#steps; // else it is another process, perhaps with another model
+    this.#steps = stats.num_steps;
+    this.#strip.sample(stats.current_layer, stats.last_step?.duration_s, isRunning);
+    this.#readings.show(stats, isRunning || hasMoved);
+    this.#onState(isRunning ? "working" : "ready", isRunning ? "working" : "ready");
+    this.#delay = isRunning || hasMoved ? BUSY_MS : Math.min(IDLE_MS, 1.5 * this.#delay);
+  }
+
+  #lose(error) {
+    this.#isKnown = false;
+    const words = { 0: "can't be reached", 401: "needs a key" }[error.status] ?? "not ready";
+    this.#strip.clear(
+      error.status === 401 ? "No key, no view of the machine" : "Nothing is known of the machine now",
+    );
+    this.#readings.clear();
+    byId("ledger").hidden = byId("ledger-toggle").hidden = true;
+    this.#onState(error.status === 401 ? "locked" : "away", words);
+    // A dialog that was cancelled does not come back by itself.
+    if (error.status === 401) this.#refusedKey = apiKey();
+    this.#delay = error.status === 401 ? Infinity : Math.min(AWAY_MS, Math.max(1000, 1.5 * this.#delay));
+  }
+}

@@ -1,0 +1,320 @@
+// The page: which conversation is open, what runs, and what the keys and buttons do.
+
+import { Chat } from "./chat.js";
+import { Completion } from "./completion.js";
+import { isEmpty, titleOf } from "./conversation.js";
+import { byId, icon } from "./dom.js";
+import { askForKey, prepareKeyDialog } from "./key.js";
+import { ConversationList } from "./list.js";
+import { Machine } from "./machine.js";
+import { settingsPanel } from "./sampling.js";
+import { say } from "./spoken.js";
+import { isStorageFull } from "./storage.js";
+import * as store from "./store.js";
+import { prepareTheme } from "./theme.js";
+
+const SAVE_EVERY_MS = 1000;
+const isWide = matchMedia("(min-width: 60rem)");
+const isTouched = matchMedia("(pointer: coarse)");
+
+/** What views and lists may ask of the page. */
+class Page {
+  stage = byId("stage");
+  #conversation = store.lastConversation();
+  #view = null;
+  #running = new Map(); // conversation id -> {conversation, controller, words, savedAt}
+  #list = new ConversationList(this, byId("list"));
+  #model = null;
+  #pending = false;
+  #machine = new Machine(
+    (state, words) => this.#showState(state, words),
+    (model) => this.#showModel(model),
+  );
+
+  start() {
+    prepareTheme();
+    prepareKeyDialog();
+    this.#prepareButtons();
+    this.#prepareKeys();
+    store.onChangeElsewhere((id) => this.#changedElsewhere(id));
+    addEventListener("pagehide", () =>
+      this.#running.forEach(({ conversation }) => store.saveConversation(conversation)),
+    );
+    this.#show(this.#conversation);
+    this.#machine.watch();
+    if (!isTouched.matches) byId("prompt").focus();
+  }
+
+  modelName() {
+    return this.#model?.id ?? null;
+  }
+
+  // -- running answers ------------------------------------------------------------------------
+
+  isRunning(conversation) {
+    return this.#running.has(conversation.id);
+  }
+
+  /** A signal that says when to stop; null if this conversation has an answer under way. */
+  begin(conversation) {
+    if (this.isRunning(conversation)) return null;
+    const controller = new AbortController();
+    this.#running.set(conversation.id, { conversation, controller, words: null, savedAt: 0 });
+    this.warn(null);
+    this.save(conversation);
+    this.#machine.wake();
+    return controller.signal;
+  }
+
+  end(conversation) {
+    const wasRunning = this.#running.delete(conversation.id);
+    if (wasRunning) this.save(conversation);
+    this.rerender(conversation);
+    this.#machine.wake();
+  }
+
+  stopRunning(id = this.#conversation.id) {
+    this.#running.get(id)?.controller.abort();
+  }
+
+  /** Something came of an answer: shown with the next frame, kept from time to time. */
+  grow(conversation) {
+    const run = this.#running.get(conversation.id);
+    if (run && performance.now() - run.savedAt > SAVE_EVERY_MS) {
+      run.savedAt = performance.now();
+      store.saveConversation(conversation);
+    }
+    if (conversation !== this.#conversation || this.#pending) return;
+    this.#pending = true;
+    requestAnimationFrame(() => {
+      const begun = performance.now();
+      if (this.isRunning(this.#conversation)) this.#view.grow();
+      // A long answer takes long to lay out: leave as much time again for everything else.
+      setTimeout(() => (this.#pending = false), performance.now() - begun);
+    });
+  }
+
+  /** What an answer waits for; null: nothing any more. */
+  notify(conversation, words) {
+    const run = this.#running.get(conversation.id);
+    if (run) run.words = words;
+    if (conversation === this.#conversation) this.warn(words);
+  }
+
+  warn(words) {
+    const notice = byId("notice");
+    notice.hidden = !words;
+    if (notice.textContent !== (words ?? "")) notice.textContent = words ?? "";
+  }
+
+  save(conversation) {
+    if (!isEmpty(conversation)) store.saveConversation(conversation);
+    if (isStorageFull())
+      this.warn(
+        "The browser's storage is full: delete conversations, or export them, before you leave this page.",
+      );
+    this.#list.render();
+    byId("title").textContent = titleOf(this.#conversation);
+  }
+
+  // -- conversations --------------------------------------------------------------------------
+
+  openId() {
+    return this.#conversation.id;
+  }
+
+  /** The object in use, if the conversation is open or has an answer under way. */
+  live(id) {
+    return this.#running.get(id)?.conversation ?? (this.#conversation.id === id ? this.#conversation : null);
+  }
+
+  open(id) {
+    this.#show(this.live(id) ?? store.loadConversation(id) ?? store.freshConversation("chat"));
+    this.#closeDrawers();
+    byId("prompt").focus();
+  }
+
+  openNew(mode = this.#conversation.mode) {
+    this.#show(store.freshConversation(mode));
+    this.#closeDrawers();
+    (byId("paper") ?? byId("prompt")).focus();
+  }
+
+  renamed(conversation) {
+    if (conversation.id === this.#conversation.id) this.#conversation.title = conversation.title;
+    byId("title").textContent = titleOf(this.#conversation);
+    this.#list.render();
+  }
+
+  deleted(id) {
+    this.#running.delete(id);
+    if (id === this.#conversation.id) this.#show(store.freshConversation(this.#conversation.mode));
+    else this.#list.render();
+  }
+
+  #changedElsewhere(id) {
+    const isMine = (id === null || id === this.#conversation.id) && !this.isRunning(this.#conversation);
+    const now = isMine ? store.loadConversation(this.#conversation.id) : null;
+    if (now) this.#show(now);
+    else this.#list.render();
+  }
+
+  #show(conversation) {
+    this.#conversation = conversation;
+    this.#view =
+      conversation.mode === "chat" ? new Chat(this, conversation) : new Completion(this, conversation);
+    store.rememberOpen(conversation.id);
+    this.warn(this.#running.get(conversation.id)?.words ?? null);
+    this.#list.render();
+    this.#showSettings();
+    this.rerender(conversation);
+  }
+
+  rerender(conversation) {
+    if (conversation !== this.#conversation) return;
+    const hadFocus = this.stage.contains(document.activeElement);
+    const isChat = conversation.mode === "chat";
+    const isRunning = this.isRunning(conversation);
+    this.#view.render();
+    byId("title").textContent = titleOf(conversation);
+    document.querySelector(`[name=mode][value=${conversation.mode}]`).checked = true;
+    byId("composer").dataset.mode = conversation.mode;
+    byId("prompt").hidden = byId("prompt-label").hidden = !isChat;
+    document.querySelector(".skip").href = isChat ? "#prompt" : "#paper";
+    byId("send").textContent = isChat ? "Send" : "Complete";
+    byId("send").hidden = isRunning;
+    byId("stop").hidden = !isRunning;
+    byId("undo").hidden = isChat || !this.#view.canUndo;
+    const keys = isChat
+      ? isTouched.matches
+        ? []
+        : ["Enter sends", "Shift+Enter: new line"]
+      : ["Ctrl+Enter completes"];
+    byId("keys").textContent = [...keys, isRunning && "Esc stops"].filter(Boolean).join(" · ");
+    if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
+  }
+
+  /** Keeps the end in sight, unless the reader has scrolled away from it. */
+  follow(isForced) {
+    const stage = this.stage;
+    if (isForced || stage.scrollHeight - stage.scrollTop - stage.clientHeight < 120)
+      stage.scrollTop = stage.scrollHeight;
+  }
+
+  // -- settings and the machine ---------------------------------------------------------------
+
+  #showSettings() {
+    const change = (settings, isAnew) => {
+      this.#conversation.settings = settings;
+      store.rememberSettings(settings);
+      this.save(this.#conversation);
+      if (isAnew) this.#showSettings();
+    };
+    const isChat = this.#conversation.mode === "chat";
+    byId("settings").replaceChildren(
+      ...settingsPanel(this.#conversation.settings, isChat, change, () => this.#toggle("settings", false)),
+    );
+  }
+
+  #showState(state, words) {
+    const place = byId("state");
+    place.dataset.state = state;
+    if (place.textContent !== words) place.textContent = words;
+  }
+
+  #showModel(model) {
+    const isOther = this.modelName() !== model.id;
+    this.#model = model;
+    byId("model").textContent = model.max_model_len
+      ? `${model.id} · ${model.max_model_len.toLocaleString("en")} tokens`
+      : model.id;
+    document.title = `${model.id} · Penstock`;
+    if (isOther) this.rerender(this.#conversation);
+  }
+
+  // -- buttons and keys -----------------------------------------------------------------------
+
+  submit() {
+    if (this.isRunning(this.#conversation)) return;
+    if (this.#conversation.mode === "completion") return void this.#view.submit();
+    const prompt = byId("prompt");
+    const text = prompt.value;
+    if (!text.trim()) return;
+    prompt.value = "";
+    this.#fitPrompt();
+    this.#view.submit(text);
+  }
+
+  #prepareButtons() {
+    for (const [id, name] of [
+      ["list-toggle", "list"],
+      ["settings-toggle", "settings"],
+      ["key-button", "key"],
+    ])
+      byId(id).append(icon(name));
+    byId("list-toggle").addEventListener("click", () => this.#toggle("list"));
+    byId("ledger-toggle").addEventListener("click", () => {
+      const isShown = (byId("ledger").hidden = !byId("ledger").hidden) === false;
+      byId("ledger-toggle").setAttribute("aria-expanded", String(isShown));
+    });
+    byId("settings-toggle").addEventListener("click", () => this.#toggle("settings"));
+    byId("key-button").addEventListener("click", async () => {
+      await askForKey(false);
+      this.#machine.wake();
+    });
+    byId("stop").addEventListener("click", () => this.stopRunning());
+    byId("undo").addEventListener("click", () => this.#view.undo());
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.submit();
+    });
+    byId("modes").addEventListener("change", (event) => this.openNew(event.target.value));
+    byId("list").hidden = !isWide.matches;
+    byId("list-toggle").setAttribute("aria-expanded", String(isWide.matches));
+    isWide.addEventListener("change", () => this.#toggle("list", isWide.matches));
+  }
+
+  #toggle(id, isShown = byId(id).hidden) {
+    const wasInside = byId(id).contains(document.activeElement);
+    byId(id).hidden = !isShown;
+    byId(`${id}-toggle`).setAttribute("aria-expanded", String(isShown));
+    // Where a panel lies over the conversation, one is enough.
+    if (isShown && !isWide.matches) this.#toggle(id === "list" ? "settings" : "list", false);
+    if (isShown && !isWide.matches) byId(id).querySelector("button")?.focus();
+    if (!isShown && wasInside) byId(`${id}-toggle`).focus();
+  }
+
+  #closeDrawers() {
+    if (isWide.matches) return;
+    this.#toggle("list", false);
+    this.#toggle("settings", false);
+  }
+
+  #prepareKeys() {
+    const prompt = byId("prompt");
+    prompt.addEventListener("input", () => this.#fitPrompt());
+    prompt.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouched.matches) return;
+      event.preventDefault();
+      this.submit();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+      const isOver = !isWide.matches && (!byId("list").hidden || !byId("settings").hidden);
+      if (isOver) this.#closeDrawers();
+      else if (this.isRunning(this.#conversation)) {
+        this.stopRunning();
+        say("Stopped.");
+      }
+    });
+  }
+
+  /** As high as its text, up to what the style allows. */
+  #fitPrompt() {
+    const prompt = byId("prompt");
+    prompt.style.blockSize = "auto";
+    prompt.style.blockSize = `${prompt.scrollHeight + 2}px`;
+  }
+}
+
+new Page().start();

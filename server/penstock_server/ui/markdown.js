@@ -1,0 +1,92 @@
+// Markdown to elements. marked makes HTML of the model's text, DOMPurify takes out all that could act: no
+// images (an address can carry away what was said), no forms, no styles, no scripts.
+
+import { copyText, element } from "./dom.js";
+import DOMPurify from "./vendor/dompurify.js";
+import { Marked } from "./vendor/marked.js";
+
+const escape = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+
+const marked = new Marked({ gfm: true, breaks: true });
+marked.use({
+  renderer: {
+    // Models write about HTML more often than in it: a tag is shown as it stands.
+    html: ({ text }) => escape(text),
+    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || "image")}</a>`,
+  },
+});
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    "p",
+    "br",
+    "hr",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "em",
+    "strong",
+    "del",
+    "code",
+    "pre",
+    "blockquote",
+    "ul",
+    "ol",
+    "li",
+    "a",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "input",
+  ],
+  ALLOWED_ATTR: ["href", "title", "class", "start", "align", "type", "checked", "disabled"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+/** A fragment of the page. */
+export function markdown(text) {
+  const fragment = DOMPurify.sanitize(marked.parse(text), ALLOWED);
+  for (const link of fragment.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+  }
+  for (const input of fragment.querySelectorAll("input")) {
+    input.type = "checkbox"; // of a task list; nothing else makes one
+    input.disabled = true;
+    input.setAttribute("aria-label", input.parentElement?.textContent.trim() || "task");
+  }
+  // Headings of an answer lie below the page's own.
+  for (const heading of fragment.querySelectorAll("h1, h2")) {
+    heading.replaceWith(element("h3", {}, ...heading.childNodes));
+  }
+  fragment.querySelectorAll("table").forEach(wrapTable);
+  fragment.querySelectorAll("pre").forEach(wrapCode);
+  return fragment;
+}
+
+function wrapTable(table) {
+  const box = element("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table" });
+  table.replaceWith(box);
+  box.append(table);
+}
+
+function wrapCode(pre) {
+  const language = /language-([\w+#.-]+)/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "";
+  const copy = element("button", { type: "button", class: "code-copy", "aria-label": "Copy code" }, "Copy");
+  copy.addEventListener("click", () => copyText(pre.textContent, copy));
+  const head = element("div", { class: "code-head" }, element("span", {}, language || "text"), copy);
+  const box = element("div", { class: "code-box" }, head);
+  pre.replaceWith(box);
+  pre.tabIndex = 0; // it may scroll
+  pre.setAttribute("role", "region");
+  pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
+  box.append(pre);
+}

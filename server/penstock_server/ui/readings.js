@@ -1,0 +1,177 @@
+// The instruments below the strip: rates over the last seconds, the last step against what was predicted,
+// links, keys and values, the queue.
+
+import { element, svg } from "./dom.js";
+import { byteRate, count, percent, rate, seconds } from "./figures.js";
+
+/** Rates are taken over so many seconds, and at least so many steps. */
+const WINDOW_S = 3;
+const WINDOW_STEPS = 3;
+const HISTORY = 60;
+
+/** What changed between two answers of GET /v1/engine/stats. */
+export class Window {
+  #samples = [];
+
+  add(stats) {
+    const last = this.#samples.at(-1);
+    // The counters of another process begin anew.
+    if (last && (stats.num_steps < last.num_steps || stats.time_s < last.time_s)) this.#samples = [];
+    this.#samples.push(stats);
+    while (this.#samples.length > 2 && this.#isWideWithout(this.#samples[1], stats)) this.#samples.shift();
+  }
+
+  #isWideWithout(first, last) {
+    return (
+      last.time_s - first.time_s >= WINDOW_S &&
+      (last.num_steps - first.num_steps >= WINDOW_STEPS || last.time_s - first.time_s > 60)
+    );
+  }
+
+  /** Tokens per second of computing; 0 where no step ended. */
+  get tokensPerS() {
+    const steps = this.#change((stats) => stats.step_seconds);
+    return steps > 0 ? this.#change((stats) => stats.generated_tokens) / steps : 0;
+  }
+
+  linkRate(name) {
+    const elapsed = this.#change((stats) => stats.time_s);
+    return elapsed > 0 ? this.#change((stats) => stats.links[name]?.num_bytes ?? 0) / elapsed : 0;
+  }
+
+  #change(read) {
+    return this.#samples.length > 1 ? read(this.#samples.at(-1)) - read(this.#samples[0]) : 0;
+  }
+}
+
+export class Readings {
+  #place;
+  #plan;
+  #window = new Window();
+  #history = Array(HISTORY).fill(0);
+  #shown = {};
+
+  constructor(place) {
+    this.#place = place;
+  }
+
+  /** Without a plan (null) there are no rates to compare with. */
+  plan(plan, links) {
+    this.#plan = plan;
+    this.#window = new Window();
+    this.#shown = {
+      tokens: reading("Tokens/s", "spark"),
+      step: reading("Step", "bar"),
+      ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "bar")])),
+      kv: reading("KV cache", "bar"),
+      queue: reading("Sequences"),
+    };
+    this.#place.replaceChildren(...Object.values(this.#shown).map((each) => each.view));
+  }
+
+  clear() {
+    this.#place.replaceChildren();
+  }
+
+  show(stats, isRunning) {
+    this.#window.add(stats);
+    const tokens = isRunning ? this.#window.tokensPerS : 0;
+    this.#history = [...this.#history.slice(1), tokens];
+    this.#shown.tokens.set(
+      tokens ? rate(tokens) : "0",
+      `${stats.generated_tokens.toLocaleString("en")} since the start`,
+    );
+    this.#shown.tokens.draw(this.#history);
+    this.#showStep(stats.last_step);
+    for (const name of Object.keys(stats.links))
+      this.#showLink(name, isRunning ? this.#window.linkRate(name) : 0);
+    const used = stats.kv_blocks_total ? stats.kv_blocks_used / stats.kv_blocks_total : 0;
+    this.#shown.kv.set(
+      percent(used),
+      `${stats.kv_blocks_used.toLocaleString("en")} of ${count(stats.kv_blocks_total, "block")}`,
+    );
+    this.#shown.kv.fill(used);
+    this.#shown.queue.set(`${stats.num_running}`, `running, ${stats.num_waiting} waiting`);
+  }
+
+  #showStep(step) {
+    const expected = this.#plan?.step.seconds;
+    if (!step) return this.#shown.step.set("–", expected ? `predicted ${seconds(expected)}` : "none yet");
+    const words = step.predicted_s
+      ? `predicted ${seconds(step.predicted_s)}, ${percent(step.floor_s / step.duration_s)} of floor`
+      : `of ${count(step.num_tokens, "token")}`;
+    this.#shown.step.set(seconds(step.duration_s), words);
+    const longest = Math.max(step.duration_s, step.predicted_s);
+    this.#shown.step.fill(step.duration_s / longest, step.predicted_s / longest);
+  }
+
+  #showLink(name, now) {
+    const able = this.#ableRate(name);
+    const shown = this.#shown[name];
+    if (this.#plan && !this.#plan.streamed_bytes) {
+      shown.fill(null);
+      return shown.set("idle", "every layer is resident");
+    }
+    shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "no rate was measured");
+    shown.fill(able ? Math.min(1, now / able) : null);
+  }
+
+  /** What the link reached when it was measured, from the plan's own arithmetic; 0 if unknown. */
+  #ableRate(name) {
+    const busyS = this.#plan?.step.terms[name];
+    if (!busyS) return 0;
+    const isDisk = (layer) => layer.home === "disk";
+    const sum = (layers) => layers.reduce((total, layer) => total + layer.num_bytes, 0);
+    return (name === "disk" ? sum(this.#plan.layers.filter(isDisk)) : this.#plan.streamed_bytes) / busyS;
+  }
+}
+
+const linkTitle = (name) => (name === "disk" ? "From disk" : name === "host to device" ? "To the GPU" : name);
+
+/** One instrument. `kind`: "bar" has a bar with a mark, "spark" a line of the last values. */
+function reading(title, kind) {
+  const value = element("b", {}, "–");
+  const words = element("span", { class: "words" });
+  const fill = element("i", { class: "fill" });
+  const mark = element("i", { class: "mark", hidden: true });
+  const line = svg("polyline", {});
+  const picture =
+    kind === "spark"
+      ? svg(
+          "svg",
+          {
+            class: "spark",
+            viewBox: `0 0 ${HISTORY} 12`,
+            preserveAspectRatio: "none",
+            "aria-hidden": "true",
+          },
+          line,
+        )
+      : element("span", { class: "gauge", "aria-hidden": "true", hidden: kind !== "bar" }, fill, mark);
+  const view = element(
+    "div",
+    { class: "reading" },
+    element("dt", {}, title),
+    element("dd", {}, value, picture, words),
+  );
+  return {
+    view,
+    set(text, sentence) {
+      if (value.textContent !== text) value.textContent = text;
+      if (words.textContent !== sentence) words.textContent = sentence;
+    },
+    fill(part, marked = null) {
+      picture.hidden = part === null;
+      fill.style.inlineSize = `${100 * part}%`;
+      mark.hidden = !marked;
+      if (marked) mark.style.insetInlineStart = `${100 * marked}%`;
+    },
+    draw(values) {
+      const most = Math.max(...values, 1e-9);
+      line.setAttribute(
+        "points",
+        values.map((each, index) => `${index},${11.5 - 11 * (each / most)}`).join(" "),
+      );
+    },
+  };
+}

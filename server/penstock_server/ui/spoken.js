@@ -1,0 +1,38 @@
+// What a screen reader is told of an answer that grows: whole sentences, and not more often than every few
+// seconds. Words that are read out one token at a time can't be listened to.
+
+import { byId } from "./dom.js";
+
+const EVERY_MS = 2500;
+
+export class Reader {
+  #told = 0;
+  #text = "";
+  #timer = null;
+
+  begin() {
+    say("Answering.");
+  }
+
+  /** The whole text as it is now. */
+  feed(text) {
+    this.#text = text;
+    this.#timer ??= setTimeout(() => {
+      this.#timer = null;
+      this.#tell(Math.max(...[". ", "! ", "? ", "\n"].map((end) => this.#text.lastIndexOf(end))) + 1);
+    }, EVERY_MS);
+  }
+
+  end(words) {
+    clearTimeout(this.#timer);
+    this.#tell(this.#text.length, words);
+  }
+
+  #tell(until, words = "") {
+    const next = this.#text.slice(this.#told, until).trim();
+    this.#told = Math.max(this.#told, until);
+    if (next || words) say(`${next} ${words}`.trim());
+  }
+}
+
+export const say = (words) => (byId("spoken").textContent = words);

@@ -1,0 +1,56 @@
+// Conversations as the browser keeps them: one entry each, and which one is open.
+
+import { newConversation, readConversation } from "./conversation.js";
+import { namesWith, recall, recallJson, remember } from "./storage.js";
+
+const PREFIX = "penstock.conversation.";
+const OPEN = "penstock.open";
+const SETTINGS = "penstock.settings";
+
+export function listConversations() {
+  const found = namesWith(PREFIX)
+    .map((name) => recallJson(name, null))
+    .filter((each) => each?.nodes);
+  return found.sort((one, other) => other.changed - one.changed);
+}
+
+export const loadConversation = (id) => recallJson(PREFIX + id, null);
+
+export function saveConversation(conversation) {
+  conversation.changed = Date.now();
+  remember(PREFIX + conversation.id, JSON.stringify(conversation));
+}
+
+export const deleteConversation = (id) => remember(PREFIX + id, null);
+
+/** The one that was open when the page was left, or an empty one. */
+export const lastConversation = () => loadConversation(recall(OPEN)) ?? freshConversation("chat");
+export const rememberOpen = (id) => remember(OPEN, id);
+
+/** With the settings that were used last. */
+export const freshConversation = (mode) => newConversation(mode, recallJson(SETTINGS, {}));
+export const rememberSettings = (settings) => remember(SETTINGS, JSON.stringify(settings));
+
+export const exportAll = () => JSON.stringify({ penstock: 1, conversations: listConversations() }, null, 1);
+
+/** Adds the conversations of a file, and returns how many. Throws Error for a file that is none of ours. */
+export function importAll(text) {
+  let data;
+  try {
+    data = JSON.parse(text);
+  } catch {
+    throw new Error("This file is no JSON, so it can't be an export of Penstock's.");
+  }
+  const found = Array.isArray(data?.conversations) ? data.conversations.map(readConversation) : [null];
+  if (found.includes(null))
+    throw new Error("This file is no export of Penstock's conversations; nothing was added.");
+  found.reverse().forEach(saveConversation);
+  return found.length;
+}
+
+/** Tells when another tab changes something. */
+export function onChangeElsewhere(tell) {
+  addEventListener("storage", (event) => {
+    if (event.key === null || event.key.startsWith(PREFIX)) tell(event.key?.slice(PREFIX.length) ?? null);
+  });
+}

@@ -1,0 +1,154 @@
+// The layers, each at the height of its home, as in a section through a power station: disk above, the
+// compute device below. What isn't resident hangs on a pipe, because it has to come down in every sweep. A
+// marker shows which layer is being computed.
+
+import { element } from "./dom.js";
+import { bytes, count, seconds } from "./figures.js";
+
+/** A sweep that is faster is shown slower than it is: nobody could see it. */
+const SHORTEST_SHOWN_S = 0.9;
+
+const NAMES = { disk: "Disk", host: "RAM", device: "GPU" };
+const PLACES = { disk: "on disk", host: "in RAM", device: "on the GPU" };
+const isStill = matchMedia("(prefers-reduced-motion: reduce)");
+
+export class Strip {
+  #place;
+  #cells = [];
+  #streamed = []; // indices of layers that come down in each sweep
+  #marker = element("i", { class: "marker" });
+  #caption;
+  #sample = null;
+  #shown = null;
+  #frame = null;
+  summary = "";
+
+  constructor(place, caption) {
+    this.#place = place;
+    this.#caption = caption;
+  }
+
+  /** While the model loads: so many of the layers that stay in memory are there. */
+  load(loaded, total) {
+    if (this.#cells.length !== total || this.#place.dataset.state !== "loading") {
+      this.#build(
+        Array.from({ length: total }, () => ({ home: "host", is_resident: true })),
+        ["host"],
+        {},
+      );
+      this.#place.dataset.state = "loading";
+    }
+    this.#cells.forEach((cell, index) => cell.classList.toggle("absent", index >= loaded));
+    this.#describe(`Loading: ${loaded} of ${count(total, "layer")} in memory`);
+  }
+
+  /** `plan` as GET /v1/plan has it. */
+  plan(plan) {
+    const homes = ["disk", "host", "device"].filter((home) =>
+      plan.layers.some((layer) => layer.home === home),
+    );
+    const sums = {};
+    const parts = [count(plan.layers.length, "layer")];
+    for (const home of homes) {
+      const there = plan.layers.filter((layer) => layer.home === home);
+      const kind = home === "host" && plan.has_gpu ? "pinned " : "";
+      sums[home] =
+        `${kind}${there.length} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
+      parts.push(`${there.length} ${PLACES[home]}`);
+    }
+    this.#build(plan.layers, homes, sums);
+    this.#place.dataset.state = "ready";
+    const streamed = plan.streamed_bytes ? `${bytes(plan.streamed_bytes)} are` : "nothing is";
+    this.summary = `${parts.join(", ")}; ${streamed} streamed in a sweep.`;
+    this.#describe(this.summary);
+  }
+
+  clear(words) {
+    this.#stop();
+    this.#place.dataset.state = "away";
+    this.#describe(words);
+  }
+
+  /** What was just heard: the layer in work (null: none), and how long a sweep takes, if that is known. */
+  sample(layer, stepS, isRunning) {
+    this.#sample = { layer, stepS, isRunning, at: performance.now() };
+    if (!isRunning) this.#stop();
+    else if (isStill.matches) this.#show(layer);
+    else this.#frame ??= requestAnimationFrame(() => this.#move());
+  }
+
+  /** Stops moving, where nobody looks. */
+  rest() {
+    this.#stop();
+  }
+
+  #build(layers, homes, sums) {
+    this.#stop();
+    this.#place.style.setProperty("--layers", layers.length);
+    this.#place.style.setProperty("--lanes", homes.length);
+    this.#place.classList.toggle("dense", layers.length > 40);
+    this.#cells = layers.map((layer, index) => {
+      const cell = element("i", { class: `cell ${layer.home}${layer.is_resident ? "" : " streamed"}` });
+      cell.style.gridColumn = index + 1;
+      const lane = homes.indexOf(layer.home) + 1;
+      cell.style.gridRow = `${lane} / ${layer.is_resident ? lane + 1 : -1}`;
+      return cell;
+    });
+    this.#streamed = layers.flatMap((layer, index) => (layer.is_resident ? [] : [index]));
+    const lanes = homes.map((home) =>
+      element("p", { class: `lane ${home}` }, element("b", {}, NAMES[home]), sums[home] && ` ${sums[home]}`),
+    );
+    this.#place.replaceChildren(
+      element("div", { class: "lanes" }, lanes),
+      element(
+        "div",
+        { class: "section" },
+        element("div", { class: "cells" }, this.#cells),
+        element("div", { class: "shaft" }, this.#marker),
+      ),
+    );
+  }
+
+  #move() {
+    const { layer, stepS, at } = this.#sample;
+    const total = this.#cells.length;
+    const now = performance.now();
+    let position;
+    if (stepS && stepS < SHORTEST_SHOWN_S) position = ((now / 1000 / SHORTEST_SHOWN_S) % 1) * total;
+    else position = Math.min((layer ?? total) + (stepS ? ((now - at) / 1000 / stepS) * total : 0), total);
+    this.#show(position);
+    this.#frame = requestAnimationFrame(() => this.#move());
+  }
+
+  #show(position) {
+    const total = this.#cells.length;
+    const { stepS } = this.#sample;
+    this.#place.dataset.sweep = "on";
+    this.#marker.style.insetInlineStart = `${(100 * Math.min(position ?? total, total)) / total}%`;
+    const current = Math.min(Math.floor(position ?? total), total - 1);
+    if (current === this.#shown) return;
+    this.#shown = current;
+    const next = this.#streamed.find((index) => index > current) ?? this.#streamed[0];
+    this.#cells.forEach((cell, index) => {
+      cell.classList.toggle("done", index < current);
+      cell.classList.toggle("now", index === current);
+      cell.classList.toggle("next", index === next && index !== current);
+    });
+    const slower = stepS && stepS < SHORTEST_SHOWN_S ? Math.round(SHORTEST_SHOWN_S / stepS) : 1;
+    if (slower > 1) this.#caption.textContent = `A sweep takes ${seconds(stepS)}; shown ${slower}× slower.`;
+    else this.#caption.textContent = `Layer ${current + 1} of ${total}`;
+  }
+
+  #stop() {
+    if (this.#frame !== null) cancelAnimationFrame(this.#frame);
+    this.#frame = this.#shown = null;
+    delete this.#place.dataset.sweep;
+    for (const cell of this.#cells) cell.classList.remove("done", "now", "next");
+    this.#caption.textContent = this.#place.dataset.state === "ready" ? this.summary : "";
+  }
+
+  #describe(words) {
+    this.#place.setAttribute("aria-label", words);
+    this.#caption.textContent = words;
+  }
+}

@@ -1,0 +1,24 @@
+// Light, dark, or as the system has it.
+
+import { byId, icon } from "./dom.js";
+import { recall, remember } from "./storage.js";
+
+const NAME = "penstock.theme";
+const NEXT = { system: "light", light: "dark", dark: "system" };
+
+export function prepareTheme() {
+  const button = byId("theme-button");
+  const show = () => {
+    const theme = recall(NAME) ?? "system";
+    document.documentElement.dataset.theme = theme;
+    const label = `Colours: ${theme}. Change to ${NEXT[theme]}`;
+    button.setAttribute("aria-label", label);
+    button.title = label;
+    button.replaceChildren(icon(theme));
+  };
+  button.addEventListener("click", () => {
+    remember(NAME, NEXT[recall(NAME) ?? "system"]);
+    show();
+  });
+  show();
+}
