@@ -40,6 +40,7 @@ class FakeTokenizer:
     """One token per byte, and an end token."""
 
     vocab_size = VOCAB_SIZE
+    max_token_chars = 1
     eos_token_ids = frozenset({EOS})
     bos_token_id = None
 

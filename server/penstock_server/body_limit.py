@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_server.errors import CLIENT_CLOSED_REQUEST, ApiError
+
+#: Seconds in which a client may end its body after it was refused.
+_LINGER_S = 10.0
 
 
 class BodyLimit:
@@ -23,11 +27,22 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = _LimitedBody(receive, self._max_bytes, self._timeout_s)
+
+        async def send_and_linger(message: Message) -> None:
+            """The connection ends with the message that says that no more comes. Clients that still send then
+            would be told of that in place of the answer, which may not have been read yet."""
+            if body.is_too_large and message["type"] == "http.response.body" and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                await body.discard()
+                message = {"type": "http.response.body", "body": b""}
+            await send(message)
+
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and int(length) > self._max_bytes:
-            await _too_large(self._max_bytes).response()(scope, receive, send)
-            return
-        await self._app(scope, _LimitedBody(receive, self._max_bytes, self._timeout_s), send)
+            await body.refusal().response()(scope, receive, send_and_linger)
+        else:
+            await self._app(scope, body, send_and_linger)
 
 
 class _LimitedBody:
@@ -40,6 +55,8 @@ class _LimitedBody:
         self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._num_bytes = 0
         self._is_complete = False
+        #: And nobody wants the rest.
+        self.is_too_large = False
 
     async def __call__(self) -> Message:
         if self._is_complete:
@@ -59,11 +76,18 @@ class _LimitedBody:
             raise ApiError(CLIENT_CLOSED_REQUEST, "The client left while it sent its request.")
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
-            raise _too_large(self._max_bytes)
+            raise self.refusal()
         self._is_complete = not message.get("more_body", False)
         return message
 
+    def refusal(self) -> ApiError:
+        self.is_too_large = True
+        message = f"The request is larger than {self._max_bytes} bytes."
+        return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
 
-def _too_large(max_bytes: int) -> ApiError:
-    message = f"The request is larger than {max_bytes} bytes."
-    return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+    async def discard(self) -> None:
+        """Reads the rest, which is in nobody's memory, until it ends or has taken too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while (message := await self._receive())["type"] == "http.request" and message["more_body"]:
+                    pass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.engine import Engine
+from penstock.errors import ContextOverflow
 from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
@@ -87,6 +89,19 @@ def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
             text = tokenizer.decode(kept, skip_special_tokens=False) if has_text else ""
             prompts.append(Prompt(kept, text))
     return prompts
+
+
+def refuse_long_text(engine: Engine, body: GenerationRequest, num_chars: int) -> None:
+    """Raises ContextOverflow for a prompt that can't fit whatever its tokens are: to find them could take
+    minutes, in which nobody else's text would be read."""
+    least = math.ceil(num_chars / engine.tokenizer.max_token_chars)
+    if body.truncate_prompt_tokens is None and least > engine.max_model_len:
+        raise ContextOverflow(
+            f"the prompt has {num_chars} characters, which are at least {least} tokens; this model's context "
+            f"here is {engine.max_model_len} tokens. Shorten the prompt",
+            least,
+            engine.max_model_len,
+        )
 
 
 def truncated(engine: Engine, body: GenerationRequest, token_ids: list[int]) -> list[int]:

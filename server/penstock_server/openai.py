@@ -27,6 +27,7 @@ from penstock_server.inputs import (
     read_bad_words,
     read_messages,
     read_prompts,
+    refuse_long_text,
     sampling_params,
 )
 from penstock_server.metrics import RequestMetrics
@@ -123,6 +124,8 @@ class OpenAIRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
+        texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+        refuse_long_text(engine, body, max(map(len, texts), default=0))
         prompts, constraints = await self._texts.run(
             lambda: (read_prompts(engine, body), read_constraints(engine, body))
         )
@@ -148,6 +151,7 @@ class OpenAIRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
+        refuse_long_text(engine, body, sum(len(message.text) for message in body.messages))
         use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
         prompt, constraints = await self._texts.run(
             lambda: (read_messages(engine, body, use), read_constraints(engine, body))

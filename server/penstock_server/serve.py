@@ -10,12 +10,15 @@ were told.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
+import resource
 import shlex
 import signal
 import socket
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -28,6 +31,7 @@ from penstock_server import logs, systemd
 from penstock_server.app import create_app
 from penstock_server.draining import Drain
 from penstock_server.errors import ApiError, api_error
+from penstock_server.http_protocol import http_protocol
 from penstock_server.loading import load_engine
 from penstock_server.plan_report import plan_table
 from penstock_server.settings import Settings
@@ -41,12 +45,20 @@ _CLOSE_TIMEOUT_S = 5
 def serve(settings: Settings, listener: socket.socket) -> int:
     """Runs until a signal comes, and closes the listener. Raises what kept the model from being loaded."""
     logs.configure(settings.log_level, settings.log_format)
+    _allow_many_connections()
     # Before uvicorn listens to signals, and after.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     with listener:
         asyncio.run(_serve(settings, listener))
     return 0
+
+
+def _allow_many_connections() -> None:
+    """The usual soft limit of 1024 descriptors is less than the requests that may wait by default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system may not allow what it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -79,6 +91,7 @@ class _Server(uvicorn.Server):
         """Says that the model is ready; ends the process if it can't be loaded, or the engine dies."""
         try:
             await self._engine.wait_until_ready()
+            spare_the_collector()
             self._announce()
             await self._engine.wait_until_ended()
         except EngineDead as error:
@@ -137,6 +150,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        http=http_protocol(settings.request_body_timeout),
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
     )
@@ -150,6 +164,13 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
+
+
+def spare_the_collector() -> None:
+    """What is there now stays to the end: Python's garbage collector need not look at it again. The objects
+    of torch and transformers are so many that a look at all of them holds everybody up for 0.3 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def address(host: str, port: int, is_https: bool = False) -> str:

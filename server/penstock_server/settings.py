@@ -317,7 +317,7 @@ class Settings:
     )
     request_body_timeout: float = _setting(
         "limits",
-        "seconds in which a request's body must have come; 0 is no limit",
+        "seconds in which a request's head must have come, and then its body; 0 is no limit",
         60.0,
         parse=parse_seconds,
         metavar="SECONDS",

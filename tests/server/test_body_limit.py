@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -31,7 +32,12 @@ def test_large_bodies_are_refused(make_client: MakeClient, engine: FakeAsyncEngi
     assert not engine.streams[1:]
 
 
-async def ask(messages: list[Any], **settings: Any) -> tuple[FakeAsyncEngine, list[Any]]:
+async def ask(
+    messages: list[Any],
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    see: Callable[[Any], None] = lambda message: None,
+    **settings: Any,
+) -> tuple[FakeAsyncEngine, list[Any]]:
     """What a client gets that sends these messages, an event being a time of silence."""
     engine = FakeAsyncEngine()
     fake: Any = engine
@@ -46,13 +52,14 @@ async def ask(messages: list[Any], **settings: Any) -> tuple[FakeAsyncEngine, li
 
     async def send(message: Any) -> None:
         sent.append(message)
+        see(message)
 
     scope = {
         "type": "http",
         "method": "POST",
         "path": "/v1/completions",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"content-type", b"application/json"), *headers],
     }
     await app(scope, receive, send)
     return engine, sent
@@ -60,6 +67,22 @@ async def ask(messages: list[Any], **settings: Any) -> tuple[FakeAsyncEngine, li
 
 def part(text: str, more: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": text.encode(), "more_body": more}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_the_refusal_reaches_a_client_that_still_sends(has_length: bool) -> None:
+    """A connection that is closed with a body on its way is reset, and the client may never read the answer:
+    so all of it is sent first, and the connection ends when the body does."""
+    parts = [part("x" * 60), part("x" * 60), part("x" * 60), part("x", more=False), part("not asked for")]
+    headers = [(b"content-length", b"181")] if has_length else []
+    num_left_at_answer = []
+    _, sent = await ask(
+        parts, headers, lambda message: num_left_at_answer.append(len(parts)), max_request_size=100
+    )
+    assert sent[0]["status"] == 413 and b"request_too_large" in sent[1]["body"] and sent[1]["more_body"]
+    assert num_left_at_answer == ([5, 5, 1] if has_length else [3, 3, 1])
+    assert sent[2] == {"type": "http.response.body", "body": b""}
 
 
 @pytest.mark.anyio

@@ -9,13 +9,14 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from fakes import FakeModel
-from penstock.errors import InvalidParameter, RequestError
+from penstock.errors import ContextOverflow, InvalidParameter, RequestError
 from penstock.text.chat import render_chat
 from penstock_server.errors import ApiError
 from penstock_server.inputs import (
     read_bad_words,
     read_messages,
     read_prompts,
+    refuse_long_text,
     sampling_params,
     template_message,
 )
@@ -41,6 +42,18 @@ def test_prompts_of_text_and_of_token_ids() -> None:
     assert texts == ids
     assert [prompt.token_ids for prompt in texts] == [[72, 105], [121, 111]]
     assert [prompt.text for prompt in texts] == ["Hi", "yo"]
+
+
+@pytest.mark.parametrize("num_chars", [1000, 1001])
+def test_texts_that_can_not_fit_are_not_even_read(num_chars: int) -> None:
+    """Its tokenizer has tokens of one character, and its context is 1000 of them."""
+    model: Any = FakeModel()
+    if num_chars == 1000:
+        refuse_long_text(model, completion(), num_chars)
+    else:
+        with pytest.raises(ContextOverflow, match="1001 characters.*at least 1001 tokens.*1000"):
+            refuse_long_text(model, completion(), num_chars)
+    refuse_long_text(model, completion(truncate_prompt_tokens=5), num_chars)
 
 
 def test_special_tokens_can_be_left_out() -> None:

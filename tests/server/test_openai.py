@@ -438,3 +438,22 @@ def test_priority_and_salt_arrive_at_the_engine(
     client.post("/v1/responses", json={"input": "x", "priority": 5, "cache_salt": "ours"})
     told = [(stream.options["priority"], stream.options["cache_salt"]) for stream in engine.streams]
     assert told == [(-3, "mine"), (0, ""), (5, "ours")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": ["x", "y" * 5000]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "y" * 2500}] * 2}),
+    ],
+)
+def test_a_text_that_can_not_fit_is_not_tokenized(
+    client: TestClient, engine: FakeAsyncEngine, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    """That could take long, and all other texts would wait for it."""
+    encoded: list[str] = []
+    monkeypatch.setattr(engine.model.tokenizer, "encode", lambda text, *_: encoded.append(text))
+    answer = client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 400 and not encoded
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded" and "5000 characters" in error["message"]

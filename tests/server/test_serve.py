@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import resource
 import shlex
 import shutil
 import signal
@@ -135,6 +137,21 @@ async def test_a_signal_ends_it_cleanly(
     assert "tiny is ready" in capsys.readouterr().out
 
 
+async def test_the_garbage_collector_leaves_alone_what_was_loaded(started: Any) -> None:
+    """A look at all objects of the libraries would hold up every stream, each time."""
+    gc.unfreeze()
+    engine, task, port = await started()
+    await ask(port, "/health")
+    assert gc.get_freeze_count() == 0
+    engine.loaded.set_result(None)
+    while " 200 " not in await ask(port, "/health"):
+        pass
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    signal.raise_signal(signal.SIGTERM)
+    await task
+    gc.unfreeze()
+
+
 async def a_running_request(engine: Loading, port: int, **fields: Any) -> asyncio.Task[str]:
     running = asyncio.create_task(ask(port, "/v1/completions", {"prompt": "x"} | fields))
     while not engine.streams:
@@ -263,10 +280,16 @@ async def test_a_model_that_can_not_be_loaded_ends_it(started: Any) -> None:
 
 
 def test_serve_leaves_with_success_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is allowed as many connections as the system lets it have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+
     async def run(settings: Settings, listener: socket.socket) -> None:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(serve, "_serve", run)
     with pytest.raises(SystemExit) as caught:
         serve.serve(Settings(model="tiny"), bind("127.0.0.1", 0))
     assert caught.value.code == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -34,7 +34,11 @@ class Tokenizer:
         self.backend = tokenizer
         self.vocab_size: int = len(tokenizer)
         # A piece may stand twice in a vocabulary, and get_vocab() then has one of its ids.
-        self._known_ids = frozenset(tokenizer.get_vocab().values()) | frozenset(range(tokenizer.vocab_size))
+        vocab = tokenizer.get_vocab()
+        self._known_ids = frozenset(vocab.values()) | frozenset(range(tokenizer.vocab_size))
+        #: Characters of the longest token, or more: no text of n characters has fewer than n / this tokens,
+        #: but for normalizers that drop most of it.
+        self.max_token_chars: int = max(map(len, vocab), default=1)
         if fast := getattr(tokenizer, "backend_tokenizer", None):
             # What the file says of these is not for prompts; transformers would turn it off while encoding.
             fast.no_truncation()

@@ -1,0 +1,46 @@
+"""uvicorn's HTTP connections, with an end for those on which no request comes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+# Either of uvicorn's, by what is installed; both have the same methods.
+_Protocol: Any = AutoHTTPProtocol
+
+
+def http_protocol(head_timeout_s: float) -> type[asyncio.Protocol]:
+    """A connection ends on which no request's head is whole so many seconds after its beginning, or after an
+    answer; 0 is no limit. (uvicorn itself ends those that are silent after an answer, and no others.)"""
+
+    class HTTPProtocol(_Protocol):  # type: ignore[misc]
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._expect_request()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._expect_request()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            self._forget_timer()
+
+        def _expect_request(self) -> None:
+            self._forget_timer()
+            if head_timeout_s and not self.transport.is_closing():
+                self._timer = self.loop.call_later(head_timeout_s, self._end_if_idle)
+
+        def _forget_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+
+        def _end_if_idle(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return HTTPProtocol
