@@ -1,6 +1,6 @@
 """Run while an image is built: whether the torch that pip chose is made for the variant that was asked for.
 
-    python check_torch.py cpu | cu126 | cu130
+python check_torch.py cpu | cu126 | cu130
 """
 
 from __future__ import annotations
