@@ -1,0 +1,43 @@
+{{- define "penstock.name" -}}
+{{- if contains "penstock" .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-penstock" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "penstock.variant" -}}
+{{- if .Values.gpu.enabled }}{{ .Values.gpu.variant }}{{ else }}cpu{{ end -}}
+{{- end -}}
+
+{{/* The name of the secret; empty without one. */}}
+{{- define "penstock.secret" -}}
+{{- if .Values.existingSecret -}}
+{{- .Values.existingSecret -}}
+{{- else if or .Values.apiKeys .Values.hubToken -}}
+{{- include "penstock.name" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whole numbers come as floats, and large ones would be written with an exponent. */}}
+{{- define "penstock.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{- define "penstock.isShared" -}}
+{{- if or (not .Values.persistence.enabled) .Values.persistence.existingClaim (has "ReadWriteMany" .Values.persistence.accessModes) -}}
+yes
+{{- end -}}
+{{- end -}}
