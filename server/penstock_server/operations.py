@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock_server import __version__
-from penstock_server.errors import RETRY_AFTER_S, ApiError, unavailable
+from penstock_server.errors import RETRY_AFTER_S, ApiError, ErrorBody, unavailable
 from penstock_server.metrics import RequestMetrics
 from penstock_server.plan_report import plan_data
 from penstock_server.responses import Health, Version
@@ -43,7 +43,7 @@ class OperationRoutes:
         router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
         router.get("/version")(self.version)
         router.get(METRICS_PATH, response_class=Response)(self.metrics)
-        router.get("/v1/plan")(self.plan)
+        router.get("/v1/plan", responses=dict.fromkeys((401, 404, 503), {"model": ErrorBody}))(self.plan)
         return router
 
     async def ready(self) -> Response:

@@ -200,7 +200,9 @@ def test_no_token_left_is_an_error_of_the_request(tiny: Engine) -> None:
     forced = ask(tiny, constrained(Grammar.choice(["pipe"]))).token_ids
     for index in (0, len(forced) - 1):
         params = constrained(Grammar.choice(["pipe"]), min_tokens=50, stop_token_ids=(forced[index],))
-        with pytest.raises(RequestFailed, match="grammar, penalties and its allowed and forbidden tokens leave none"):
+        with pytest.raises(
+            RequestFailed, match="grammar, penalties and its allowed and forbidden tokens leave none"
+        ):
             ask(tiny, params)
     with pytest.raises(RequestFailed, match="can't be followed any further: .*Too many items"):
         ask(tiny, constrained(Grammar.lark("start: /a/ start")))
