@@ -128,6 +128,8 @@ class ChatFormat:
             # As at OpenAI, content is null until it is known that there is some.
             delta = ChatDelta(role="assistant", content=None if self._tools else "")
             first = self._chunk(index, delta, None, _GOES_ON, output)
+            if first.usage:
+                first.usage = Usage.of(output.num_prompt_tokens, 0, output.num_cached_tokens)
             if self._extras.token_ids:
                 first.prompt_token_ids = self._prompt.token_ids
             chunks.append(first)

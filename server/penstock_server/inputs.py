@@ -105,13 +105,16 @@ def refuse_long_text(engine: Engine, body: GenerationRequest, num_chars: int) ->
 
 
 def truncated(engine: Engine, body: GenerationRequest, token_ids: list[int]) -> list[int]:
-    """The end of a prompt that the request wants kept. With -1 that is what the context leaves beside the
-    answer, or beside its first token if the answer's length is open."""
+    """The part of a prompt that the request wants kept: its end, unless the request says otherwise. With -1
+    it is as long as the context leaves room for beside the answer, or beside its first token if the answer's
+    length is open."""
     limit = body.truncate_prompt_tokens
     if limit == -1:
         answer_tokens = 1 if body.answer_tokens is None else body.answer_tokens
         limit = max(1, engine.max_model_len - answer_tokens)
-    return token_ids if limit is None else token_ids[-limit:]
+    if limit is None:
+        return token_ids
+    return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
 
 
 def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

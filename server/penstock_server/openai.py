@@ -241,7 +241,13 @@ def _extras(body: GenerationRequest) -> Extras:
     )
 
 
-def event_stream_of(model: str) -> dict[str, Any]:
-    """OpenAPI's description of an answer that may also be a stream of `model` objects."""
-    schema = {"$ref": f"#/components/schemas/{model}"}
-    return {"content": {"text/event-stream": {"itemSchema": schema}}}
+def event_stream_of(model: str, last: str | None = "[DONE]") -> dict[str, Any]:
+    """OpenAPI's description of an answer that may also be a stream of `model` objects, or of an error.
+
+    last: the data of the last event, if it is no object.
+    """
+    objects = [{"$ref": f"#/components/schemas/{name}"} for name in (model, "ErrorBody")]
+    encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": objects}}
+    data = encoded if last is None else {"anyOf": [{"const": last}, encoded]}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    return {"content": {"text/event-stream": {"itemSchema": event}}}

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock_server import __version__
-from penstock_server.errors import RETRY_AFTER_S, ApiError, unavailable
+from penstock_server.errors import RETRY_AFTER_S, ApiError, ErrorBody, unavailable
 from penstock_server.metrics import RequestMetrics
 from penstock_server.page import UI_PATH
 from penstock_server.plan_report import plan_data, step_data
@@ -49,8 +49,11 @@ class OperationRoutes:
         router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
         router.get("/version")(self.version)
         router.get(METRICS_PATH, response_class=Response)(self.metrics)
-        router.get("/v1/plan")(self.plan)
-        router.get(STATS_PATH)(self.stats)
+        refusals: dict[int | str, dict[str, Any]] = {
+            status: {"model": ErrorBody} for status in (401, 404, 503)
+        }
+        router.get("/v1/plan", responses=refusals)(self.plan)
+        router.get(STATS_PATH, responses=refusals)(self.stats)
         return router
 
     async def ready(self) -> Response:

@@ -14,8 +14,8 @@ as a matter of course and that could not change an answer here. They are accepte
 
 Some fields of vLLM's are accepted only with the value that changes nothing: see Only.
 
-`reasoning_effort` and `chat_template_kwargs` are handed to the model's chat template. A field that
-is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
+`reasoning_effort`, `verbosity` and `chat_template_kwargs` are handed to the model's chat template. A field
+that is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Verbosity = Literal["low", "medium", "high"]
 CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
@@ -102,13 +103,16 @@ class TextFormat(Wire):
 
 
 class JsonObjectFormat(Wire):
+    """With a schema, as llama-server and others have it, the same as JsonSchemaFormat."""
+
     type: Literal["json_object"]
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class NamedSchema(Wire):
-    """`strict` changes nothing: the answer follows the schema in any case."""
+    """`name` and `strict` change nothing: the answer follows the schema in any case."""
 
-    name: Text
+    name: Text | None = None
     description: Text | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -214,7 +218,14 @@ class GenerationRequest(SamplingFields):
         None, description="Only prompts with the same one share what was computed."
     )
 
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where truncate_prompt_tokens cuts: right keeps the first so many."
+    )
     structured_outputs: StructuredOutputs | None = None
+
+    # llama-server's names for two of these
+    grammar: Text | None = Field(None, description="The same as structured_outputs.grammar.")
+    json_schema: dict[str, Any] | None = Field(None, description="The same as structured_outputs.json.")
 
     # vLLM's former names
     guided_json: Guided = None
@@ -246,9 +257,16 @@ class GenerationRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check_one_grammar(self) -> GenerationRequest:
-        is_free = self.response_format is None or isinstance(self.response_format, TextFormat)
-        if self.structured_outputs is not None and not is_free:
-            raise invalid("structured_outputs", "not allowed together with a response_format; send one")
+        form = None if isinstance(self.response_format, TextFormat) else self.response_format
+        demands = {
+            "response_format": form,
+            "structured_outputs": self.structured_outputs,
+            "grammar": self.grammar,
+            "json_schema": self.json_schema,
+        }
+        first, *others = [name for name, value in demands.items() if value is not None] or [""]
+        if others:
+            raise invalid(others[0], f"not allowed together with {first}; send one")
         return self
 
     @property
@@ -397,7 +415,7 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = Field(None, description="For the model's chat template.")
     reasoning_effort: Text | None = Field(None, description="For the model's chat template.")
 
     # vLLM's extensions
@@ -491,5 +509,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
-        return effort | (self.chat_template_kwargs or {})
+        named = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        said = {name: value for name, value in named.items() if value}
+        return said | (self.chat_template_kwargs or {})

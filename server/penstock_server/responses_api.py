@@ -48,7 +48,7 @@ class ResponsesRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["responses"], responses=ERRORS)
         takes_json = [Depends(require_json)]
-        stream: dict[int | str, dict[str, Any]] = {200: event_stream_of(ResponseEvent.__name__)}
+        stream: dict[int | str, dict[str, Any]] = {200: event_stream_of(ResponseEvent.__name__, last=None)}
         router.post("/responses", response_model=ResponseObject, dependencies=takes_json, responses=stream)(
             self.create
         )

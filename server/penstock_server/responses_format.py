@@ -240,7 +240,7 @@ class ResponsesFormat:
             temperature=params.temperature,
             top_p=params.top_p,
             top_logprobs=body.top_logprobs or 0,
-            text={"format": _text_format(body), "verbosity": "medium"},
+            text={"format": _text_format(body), "verbosity": (body.text and body.text.verbosity) or "medium"},
             reasoning={"effort": body.reasoning and body.reasoning.effort, "summary": None},
             truncation=body.truncation or "disabled",
             user=body.user,

@@ -5,7 +5,7 @@
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prompt_cache_breakpoint      hints
     max_tool_calls      counts calls of OpenAI's own tools
     include      but for message.output_text.logprobs: what the others add to, there is none of here
-    reasoning.summary "auto"      there are no summaries
+    reasoning.summary, reasoning.generate_summary      there are no summaries
     id, status, phase, annotations, logprobs of input items      what answers of ours carry
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
 
@@ -39,9 +39,10 @@ from penstock_server.protocol import (
     RequestId,
     SamplingFields,
     TextFormat,
+    Verbosity,
 )
 from penstock_server.tools.request import MAX_TOOLS, Function, FunctionName, FunctionType
-from penstock_server.wire import PositiveCount, Text, Unsupported, Wire, invalid
+from penstock_server.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -252,13 +253,18 @@ AnswerFormat = Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field
 
 class TextConfig(Wire):
     format: AnswerFormat | None = Field(None, description="What the answer must be.")
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = Field(None, description="For the model's chat template.")
+
+
+Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(Wire):
     effort: Text | None = Field(None, description="For the model's chat template.")
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Annotated[str | None, BeforeValidator(Only("auto"))] = None
+    mode: Annotated[str | None, BeforeValidator(Only("standard"))] = None
 
 
 class ResponseStreamOptions(Wire):
@@ -362,6 +368,7 @@ class ResponsesRequest(SamplingFields):
             {
                 "messages": messages,
                 "reasoning_effort": self.reasoning.effort if self.reasoning else None,
+                "verbosity": self.text.verbosity if self.text else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "response_format": self._response_format,
                 "tools": self.tools and [_nested(tool) for tool in self.tools],
@@ -375,8 +382,8 @@ class ResponsesRequest(SamplingFields):
         form = self.text and self.text.format
         if not form:
             return None
-        members = form.model_dump(by_alias=True, exclude={"type"})
-        return {"type": form.type} | ({"json_schema": members} if members else {})
+        members = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+        return {"type": form.type} | ({"json_schema": members} if form.type == "json_schema" else members)
 
 
 def _nested(tool: FlatTool) -> dict[str, Any]:

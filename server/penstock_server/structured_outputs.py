@@ -1,4 +1,4 @@
-"""From response_format or structured_outputs to a Grammar that the model can follow."""
+"""From response_format, structured_outputs, grammar or json_schema to a Grammar that the model can follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def read_grammar(engine: Engine, body: GenerationRequest) -> Grammar | None:
 
     Raises 400, naming the field, for a grammar that is wrong or too large, or that can't be followed here.
     """
-    field = "structured_outputs" if body.structured_outputs else "response_format"
+    field = next(
+        (
+            name
+            for name in ("structured_outputs", "grammar", "json_schema")
+            if getattr(body, name) is not None
+        ),
+        "response_format",
+    )
     try:
         grammar = _grammar(body)
         if grammar is not None:
@@ -36,11 +43,16 @@ def read_grammar(engine: Engine, body: GenerationRequest) -> Grammar | None:
 def _grammar(body: GenerationRequest) -> Grammar | None:
     if body.structured_outputs is not None:
         return _structured(body.structured_outputs)
+    if body.grammar is not None:
+        return Grammar.lark(body.grammar)
+    if body.json_schema is not None:
+        return Grammar.json_schema(body.json_schema)
     match body.response_format:
-        case JsonObjectFormat() | JsonSchemaFormat(json_schema=NamedSchema(json_schema=None)):
-            return Grammar.json_object()
-        case JsonSchemaFormat(json_schema=named):
-            return Grammar.json_schema(named.json_schema or {})
+        case (
+            JsonObjectFormat(json_schema=schema)
+            | JsonSchemaFormat(json_schema=NamedSchema(json_schema=schema))
+        ):
+            return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
     return None
 
 

@@ -143,7 +143,11 @@ def test_openapi_describes_answers_chunks_and_errors(client: TestClient) -> None
         answers = document["paths"][path]["post"]["responses"]
         content = answers["200"]["content"]
         assert content["application/json"]["schema"]["$ref"].endswith("/" + whole)
-        assert content["text/event-stream"]["itemSchema"]["$ref"].endswith("/" + chunk)
+        event = content["text/event-stream"]["itemSchema"]
+        last, encoded = event["properties"]["data"]["anyOf"]
+        assert event["required"] == ["data"] and last == {"const": "[DONE]"}
+        refs = [each["$ref"].rpartition("/")[2] for each in encoded["contentSchema"]["anyOf"]]
+        assert refs == [chunk, "ErrorBody"]
         for status in ("400", "401", "404", "413", "415", "500", "503"):
             schema = answers[status]["content"]["application/json"]["schema"]
             assert schema["$ref"].endswith("/ErrorBody")

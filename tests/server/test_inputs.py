@@ -177,6 +177,9 @@ def test_prompts_are_cut_at_their_beginning() -> None:
 
     assert kept("abcdef", truncate_prompt_tokens=2) == kept([*b"abcdef"], truncate_prompt_tokens=2) == "ef"
     assert kept("abc", truncate_prompt_tokens=9) == "abc"
+    assert kept("abcdef", truncate_prompt_tokens=2, truncation_side="right") == "ab"
+    assert kept("abcdef", truncate_prompt_tokens=2, truncation_side="left") == "ef"
+    assert kept("abcdef", truncation_side="right") == "abcdef"
     assert kept("x" * 10 + "y" * 30, truncate_prompt_tokens=-1, max_tokens=5) == "y" * 15
     assert kept("x" * 10 + "y" * 30, truncate_prompt_tokens=-1) == "y" * 19
     assert len(kept("y" * 30, truncate_prompt_tokens=-1, max_tokens=0)) == 20

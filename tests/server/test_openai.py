@@ -401,6 +401,8 @@ def test_usage_with_every_chunk(client: TestClient, send: Any) -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 7
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+    if send is chat:
+        assert counts[0] == 0 < counts[1]  # the chunk that only names the role
 
 
 @pytest.mark.parametrize("send", [chat, complete])

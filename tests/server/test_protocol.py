@@ -48,7 +48,7 @@ def test_unknown_field_is_refused_by_name(make: Any) -> None:
         ("modalities", ["text", "audio"]),
         ("web_search_options", {"search_context_size": "low"}),
         ("moderation", {"x": 1}),
-        ("verbosity", "high"),
+        ("verbosity", "huge"),
     ],
 )
 def test_what_chat_does_not_support_is_refused_by_name(name: str, value: Any) -> None:
@@ -62,7 +62,7 @@ def test_what_completions_do_not_support_is_refused_by_name() -> None:
 
 def test_empty_values_of_unsupported_fields_are_accepted() -> None:
     chat(tools=[], tool_choice="none", functions=None, response_format={"type": "text"})
-    chat(modalities=["text"], verbosity="medium", function_call="auto", audio=None)
+    chat(modalities=["text"], function_call="auto", audio=None)
     completion(suffix="", best_of=2, n=2)
 
 
@@ -281,8 +281,9 @@ def test_logprobs_of_chat() -> None:
 
 def test_what_the_chat_template_gets() -> None:
     assert chat().template_kwargs == {}
-    request = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
-    assert request.template_kwargs == {"reasoning_effort": "low", "enable_thinking": False}
+    request = chat(reasoning_effort="low", verbosity="high", chat_template_kwargs={"enable_thinking": False})
+    said = {"reasoning_effort": "low", "verbosity": "high", "enable_thinking": False}
+    assert request.template_kwargs == said
 
 
 def test_continuing_a_message_excludes_beginning_one() -> None:
