@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_python_examples_print_an_answer(
     assert capsys.readouterr().out
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_first_request_by_curl(server: ServerProcess) -> None:
     script = next(block for block in blocks("sh", "README.md") if block.startswith("curl"))
     answer = subprocess.run(["sh", "-c", here(script, server)], capture_output=True, text=True, check=True)
