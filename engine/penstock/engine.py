@@ -150,6 +150,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop reading and close the files. Nothing can be computed afterwards."""
+        self.grammars.close()
         self.streamer.close()
         self.streamer.store.close()
 
