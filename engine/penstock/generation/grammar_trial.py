@@ -1,9 +1,9 @@
 """GrammarTrial: whether a grammar can be read at all, found out in a process of its own.
 
 llguidance reads a grammar by recursion and without a bound on time: a chain of some thousand rules overflows
-the stack, which ends the process, and {"multipleOf": 99999989} takes memory and time without end. Clients write
-grammars, so each is read first where only the trial can be lost. This file is also what that process runs: on
-its own, as the rest of the package would take it seconds to import.
+the stack, which ends the process, and {"multipleOf": 99999989} takes memory and time without end. Clients
+write grammars, so each is read first where only the trial can be lost. This file is also what that process
+runs: on its own, as the rest of the package would take it seconds to import.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import pickle
 import resource
+import select
 import signal
 import struct
 import subprocess
@@ -26,10 +27,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 #: a step's mask takes tens of microseconds, and some 20 ms at worst.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
-#: Seconds of the processor, and bytes beyond what the vocabulary takes. Schemas of 1000 properties take 0.2 s.
+#: Seconds of the processor, and bytes beyond what the vocabulary takes. A schema of 1000 properties takes
+#: 0.2 s.
 MAX_SECONDS, MAX_BYTES = 1.0, 256 << 20
 #: Of the thread that reads. A quarter of what threads usually have: what passes here passes there.
 _STACK_BYTES = 2 << 20
+#: Seconds after which a process that says nothing is given up, however slow the machine.
+_PATIENCE_S = 60.0
 _READY, _PASSED = b".", b"+"
 
 
@@ -49,8 +53,8 @@ def source(kind: str, text: str) -> str:
 
 
 class GrammarTrial:
-    """For one vocabulary. Safe from any thread; the process begins with the first grammar, and again after one
-    that ended it."""
+    """For one vocabulary. Safe from any thread; the process begins with the first grammar, and again after
+    one that ended it."""
 
     def __init__(
         self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int | None, ends: list[int]
@@ -69,7 +73,7 @@ class GrammarTrial:
             assert process.stdin is not None and process.stdout is not None
             try:
                 _send(process.stdin, pickle.dumps((kind, text)))
-                has_passed = process.stdout.read(1) == _PASSED
+                has_passed = _reply(process.stdout) == _PASSED
             except BrokenPipeError:
                 has_passed = False
             if not has_passed:
@@ -93,7 +97,7 @@ class GrammarTrial:
         assert process.stdin is not None and process.stdout is not None
         try:
             _send(process.stdin, self._vocabulary)
-            is_ready = process.stdout.read(1) == _READY
+            is_ready = _reply(process.stdout) == _READY
         except BrokenPipeError:
             is_ready = False
         if not is_ready:
@@ -110,6 +114,11 @@ class GrammarTrial:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()  # closes the pipes and waits
+
+
+def _reply(pipe: IO[bytes]) -> bytes:
+    """One byte; none if the process ended."""
+    return pipe.read(1) if select.select([pipe], [], [], _PATIENCE_S)[0] else b""
 
 
 def _send(pipe: IO[bytes], data: bytes) -> None:

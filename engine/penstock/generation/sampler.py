@@ -106,7 +106,12 @@ def _no_number(largest: float) -> ComputationError:
 
 def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[int]:
     """The tokens that would complete one of `words` at the end of `output`."""
-    return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == list(word[:-1])]
+    # Lengths first: clients may send long words by the thousand, and this is asked for every token.
+    return [
+        word[-1]
+        for word in words
+        if len(word) == 1 or (len(word) <= len(output) + 1 and output[-len(word) + 1 :] == list(word[:-1]))
+    ]
 
 
 def _no_choice(sequence: Sequence) -> str:
