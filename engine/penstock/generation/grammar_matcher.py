@@ -67,8 +67,8 @@ class GrammarCompiler:
         if not has_passed:
             raise _unusable(
                 grammar,
-                f"it takes more than {MAX_SECONDS:g} s or too much memory to read; make it smaller, with fewer "
-                "rules that follow from each other and smaller numbers (multipleOf, repetitions)",
+                f"it takes more than {MAX_SECONDS:g} s or too much memory to read; make it smaller, with "
+                "fewer rules that follow from each other and smaller numbers (multipleOf, repetitions)",
             )
         self.matcher(grammar)
 
