@@ -22,7 +22,15 @@ from types import TracebackType
 from typing import Literal
 
 from penstock.engine import Engine
-from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull, QueueTimeout, StepFailed
+from penstock.errors import (
+    EngineDead,
+    EngineStopped,
+    PenstockError,
+    QueueFull,
+    QueueTimeout,
+    RequestFailed,
+    StepFailed,
+)
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import SamplingParams
 
@@ -297,7 +305,7 @@ class AsyncEngine:
             self._call(self._settle, EngineStatus("stopped", 0, 0))
         except PenstockError as error:
             self._die(str(error))
-        except Exception as error:  # the thread's last line of defence: report, never vanish
+        except BaseException as error:  # the last line of defence, for panics of Rust's too: never vanish
             logger.exception("the engine thread failed")
             self._die(f"internal error: {error!r}")
         else:
@@ -357,3 +365,7 @@ class AsyncEngine:
         except PenstockError as error:
             logger.error("a request failed: %s", error, exc_info=error.__cause__)
             self._call(self._fail, command.key, error)
+        except Exception:  # it is queued last of all, so that nothing of it is left
+            logger.exception("a request could not be taken")
+            failure = RequestFailed("the engine could not take it; the log says why")
+            self._call(self._fail, command.key, failure)

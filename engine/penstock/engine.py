@@ -150,6 +150,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop reading and close the files. Nothing can be computed afterwards."""
+        self.grammars.close()
         self.streamer.close()
         self.streamer.store.close()
 
@@ -180,6 +181,11 @@ class Engine:
         ):
             if max(token_ids, default=0) >= vocab_size:
                 raise InvalidParameter(name, f"{name} has a token id above {vocab_size - 1}")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            if len(getattr(params, name) or ()) > vocab_size:
+                raise InvalidParameter(
+                    name, f"{name} has more than the {vocab_size} token ids that there are"
+                )
         if params.grammar is not None:
             self.grammars.check(params.grammar)
         wanted = 1 if params.max_tokens is None else params.max_tokens

@@ -334,12 +334,43 @@ def test_a_request_that_fails_is_told_and_the_engine_goes_on(
     asyncio.run(scenario())
 
 
-def test_a_dead_engine_fails_its_requests(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_taken_is_told_and_the_engine_goes_on(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong with it: the others are not lost."""
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        add = engine.engine.add
+
+        def explode(key: str, prompt: list[int], params: SamplingParams, **options: Any) -> None:
+            if prompt == [6]:
+                raise ZeroDivisionError("injected")
+            add(key, prompt, params, **options)
+
+        monkeypatch.setattr(engine.engine, "add", explode)
+        bad, good = engine.generate([6], PARAMS), engine.generate([5], PARAMS)
+        with pytest.raises(RequestFailed, match="log"):
+            await anext(bad)
+        assert [output async for output in good][-1].finish_reason is FinishReason.LENGTH
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+class Panic(BaseException):
+    """As Rust's panics come to Python."""
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, Panic])
+def test_a_dead_engine_fails_its_requests(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
     async def scenario() -> None:
         engine = await ready(tiny_llama)
 
         def explode(*_: object) -> None:
-            raise ZeroDivisionError("injected")
+            raise kind("injected")
 
         monkeypatch.setattr(engine.engine, "step", explode)
         streams = [engine.generate([5], PARAMS), engine.generate([6], PARAMS)]

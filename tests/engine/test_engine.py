@@ -499,3 +499,13 @@ def test_native_kernels_serve_where_they_were_compiled(tiny_llama: Path) -> None
     is_compiled = any(Path(cpu.__file__).parent.glob("_cpu_generic*.so"))
     with Engine.load(tiny_llama) as engine:
         assert engine.executor._family.kernels.name == ("native" if is_compiled else "torch")
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
+def test_more_token_ids_than_there_are_are_refused(tiny_llama: Path, name: str) -> None:
+    """They would be looked through for each token of the answer."""
+    with Engine.load(tiny_llama) as engine:
+        size = engine.spec.vocab_size
+        engine.validate([5], SamplingParams(**{name: (5,) * size}))
+        with pytest.raises(InvalidParameter, match="token ids that there are"):
+            engine.validate([5], SamplingParams(**{name: (5,) * (size + 1)}))

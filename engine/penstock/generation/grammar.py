@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from penstock.errors import InvalidParameter
 
-#: llguidance reads so much in about 0.2 s, while the engine waits.
+#: What is larger is no honest request; grammar_trial.py has the limits on what it takes to read one.
 MAX_GRAMMAR_CHARS = 250_000
 
 

@@ -7,26 +7,23 @@ text only, the one token that is allowed is the tokenizer's, so that the model s
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import weakref
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer
 
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, RequestFailed
 from penstock.generation.grammar import Grammar, invalid
+from penstock.generation.grammar_trial import LIMITS, MAX_SECONDS, GrammarTrial, source
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 #: Grammars that are known to be good.
 MAX_CHECKED = 256
-#: A lexer state takes 1-2 kB, and each answer has its own. The others are llguidance's defaults, with which
-#: a step's mask takes tens of microseconds, and some 20 ms at worst.
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 #: Nothing merges with it, and no prompt has it.
 _MARK = "\x02"
 _NO_TOKEN = "no token of the model's vocabulary goes on with it"
@@ -42,7 +39,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
-        #: Raises InvalidParameter for a grammar that is wrong, too large, or not for this model.
+        #: Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. Comes before
+        #: matcher(), which would read whatever it is given.
         self.check = lru_cache(maxsize=MAX_CHECKED)(self._check)
 
     def matcher(self, grammar: Grammar) -> Matcher:
@@ -50,10 +48,10 @@ class GrammarCompiler:
         its lexer, and one answer that exceeds a limit would end them all. Raises InvalidParameter."""
         vocabulary = self._built_vocabulary()
         try:
-            source = _source(grammar)
+            text = source(grammar.kind, grammar.text)
         except ValueError as error:
             raise _unusable(grammar, str(error)) from None
-        parser = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_LIMITS)
+        parser = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
         matcher = Matcher(parser, vocabulary)
         if matcher.error:
             raise _unusable(grammar, matcher.error)
@@ -62,7 +60,23 @@ class GrammarCompiler:
         return matcher
 
     def _check(self, grammar: Grammar) -> None:
+        try:
+            has_passed = self._built_vocabulary().trial.passes(grammar.kind, grammar.text)
+        except OSError as error:
+            raise RequestFailed(f"its grammar can't be tried: {error}") from error
+        if not has_passed:
+            raise _unusable(
+                grammar,
+                f"it takes more than {MAX_SECONDS:g} s or too much memory to read; make it smaller, with "
+                "fewer rules that follow from each other and smaller numbers (multipleOf, repetitions)",
+            )
         self.matcher(grammar)
+
+    def close(self) -> None:
+        """Ends the process that tries grammars. Idempotent."""
+        with self._lock:
+            if self._vocabulary is not None:
+                self._vocabulary.trial.close()
 
     def _built_vocabulary(self) -> _Vocabulary:
         with self._lock:
@@ -128,7 +142,7 @@ class _Vocabulary:
                 "one after the other"
             )
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        ends = sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
+        ends = self._ends = sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
         specials = {token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size}
         #: Special tokens are no text: what decodes to nothing must not count as letters.
         self._specials = specials | set(ends)
@@ -139,6 +153,10 @@ class _Vocabulary:
         # By a weak reference, as Python would not find the cycle.
         wrapper: Any = weakref.proxy(self)
         self.tokenizer = LLTokenizer(wrapper, eos_token=ends or None)
+
+    @cached_property
+    def trial(self) -> GrammarTrial:
+        return GrammarTrial(self.tokens, self.special_token_ids, self.eos_token_id, self._ends)
 
     def __call__(self, text: str) -> list[int]:
         """How the model's tokenizer writes a text in the middle of an answer."""
@@ -179,19 +197,3 @@ def _without_details(error: str) -> str:
     if error.startswith("NoExtension"):
         return _NO_TOKEN
     return error.partition("\n<")[0].strip()
-
-
-def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's own format."""
-    match grammar.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_flexible": False})
-        case "regex":
-            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.text, 'dws')}/")
-        case "choice":
-            texts: list[Any] = json.loads(grammar.text)
-            return LLMatcher.grammar_from_lark(
-                "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-            )
-        case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -93,8 +94,14 @@ class Sampler:
             logits[forbidden] = -torch.inf
         if params.allowed_token_ids is None:
             return logits
-        allowed = list(params.allowed_token_ids)
-        return torch.full_like(logits, -torch.inf).index_copy(0, torch.tensor(allowed), logits[allowed])
+        allowed = _id_tensor(params.allowed_token_ids)
+        return torch.full_like(logits, -torch.inf).index_copy(0, allowed, logits[allowed])
+
+
+@lru_cache(maxsize=64)
+def _id_tensor(token_ids: tuple[int, ...]) -> Tensor:
+    """Kept, as a list may be as long as the vocabulary and each token of the answer asks for it."""
+    return torch.tensor(token_ids)
 
 
 def _no_number(largest: float) -> ComputationError:
@@ -106,7 +113,12 @@ def _no_number(largest: float) -> ComputationError:
 
 def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[int]:
     """The tokens that would complete one of `words` at the end of `output`."""
-    return [word[-1] for word in words if len(word) == 1 or output[-len(word) + 1 :] == list(word[:-1])]
+    # Lengths first: clients may send long words by the thousand, and this is asked for every token.
+    return [
+        word[-1]
+        for word in words
+        if len(word) == 1 or (len(word) <= len(output) + 1 and output[-len(word) + 1 :] == list(word[:-1]))
+    ]
 
 
 def _no_choice(sequence: Sequence) -> str:

@@ -1,0 +1,186 @@
+"""GrammarTrial: whether a grammar can be read at all, found out in a process of its own.
+
+llguidance reads a grammar by recursion and without a bound on time: a chain of some thousand rules overflows
+the stack, which ends the process, and {"multipleOf": 99999989} takes memory and time without end. Clients
+write grammars, so each is read first where only the trial can be lost. This file is also what that process
+runs: on its own, as the rest of the package would take it seconds to import.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+
+#: A lexer state takes 1-2 kB, and each answer has its own. The others are llguidance's defaults, with which
+#: a step's mask takes tens of microseconds, and some 20 ms at worst.
+LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+#: Seconds of the processor, and bytes beyond what the vocabulary takes. A schema of 1000 properties takes
+#: 0.2 s.
+MAX_SECONDS, MAX_BYTES = 1.0, 256 << 20
+#: Of the thread that reads. A quarter of what threads usually have: what passes here passes there.
+_STACK_BYTES = 2 << 20
+#: Seconds after which a process that says nothing is given up, however slow the machine.
+_PATIENCE_S = 60.0
+_READY, _PASSED = b".", b"+"
+
+
+def source(kind: str, text: str) -> str:
+    """A Grammar's kind and text in llguidance's own format. Raises ValueError."""
+    match kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
+        case "regex":
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, 'dws')}/")
+        case "choice":
+            texts: list[Any] = json.loads(text)
+            return LLMatcher.grammar_from_lark(
+                "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            )
+    return LLMatcher.grammar_from_lark(text)
+
+
+class GrammarTrial:
+    """For one vocabulary. Safe from any thread; the process begins with the first grammar, and again after
+    one that ended it."""
+
+    def __init__(
+        self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int | None, ends: list[int]
+    ) -> None:
+        """tokens: the bytes of each; the others as llguidance's TokenizerWrapper has them."""
+        self._vocabulary = pickle.dumps((tokens, special_token_ids, eos_token_id, ends))
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., GrammarTrial] | None = None
+
+    def passes(self, kind: str, text: str) -> bool:
+        """Whether it was read, be it with an error, within the limits. Raises OSError if nothing can be
+        tried."""
+        with self._lock:
+            process = self._process or self._start()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                _send(process.stdin, pickle.dumps((kind, text)))
+                has_passed = _reply(process.stdout) == _PASSED
+            except BrokenPipeError:
+                has_passed = False
+            if not has_passed:
+                self._end()
+            return has_passed
+
+    def close(self) -> None:
+        """Ends the process. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # it is expected to be killed
+            start_new_session=True,  # Ctrl-C is for the server, which ends it
+        )
+        self._finalizer = weakref.finalize(self, _kill, process)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            _send(process.stdin, self._vocabulary)
+            is_ready = _reply(process.stdout) == _READY
+        except BrokenPipeError:
+            is_ready = False
+        if not is_ready:
+            self._end()
+            raise OSError("the process that reads grammars did not start")
+        return process
+
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()  # closes the pipes and waits
+
+
+def _reply(pipe: IO[bytes]) -> bytes:
+    """One byte; none if the process ended."""
+    return pipe.read(1) if select.select([pipe], [], [], _PATIENCE_S)[0] else b""
+
+
+def _send(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(struct.pack("<Q", len(data)) + data)
+    pipe.flush()
+
+
+# ------------------------------------------------------------ the process
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    """None at the end."""
+    head = pipe.read(8)
+    return pickle.loads(pipe.read(struct.unpack("<Q", head)[0])) if len(head) == 8 else None
+
+
+class _Vocabulary:
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(
+        self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int | None, ends: list[int]
+    ) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
+        self.tokenizer = LLTokenizer(self, eos_token=ends or None)  # type: ignore[arg-type]
+
+    def __call__(self, text: str) -> list[int]:
+        return self.tokenizer.greedy_tokenize(text)
+
+
+def _try(vocabulary: _Vocabulary, kind: str, text: str) -> None:
+    """What the first step of an answer does."""
+    try:
+        matcher = LLMatcher(vocabulary.tokenizer, source(kind, text), log_level=0, limits=LIMITS)
+        matcher.compute_ff_tokens()
+        matcher.compute_bitmask()
+    except ValueError:
+        pass  # whoever asks finds out by himself
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _STACK_BYTES + MAX_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vocabulary = _Vocabulary(*_receive(requests))
+    threading.stack_size(_STACK_BYTES)
+    _limit_memory()
+    answers.write(_READY)
+    answers.flush()
+    while (grammar := _receive(requests)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # its signal ends the process
+        thread = threading.Thread(target=_try, args=(vocabulary, *grammar))
+        thread.start()
+        thread.join()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(_PASSED)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,67 @@
+"""Grammars that would end or hold up a process end the trial's, and the next one is read all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_tokenizers import save_byte_level
+
+from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.grammar_trial import GrammarTrial
+from penstock.text.tokenizer import Tokenizer
+
+NUM_RULES = 15_000
+#: Each rule is the next one: reading it takes as many calls within each other.
+CHAIN = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(NUM_RULES)) + f'\nr{NUM_RULES}: "a"'
+HOSTILE = {
+    "deep": Grammar.lark(CHAIN),
+    "endless": Grammar.json_schema({"type": "integer", "multipleOf": 99_999_989}),
+    "endless within": Grammar.lark('start: %json {"type": "integer", "multipleOf": 99999989}'),
+}
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[GrammarTrial]:
+    trial = GrammarTrial([bytes([byte]) for byte in range(256)] + [b""], [256], 256, [256])
+    yield trial
+    trial.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_grammar_that_would_end_the_process_does_not_pass(trial: GrammarTrial, name: str) -> None:
+    grammar = HOSTILE[name]
+    assert trial.passes("regex", "a+")
+    assert not trial.passes(grammar.kind, grammar.text)
+    assert trial.passes("regex", "a+")
+
+
+def test_what_is_only_wrong_passes(trial: GrammarTrial) -> None:
+    """Whoever reads it then can say what is wrong."""
+    for kind, text in (("regex", "("), ("lark", "start: nothing"), ("json_schema", '{"type": 1}')):
+        assert trial.passes(kind, text)
+
+
+def test_a_large_schema_of_an_honest_client_passes(trial: GrammarTrial) -> None:
+    properties = {f"property_{index}": {"type": "string"} for index in range(500)}
+    grammar = Grammar.json_schema({"type": "object", "properties": properties})
+    assert trial.passes(grammar.kind, grammar.text)
+
+
+def test_the_compiler_refuses_it_with_advice(tmp_path: Path) -> None:
+    save_byte_level(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    with pytest.raises(InvalidParameter, match="make it smaller"):
+        grammars.check(HOSTILE["deep"])
+    grammars.check(Grammar.regex("a+"))
+    grammars.close()
+
+
+def test_a_closed_trial_begins_again(trial: GrammarTrial) -> None:
+    trial.close()
+    trial.close()
+    assert trial.passes("regex", "a+")
