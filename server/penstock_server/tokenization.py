@@ -21,6 +21,8 @@ from penstock_server.operations import ready_engine
 from penstock_server.protocol import ChatCompletionRequest, Message
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
+from penstock_server.tools.request import MAX_TOOLS, Tool
+from penstock_server.tools.use import ToolUse
 from penstock_server.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
 
 
@@ -37,7 +39,7 @@ class TokenizeRequest(Wire):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
     chat_template: Unsupported = None
-    tools: Unsupported = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
     # llama-server's
     content: Text | None = None
@@ -54,17 +56,21 @@ class TokenizeRequest(Wire):
             raise invalid("add_special_tokens", "the chat template writes the special tokens itself")
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "contradicts add_generation_prompt")
+        if self.tools and self.messages is None:
+            raise invalid("tools", "only allowed with messages")
         return self
 
-    def token_ids(self, engine: Engine) -> list[int]:
+    def token_ids(self, engine: Engine, settings: Settings) -> list[int]:
         if self.messages is not None:
             chat = ChatCompletionRequest.model_construct(
                 messages=self.messages,
                 add_generation_prompt=self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
                 chat_template_kwargs=self.chat_template_kwargs,
+                tools=self.tools,
             )
-            return read_messages(engine, chat).token_ids
+            use = ToolUse.of(chat, engine.tokenizer, settings.tool_call_parser)
+            return read_messages(engine, chat, use).token_ids
         if self.content is not None:
             return engine.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
         return engine.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
@@ -123,7 +129,7 @@ class TokenizationRoutes:
     async def tokenize(self, body: TokenizeRequest) -> Tokens:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        return await self._texts.run(lambda: tokens_of(engine, body))
+        return await self._texts.run(lambda: tokens_of(engine, body, self._settings))
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
         check_model(body.model, self._settings)
@@ -135,8 +141,8 @@ class TokenizationRoutes:
         return DetokenizedText(prompt=text, content=text)
 
 
-def tokens_of(engine: Engine, body: TokenizeRequest) -> Tokens:
-    token_ids = body.token_ids(engine)
+def tokens_of(engine: Engine, body: TokenizeRequest, settings: Settings) -> Tokens:
+    token_ids = body.token_ids(engine, settings)
     pieces = [TokenPiece.of(engine.tokenizer, each) for each in token_ids] if body.with_pieces else token_ids
     strings = engine.tokenizer.pieces(token_ids) if body.return_token_strs else None
     return Tokens(count=len(token_ids), max_model_len=engine.max_model_len, tokens=pieces, token_strs=strings)

@@ -35,6 +35,16 @@ def test_messages(client: TestClient) -> None:
     assert "thinking" in text(chat_template_kwargs={"thinking": True})
 
 
+def test_tools_count_as_in_a_chat(client: TestClient) -> None:
+    tools = [{"type": "function", "function": {"name": "find", "description": "a tool"}}]
+    body = {"messages": MESSAGES, "tools": tools}
+    answer = client.post("/tokenize", json=body).json()
+    assert "find" in bytes(answer["tokens"]).decode()
+    assert answer["count"] == client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+    error = client.post("/tokenize", json={"prompt": "x", "tools": tools}).json()["error"]
+    assert error["param"] == "tools"
+
+
 def test_llama_servers_fields(client: TestClient) -> None:
     body = {"content": "é!", "with_pieces": True, "add_special": True, "parse_special": True}
     assert client.post("/tokenize", json=body).json()["tokens"] == [
