@@ -15,11 +15,11 @@ from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.errors import ApiError
+from penstock_server.messages import Message
 from penstock_server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
-    Message,
     SamplingFields,
 )
 from penstock_server.tools.templates import render_described

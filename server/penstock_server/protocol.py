@@ -26,20 +26,24 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    PlainValidator,
     Tag,
-    WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
+from penstock_server.messages import Message
+from penstock_server.output_formats import (
+    Guided,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuredOutputs,
+    TextFormat,
+)
 from penstock_server.tools.request import (
     MAX_TOOLS,
     AllowedToolChoice,
     Deprecated,
     Tool,
-    ToolCall,
     ToolChoice,
     ToolRef,
 )
@@ -54,6 +58,7 @@ from penstock_server.wire import (
     Unsupported,
     Wire,
     invalid,
+    kind_of_text,
 )
 
 #: Most answers to one prompt, as at OpenAI.
@@ -67,23 +72,6 @@ CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
 
-def _refuse_guided(value: object) -> None:
-    if value is not None:
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            'not supported by this server; send structured_outputs instead, such as {"json": SCHEMA}, '
-            '{"regex": "..."}, {"choice": [...]} or {"grammar": "..."}',
-        )
-
-
-#: vLLM's name for structured_outputs, before 0.12.
-Guided = Annotated[None, PlainValidator(_refuse_guided), WithJsonSchema({"type": "null"})]
-
-
-def _kind_of_text(value: object) -> str:
-    return "list" if isinstance(value, list) else "string"
-
-
 class StreamOptions(Wire):
     #: A last chunk without choices tells the usage of the whole request.
     include_usage: bool | None = None
@@ -94,60 +82,8 @@ class StreamOptions(Wire):
 
 StopStrings = Annotated[
     Annotated[Text, Tag("string")] | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
-    Discriminator(_kind_of_text),
+    Discriminator(kind_of_text),
 ]
-
-
-class TextFormat(Wire):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Wire):
-    """With a schema, as llama-server and others have it, the same as JsonSchemaFormat."""
-
-    type: Literal["json_object"]
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
-
-
-class NamedSchema(Wire):
-    """`name` and `strict` change nothing: the answer follows the schema in any case."""
-
-    name: Text | None = None
-    description: Text | None = None
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(Wire):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-class StructuredOutputs(Wire):
-    """vLLM's. One of the first five says what the answer must be."""
-
-    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
-    regex: Text | None = Field(None, description="In Rust's syntax, without look-around.")
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    grammar: Text | None = Field(None, description="llguidance's Lark, or GBNF.")
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = Field(None, description="true if null, unlike vLLM's")
-    disable_additional_properties: bool | None = None
-    whitespace_pattern: Text | None = None
-    structural_tag: Unsupported = None
-
-    @model_validator(mode="after")
-    def _check_combinations(self) -> StructuredOutputs:
-        is_json = self.json_schema is not None or self.json_object
-        others = [value for value in (self.regex, self.choice, self.grammar) if value is not None]
-        if len(others) + (self.json_schema is not None) + bool(self.json_object) != 1:
-            raise PydanticCustomError(
-                "invalid_value", "takes exactly one of json, regex, choice, grammar and json_object"
-            )
-        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
-            if getattr(self, name) and not is_json:
-                raise PydanticCustomError("invalid_value", "{name} is for json only", {"name": name})
-        return self
 
 
 class SamplingFields(Wire):
@@ -331,78 +267,6 @@ class CompletionRequest(GenerationRequest):
             case "string" | "token_ids":
                 return [self.prompt]  # type: ignore[return-value]
         return self.prompt  # type: ignore[return-value]
-
-
-def _check_part_type(value: object) -> object:
-    if isinstance(value, str) and value not in ("text", "refusal"):
-        message = f"{value!r} parts are not supported by this server; it takes text"
-        raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
-    return value
-
-
-class ContentPart(Wire):
-    """A piece of a message: text, or what an assistant said in its stead."""
-
-    type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
-    text: Text | None = None
-    refusal: Text | None = None
-
-    # accepted without effect
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _check_text(self) -> ContentPart:
-        if (self.text is None) == (self.type == "text") or (self.refusal is None) == (self.type == "refusal"):
-            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
-        return self
-
-    @property
-    def content(self) -> str:
-        return self.text or self.refusal or ""
-
-
-MessageContent = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[ContentPart], Tag("list")],
-    Discriminator(_kind_of_text),
-]
-
-
-class Message(Wire):
-    """One turn. The fields of an answer are accepted back, as long as there is nothing in those
-    that we could not hand to the model."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: MessageContent | None = None
-    name: Text | None = None
-    reasoning_content: Text | None = Field(None, description="For the model's chat template.")
-    refusal: Text | None = Field(None, description="Stands for the content where there is none.")
-    annotations: Unsupported = None
-    audio: Unsupported = None
-    provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
-    tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
-    tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
-    function_call: Deprecated = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
-            raise PydanticCustomError("missing_content", "content is missing")
-        parts = self.content if isinstance(self.content, list) else []
-        has_refusal = self.refusal or any(part.type == "refusal" for part in parts)
-        if has_refusal and self.role != "assistant":
-            raise PydanticCustomError("unsupported_content", "only an assistant's message can be a refusal")
-        if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise PydanticCustomError("misplaced_id", "a tool's message, and no other, has a tool_call_id")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The content, parts joined by line ends (as vLLM joins them)."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
 
 
 class ChatCompletionRequest(GenerationRequest):

@@ -30,15 +30,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
+from penstock_server.messages import Message
+from penstock_server.output_formats import JsonObjectFormat, TextFormat
 from penstock_server.protocol import (
     CacheSalt,
     ChatCompletionRequest,
-    JsonObjectFormat,
-    Message,
     Priority,
     RequestId,
     SamplingFields,
-    TextFormat,
     Verbosity,
 )
 from penstock_server.tools.request import MAX_TOOLS, Function, FunctionName, FunctionType

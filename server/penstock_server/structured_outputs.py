@@ -9,13 +9,8 @@ from penstock.engine import Engine
 from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar
 from penstock_server.errors import ApiError
-from penstock_server.protocol import (
-    GenerationRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedSchema,
-    StructuredOutputs,
-)
+from penstock_server.output_formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema, StructuredOutputs
+from penstock_server.protocol import GenerationRequest
 
 
 def read_grammar(engine: Engine, body: GenerationRequest) -> Grammar | None:

@@ -16,9 +16,10 @@ from penstock.engine import Engine
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.errors import ApiError
 from penstock_server.inputs import read_messages
+from penstock_server.messages import Message
 from penstock_server.openai import ERRORS, check_model, require_json
 from penstock_server.operations import ready_engine
-from penstock_server.protocol import ChatCompletionRequest, Message
+from penstock_server.protocol import ChatCompletionRequest
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
 from penstock_server.tools.request import MAX_TOOLS, Tool

@@ -68,3 +68,8 @@ PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def kind_of_text(value: object) -> str:
+    """The tag of a field that is a text or a list."""
+    return "list" if isinstance(value, list) else "string"

@@ -10,8 +10,8 @@ from penstock_client.params import (
     TokenizeParams,
     check_keywords,
 )
+from penstock_server.output_formats import StructuredOutputs as ServerStructuredOutputs
 from penstock_server.protocol import ChatCompletionRequest, CompletionRequest
-from penstock_server.protocol import StructuredOutputs as ServerStructuredOutputs
 from penstock_server.tokenization import TokenizeRequest
 
 

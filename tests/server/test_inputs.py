@@ -20,7 +20,8 @@ from penstock_server.inputs import (
     sampling_params,
     template_message,
 )
-from penstock_server.protocol import ChatCompletionRequest, CompletionRequest, Message
+from penstock_server.messages import Message
+from penstock_server.protocol import ChatCompletionRequest, CompletionRequest
 
 
 def completion(**fields: Any) -> CompletionRequest:
