@@ -56,6 +56,9 @@ DEFAULT_MAX_TOKENS = 16
 #: Most answers that one request may ask for, over all its prompts.
 MAX_ANSWERS = 1024
 
+#: Prompt tokens that it may have scored: with 20 likeliest tokens each takes some 3 kB.
+MAX_SCORED_TOKENS = 1 << 17
+
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
 }
@@ -185,8 +188,14 @@ class OpenAIRoutes:
         params: Sequence[SamplingParams],
     ) -> Response:
         token_ids = [prompt.token_ids for prompt in prompts]
+        _check_scored(sum(map(len, token_ids)) * len(params), params[0])
         answers = Answers(
-            self._engine, self._metrics, token_ids, params, body.priority or 0, body.cache_salt or ""
+            self._engine,
+            self._metrics,
+            token_ids,
+            params,
+            checked_priority(body.priority, self._settings),
+            body.cache_salt or "",
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
@@ -215,6 +224,24 @@ def check_model(name: str | None, settings: Settings) -> None:
     if name not in (None, settings.model, *names):
         message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
         raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def _check_scored(num_positions: int, params: SamplingParams) -> None:
+    """Raises 400 where log-probabilities of prompts, each choice's its own, would fill the memory."""
+    if params.prompt_logprobs is not None and num_positions > MAX_SCORED_TOKENS:
+        message = (
+            f"Log-probabilities of {num_positions} prompt tokens are asked for, over all prompts and choices; "
+            f"one request may ask for {MAX_SCORED_TOKENS}. Send fewer prompts at a time, or a smaller n."
+        )
+        raise ApiError(400, message, code="invalid_value", param="prompt")
+
+
+def checked_priority(priority: int | None, settings: Settings) -> int:
+    """Raises 400 where priorities don't count: anybody could put himself before all others."""
+    if priority and settings.scheduling_policy != "priority":
+        message = "priority has no effect here; leave it out, or start with --scheduling-policy priority."
+        raise ApiError(400, message, code="unsupported_parameter", param="priority")
+    return priority or 0
 
 
 class Constraints(TypedDict):

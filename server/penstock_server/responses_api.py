@@ -15,7 +15,14 @@ from penstock_server.answers import Answers
 from penstock_server.errors import ApiError
 from penstock_server.inputs import Prompt, read_bad_words, read_messages, sampling_params
 from penstock_server.metrics import RequestMetrics
-from penstock_server.openai import ERRORS, Constraints, check_model, event_stream_of, require_json
+from penstock_server.openai import (
+    ERRORS,
+    Constraints,
+    check_model,
+    checked_priority,
+    event_stream_of,
+    require_json,
+)
 from penstock_server.operations import ready_engine
 from penstock_server.responses_format import (
     ResponseEvent,
@@ -84,7 +91,7 @@ class ResponsesRoutes:
             self._metrics,
             [prompt.token_ids],
             [params],
-            body.priority or 0,
+            checked_priority(body.priority, self._settings),
             body.cache_salt or "",
         )
         if body.stream:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
@@ -26,6 +26,9 @@ from penstock_server.setting_values import (
 from penstock_server.tools.parsers import ParserChoice
 
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True)
@@ -337,6 +340,14 @@ class Settings:
         choices=get_args(ParserChoice),
     )
     ui: bool = _setting("server", "serve a web page at /", True, parse=parse_bool)
+    scheduling_policy: SchedulingPolicy = _setting(
+        "server",
+        "who comes next: by arrival and clients' shares (fcfs), or before that by the requests' own "
+        "priority, where clients can be trusted with it",
+        "fcfs",
+        commands=("serve", "batch"),
+        choices=get_args(SchedulingPolicy),
+    )
     shutdown_timeout: float = _setting(
         "server",
         "seconds that running requests have to finish after SIGTERM or Ctrl-C, while new ones get a 503",

@@ -26,6 +26,9 @@ from penstock_server.tools.request import MAX_TOOLS, Tool
 from penstock_server.tools.use import ToolUse
 from penstock_server.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
 
+#: Characters, or tokens, that are taken whatever the model's context.
+LEAST_LIMIT = 1 << 16
+
 
 class TokenizeRequest(Wire):
     """Body of POST /tokenize: one of `prompt`, `messages` and `content`."""
@@ -130,16 +133,27 @@ class TokenizationRoutes:
     async def tokenize(self, body: TokenizeRequest) -> Tokens:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
+        for name in ("prompt", "content"):
+            _check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
         return await self._texts.run(lambda: tokens_of(engine, body, self._settings))
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
+        _check_length("tokens", len(body.tokens), "tokens", engine.max_model_len)
         if max(body.tokens, default=0) >= engine.spec.vocab_size:
             message = f"tokens has an id above {engine.spec.vocab_size - 1}, the model's last."
             raise ApiError(400, message, code="invalid_value", param="tokens")
         text = await self._texts.run(lambda: engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return DetokenizedText(prompt=text, content=text)
+
+
+def _check_length(field: str, number: int, unit: str, limit: int) -> None:
+    """Raises 400 for what is far longer than any context here: it would hold up everybody's texts."""
+    limit = max(limit, LEAST_LIMIT)
+    if number > limit:
+        message = f"{field} has {number} {unit}; this route takes {limit}. Send it in parts."
+        raise ApiError(400, message, code="string_above_max_length", param=field)
 
 
 def tokens_of(engine: Engine, body: TokenizeRequest, settings: Settings) -> Tokens:

@@ -431,10 +431,27 @@ def test_a_prompt_may_be_cut(client: TestClient, engine: FakeAsyncEngine) -> Non
     assert [len(stream.prompt) for stream in engine.streams] == [999, 2]
 
 
+def test_no_request_has_prompts_scored_without_end(make_client: MakeClient) -> None:
+    client = make_client(FakeAsyncEngine(model=FakeModel(max_model_len=5000)))
+    prompts = ["x" * 4000] * 33
+    refused = complete(client, prompt=prompts, echo=True, logprobs=1, max_tokens=0)
+    assert refused.status_code == 400 and "smaller n" in refused.json()["error"]["message"]
+    assert complete(client, prompt=prompts[:2], max_tokens=1).status_code == 200
+
+
+def test_nobody_puts_himself_first_unless_the_owner_says_so(client: TestClient) -> None:
+    assert complete(client, priority=0).status_code == 200
+    bodies = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}
+    for path, body in bodies.items():
+        error = client.post(path, json=body | {"priority": -1}).json()["error"]
+        assert error["param"] == "priority" and "--scheduling-policy" in error["message"]
+
+
 @pytest.mark.parametrize("send", [chat, complete])
 def test_priority_and_salt_arrive_at_the_engine(
-    client: TestClient, engine: FakeAsyncEngine, send: Any
+    make_client: MakeClient, engine: FakeAsyncEngine, send: Any
 ) -> None:
+    client = make_client(engine, scheduling_policy="priority")
     send(client, priority=-3, cache_salt="mine")
     send(client)
     client.post("/v1/responses", json={"input": "x", "priority": 5, "cache_salt": "ours"})

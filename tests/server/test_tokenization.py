@@ -118,3 +118,14 @@ def test_other_methods_and_types(client: TestClient) -> None:
     wrong = client.get("/tokenize")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert client.post("/detokenize", content=b"{}").status_code == 415
+
+
+def test_what_fits_no_context_by_far_is_refused(client: TestClient) -> None:
+    for path, body in (
+        ("/tokenize", {"prompt": "x" * 70_000}),
+        ("/tokenize", {"content": "x" * 70_000}),
+        ("/detokenize", {"tokens": [1] * 70_000}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] in body
