@@ -230,7 +230,7 @@ def _check_scored(num_positions: int, params: SamplingParams) -> None:
     """Raises 400 where log-probabilities of prompts, each choice's its own, would fill the memory."""
     if params.prompt_logprobs is not None and num_positions > MAX_SCORED_TOKENS:
         message = (
-            f"Log-probabilities of {num_positions} prompt tokens are asked for, over all prompts and choices; "
+            f"Log-probabilities of {num_positions} prompt tokens are asked for, prompts times choices; "
             f"one request may ask for {MAX_SCORED_TOKENS}. Send fewer prompts at a time, or a smaller n."
         )
         raise ApiError(400, message, code="invalid_value", param="prompt")
