@@ -101,7 +101,7 @@ class _Batch:
                     watch = tasks.create_task(engine.wait_until_ended())  # if it dies, so do the workers
                     await asyncio.wait([tasks.create_task(self._work(app, pending)) for _ in range(width)])
                     watch.cancel()
-            except* Exception as errors:
+            except ExceptionGroup as errors:
                 raise _first(errors) from None
             finally:
                 self._progress.close()

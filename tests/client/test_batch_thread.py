@@ -15,10 +15,16 @@ def echo(received: Received) -> Events:
     return Events([samples.completion_event(received.body["prompt"], "stop"), samples.DONE])
 
 
+b_arrived = threading.Event()
+
+
 def held(received: Received) -> Events:
-    """Only "a" is answered to its end."""
-    is_a = received.body["prompt"] == "a"
-    return echo(received) if is_a else Events([samples.completion_event("b")], ending="hold")
+    """Only "a" is answered to its end, once "b" has a connection that can be closed."""
+    if received.body["prompt"] == "a":
+        b_arrived.wait(PATIENCE_S)
+        return echo(received)
+    b_arrived.set()
+    return Events([samples.completion_event("b")], ending="hold")
 
 
 def batch_threads() -> list[threading.Thread]:
@@ -28,6 +34,7 @@ def batch_threads() -> list[threading.Thread]:
 @pytest.fixture
 def client(server):
     server.fallback = echo
+    b_arrived.clear()
     with Client(server.url, "secret", model="tiny") as client:
         yield client
     assert batch_threads() == []

@@ -35,7 +35,8 @@ def test_leaving_early_frees_the_sequence(client, live_server, method):
     while metric(live_server.url, aborted) == num_aborted:
         assert time.monotonic() < deadline
     assert metric(live_server.url, aborted) == num_aborted + 1
-    assert metric(live_server.url, "vllm:num_requests_running") == 0
+    while metric(live_server.url, "vllm:num_requests_running"):  # the engine learns of it between layers
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(
