@@ -181,7 +181,7 @@ def address(host: str, port: int, is_https: bool = False) -> str:
 
 
 def greeting(settings: Settings, engine: Engine, url: str) -> str:
-    """What is served where, and a command to try it."""
+    """What is served where, and how to try it."""
     if engine.tokenizer.has_chat_template:
         path = "chat/completions"
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
@@ -191,4 +191,5 @@ def greeting(settings: Settings, engine: Engine, url: str) -> str:
     if settings.api_key or settings.api_key_file:
         command += ["-H", "Authorization: Bearer YOUR_KEY"]
     command += ["-d", json.dumps(body)]
-    return f"{settings.model_names[0]} is ready at {url}/v1\nTry it:\n  {shlex.join(command)}"
+    page = f"In a browser: {url}/\n" if settings.ui else ""
+    return f"{settings.model_names[0]} is ready at {url}/v1\n{page}Try it:\n  {shlex.join(command)}"

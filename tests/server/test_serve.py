@@ -45,8 +45,9 @@ def greeting(model: FakeModel | None = None, **settings: Any) -> str:
 
 
 def test_greeting_has_a_command_that_works() -> None:
-    first, _, command = greeting().splitlines()
+    first, page, _, command = greeting().splitlines()
     assert first == "tiny is ready at http://host:8000/v1"
+    assert page == "In a browser: http://host:8000/"
     words = shlex.split(command)
     assert words[:2] == ["curl", "http://host:8000/v1/chat/completions"]
     assert json.loads(words[-1])["messages"]
@@ -56,6 +57,7 @@ def test_greeting_fits_the_model_and_the_settings() -> None:
     assert "/v1/completions" in greeting(FakeModel(has_chat_template=False))
     assert "Bearer" in greeting(api_key=("secret",))
     assert "secret" not in greeting(api_key=("secret",))
+    assert "browser" not in greeting(ui=False)
 
 
 @pytest.mark.parametrize(
