@@ -164,7 +164,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(plan, "plan")
 
     hardware = commands.add_parser("hardware", help="what this machine has and reaches")
-    hardware.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
+    hardware.add_argument(
+        "folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER",
+        help="where models lie: its disk is measured; default: this folder",
+    )  # fmt: skip
     hardware.add_argument("--remeasure", action="store_true", help="forget what was measured before")
     hardware.add_argument("--json", action="store_true", help="as data")
     add_flags(hardware, "hardware")
@@ -181,7 +184,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(bench, "bench")
 
     doctor = commands.add_parser("doctor", help="what keeps this machine from its best, and what to do")
-    doctor.add_argument("folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER")
+    doctor.add_argument(
+        "folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER",
+        help="where models lie: its disk is looked at; default: this folder",
+    )  # fmt: skip
 
     report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
     report.add_argument("--json", action="store_true", help="as data")
