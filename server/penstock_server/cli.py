@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 13
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -124,7 +125,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Half a flag may be a whole one tomorrow, and a file of settings does not take it either.
+    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=exact)
 
     serve = commands.add_parser("serve", help="answer HTTP requests as OpenAI's API does")
     add_flags(serve, "serve")

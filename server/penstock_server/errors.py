@@ -188,7 +188,7 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     found: dict[str | None, list[str]] = {}
     errors: list[dict[str, Any]] = list(error.errors())
     for each in errors:
-        found.setdefault(_field(each, error.body), []).append(each["msg"])
+        found.setdefault(_field(each, error.body), []).append(_message(each))
     parts = [
         f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else messages[0]
         for field, messages in found.items()
@@ -198,6 +198,17 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     kind = errors[0]["type"]
     code = _VALIDATION_CODES.get(kind, "invalid_type" if kind.endswith("_type") else None)
     return ApiError(400, "; ".join(parts), code=code or "invalid_value", param=next(iter(found)))
+
+
+def _message(error: dict[str, Any]) -> str:
+    """pydantic's own words, but where they say too little."""
+    match error:
+        case {"type": "json_invalid", "loc": (*_, int(position)), "ctx": {"error": reason}}:
+            return f"The body is not JSON: {reason} (character {position})."
+        case {"type": "extra_forbidden"}:
+            return "there is no such field"
+        case _:
+            return str(error["msg"])
 
 
 def _field(error: dict[str, Any], body: Any) -> str | None:

@@ -182,7 +182,9 @@ def test_a_refused_connection_is_tried_again(make_client, sleeping_server):
 
 def test_refused_for_good(make_client, sleeping_server):
     client = make_client(sleeping_server.url)
-    with pytest.raises(ConnectionFailed, match="POST /v1/completions"):
+    with pytest.raises(
+        ConnectionFailed, match=f"POST /v1/completions: cannot connect to {sleeping_server.url}"
+    ):
         client.complete("Once")
     assert len(client.sleeps) == 2
 

@@ -50,7 +50,7 @@ def test_translation(error, request_, has_begun, kind, is_retryable):
         pytest.raises(kind) as caught,
         _translated(request_, "req-1", has_begun=has_begun),
     ):
-        raise error("")
+        raise error("", request=httpx2.Request("GET", "http://host:8000/v1/models"))
     assert type(caught.value) is kind
     assert caught.value.is_retryable is is_retryable
     assert caught.value.request_id == "req-1"

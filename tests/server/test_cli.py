@@ -190,3 +190,9 @@ def test_every_name_of_the_package_can_be_imported() -> None:
         assert getattr(penstock, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):
         _ = penstock.nothing  # type: ignore[attr-defined]
+
+
+def test_half_a_flag_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "demo", "--max-num-seq", "8"])
+    assert ended.value.code == 2 and "--max-num-seq" in capsys.readouterr().err

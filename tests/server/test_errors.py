@@ -110,6 +110,21 @@ def test_invalid_json_has_no_param() -> None:
     assert (detail["param"], detail["code"]) == (None, "invalid_json")
 
 
+def test_invalid_json_is_told_with_its_place() -> None:
+    raw = {"type": "json_invalid", "loc": ("body", 14), "msg": "JSON decode error"}
+    raw["ctx"] = {"error": "Expecting value"}
+    error = api_error(RequestValidationError([raw], body={}))
+    assert error.detail == "The body is not JSON: Expecting value (character 14)."
+
+
+def test_unknown_field_is_told_in_plain_words() -> None:
+    detail = validation_error(
+        {"temprature": 0}, ("extra_forbidden", ("temprature",), "Extra inputs are not permitted")
+    )
+    assert detail["message"] == "temprature: there is no such field"
+    assert (detail["param"], detail["code"]) == ("temprature", "unknown_parameter")
+
+
 def test_half_a_surrogate_pair_in_a_name_can_be_reported() -> None:
     name = "\ud800"
     raw = {"type": "extra_forbidden", "loc": ("body", name), "msg": "unknown"}

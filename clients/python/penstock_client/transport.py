@@ -214,6 +214,12 @@ def _translated(request: Request, request_id: str | None, *, has_begun: bool = F
         raise translated from error
 
 
+def _server(error: httpx2.RequestError) -> str:
+    """The address that was asked, without a password in it."""
+    url = error.request.url
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
+
+
 def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) -> PenstockError:
     """Ours for the library's `error`. has_begun: a stream's first bytes had come."""
     subject = f"{request.method} {request.path}"
@@ -221,7 +227,7 @@ def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) ->
     reason = str(error) or type(error).__name__
     match error:
         case httpx2.ConnectTimeout():
-            return Timeout(f"{subject}: no connection in time", is_retryable=True)
+            return Timeout(f"{subject}: no connection to {_server(error)} in time", is_retryable=True)
         case httpx2.PoolTimeout():
             return Timeout(f"{subject}: all connections of this client stayed in use")
         case httpx2.TimeoutException():
@@ -230,7 +236,8 @@ def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) ->
                 "client a longer timeout="
             )
         case httpx2.ConnectError():
-            return ConnectionFailed(f"{subject}: cannot connect: {reason}", is_retryable=True)
+            message = f"{subject}: cannot connect to {_server(error)}: {reason}"
+            return ConnectionFailed(message, is_retryable=True)
         case httpx2.NetworkError() | httpx2.RemoteProtocolError() if has_begun:
             return StreamInterrupted(f"{subject}: the stream broke: {reason}", is_retryable=True)
         case httpx2.NetworkError() | httpx2.RemoteProtocolError():
