@@ -7,11 +7,11 @@ Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 13
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import ConfigError, PenstockError
 from penstock_server import __version__
@@ -120,14 +120,21 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
     return run(settings, options)
 
 
+class _ExactParser(argparse.ArgumentParser):
+    """Half a flag may be a whole one tomorrow, and a file of settings does not take it either."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    # Half a flag may be a whole one tomorrow, and a file of settings does not take it either.
-    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=exact)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_ExactParser
+    )
 
     serve = commands.add_parser("serve", help="answer HTTP requests as OpenAI's API does")
     add_flags(serve, "serve")
