@@ -57,12 +57,12 @@ class ServerProcess:
     def wait_until_ready(self) -> ServerProcess:
         """Raises RuntimeError with the log if the process ends instead."""
         assert self._process.stdout is not None
-        for _ in range(3):
-            self.greeting.append(self._process.stdout.readline())
-        if not self.greeting[-1]:
-            self._reader.join()
-            raise RuntimeError("the server is not ready:\n" + "".join(self.log))
-        return self
+        for line in self._process.stdout:
+            self.greeting.append(line)
+            if line.startswith("  "):  # the command to try, at its end
+                return self
+        self._reader.join()
+        raise RuntimeError("the server is not ready:\n" + "".join(self.log))
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Sends the signal and waits for the exit code."""
