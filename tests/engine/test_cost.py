@@ -52,7 +52,7 @@ def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> No
 
 def test_the_floor_is_memory_or_arithmetic_at_its_best() -> None:
     size = solar()
-    for num_tokens, binding in ((1, "memory"), (16, "memory"), (32, "arithmetic")):
+    for num_tokens, binding in ((1, "memory"), (8, "memory"), (16, "arithmetic"), (64, "arithmetic")):
         step = predicted(MACHINE, num_tokens)
         rates = {"memory": 50e9, "arithmetic": 2000e9 / 4 / num_tokens}  # two rows, two operations
         assert step.binding == binding
