@@ -34,7 +34,7 @@ def median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 
 def weights(num_matrices: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
-    """Random INT8 matrices in memory like that of an engine's weights (huge pages, where the system has them)."""
+    """Random INT8 matrices in memory like that of an engine's weights: huge pages, if the system has them."""
     buffer = aligned_buffer(num_matrices * rows * columns)[: num_matrices * rows * columns].view(torch.int8)
     return buffer.view(num_matrices, rows, columns).random_(-127, 128).unbind()
 

@@ -245,15 +245,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     if (!l->is_tiled) return column;
-    if (a->num_tokens == 1 && l->num_groups == 1) {
-        if (a->rows_per_token == 2) one_token(l, 0, column, column_end, 2);
-        else one_token(l, 0, column, column_end, 1);
-        return column_end;
-    }
-    const int64_t num_rows = a->num_tokens * a->rows_per_token;
-    const bool is_one_group = l->num_groups == 1;
-    if (num_rows <= (is_one_group ? FEW_ROWS : FEW_ROWS_GROUPED) && (is_one_group || a->group_size % 64 == 0))
-        return few_rows(l, column, column_end);
+    if (is_few(l)) return few_rows(l, column, column_end);
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     for (; column < column_end; column += PANEL) {
         const int64_t next = next_column(l, column + PANEL, column_end);

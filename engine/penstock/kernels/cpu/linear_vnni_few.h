@@ -11,12 +11,11 @@ INLINE int32_t sum_lanes_epi32(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d)));
 }
 
-INLINE void one_token(const linear *l, int64_t token, int64_t column, int64_t column_end, const int rows) {
+INLINE void one_token(const linear *l, int64_t column, int64_t column_end, const int rows) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, whole = k_end / 64 * 64;
     const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
-    const int8_t *x = a->rows + token * rows * a->padded, *x2 = x + (rows - 1) * a->padded;
-    const int32_t *corrections = a->corrections + token * rows;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
     for (; column < column_end; column++) {
         const int8_t *w = l->qweight + column * k_end;
         const __m512i zero = _mm512_setzero_si512();
@@ -38,19 +37,17 @@ INLINE void one_token(const linear *l, int64_t token, int64_t column, int64_t co
             a0 = _mm512_dpbusd_epi32(a0, ws, _mm512_loadu_si512(x + k));
             if (rows > 1) b0 = _mm512_dpbusd_epi32(b0, ws, _mm512_loadu_si512(x2 + k));
         }
-        int64_t sum = (int32_t)((uint32_t)sum_lanes_epi32(a0, a1, a2, a3) + (uint32_t)corrections[0]);
+        int64_t sum = (int32_t)((uint32_t)sum_lanes_epi32(a0, a1, a2, a3) + (uint32_t)a->corrections[0]);
         if (rows > 1)
-            sum = sum * 256 + (int32_t)((uint32_t)sum_lanes_epi32(b0, b1, b2, b3) + (uint32_t)corrections[1]);
-        float y = scaled(sum, a->token_scales[token], l->scale[column]);
-        l->y[token * l->out_features + column] = l->bias ? y + l->bias[column] : y;
+            sum = sum * 256 + (int32_t)((uint32_t)sum_lanes_epi32(b0, b1, b2, b3) + (uint32_t)a->corrections[1]);
+        float y = scaled(sum, a->token_scales[0], l->scale[column]);
+        l->y[column] = l->bias ? y + l->bias[column] : y;
     }
 }
 
-/* More rows: one or two of them by eight channels at a time. The weights are read as they lie, eight channels side by
- * side, and stay in the L1 cache while all rows pass over them; BLOCK_INPUTS at a time, so that they have room
- * there. Tiles of more rows want these faster than the L2 cache gives them. */
-enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
-#define EACH_CHANNEL(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+/* Eight accumulators are summed up together. */
+#define EACH_OF_8(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define CLEAR(j) __m512i a##j = {}, b##j = {};
 
 /* Four accumulators -> in each quarter, a part of their four sums. */
 INLINE __m512i sum4(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -68,8 +65,73 @@ INLINE __m256i sum8(__m512i low, __m512i high) {
                             _mm256_permute2x128_si256(first, second, 0x31));
 }
 
+/* The sums of both halves of all eight, in order. */
+INLINE __m512i sum16(__m512i low, __m512i high) {
+    const __m512i order = _mm512_set_epi32(15, 11, 14, 10, 13, 9, 12, 8, 7, 3, 6, 2, 5, 1, 4, 0);
+    __m512i even = _mm512_shuffle_i32x4(low, high, 0x88), odd = _mm512_shuffle_i32x4(low, high, 0xdd);
+    return _mm512_permutexvar_epi32(order, _mm512_add_epi32(even, odd));
+}
+
+/* Up to eight groups' sums of one token, made whole by their corrections, times their scales: exact. */
+INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i sums, __m256i second, double *parts,
+                         const int rows) {
+    const int64_t n = l->num_groups;
+    const int32_t *corrections = l->a->corrections + group;
+    const __mmask8 mask = n - group >= 8 ? 0xff : (1 << (n - group)) - 1;
+    sums = _mm256_add_epi32(sums, _mm256_maskz_loadu_epi32(mask, corrections));
+    __m512d exact = _mm512_cvtepi32_pd(sums);
+    if (rows > 1) {
+        second = _mm256_add_epi32(second, _mm256_maskz_loadu_epi32(mask, corrections + n));
+        exact = _mm512_fmadd_pd(exact, _mm512_set1_pd(256), _mm512_cvtepi32_pd(second));
+    }
+    const __m256 scales = _mm256_maskz_loadu_ps(mask, l->scale + column * n + group);
+    _mm512_storeu_pd(parts, _mm512_mul_pd(exact, _mm512_cvtps_pd(scales)));
+}
+
+/* One token, groups of 128, 64 or (halves of vectors) 32 inputs: again the weights are one stream. Groups are added in
+ * their order. */
+#define MULTIPLY_GROUP(j)                                                                          \
+    for (int64_t k = begin + j * span, stop = MIN(k + span, k_end); k < stop; k += 64) {           \
+        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k)); \
+        _mm_prefetch(w + k + PREFETCH_BYTES, _MM_HINT_T0);                                         \
+        a##j = _mm512_dpbusd_epi32(a##j, ws, _mm512_loadu_si512(x + k));                           \
+        if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, _mm512_loadu_si512(x2 + k));            \
+    }
+INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end, const int rows, const bool is_half) {
+    const activations *a = l->a;
+    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, n = l->num_groups;
+    const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
+    const int64_t span = is_half ? 64 : a->group_size, num_sums = is_half ? 16 : 8;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
+    for (; column < column_end; column++) {
+        const int8_t *w = l->qweight + column * k_end;
+        double total = 0, parts[16];
+        for (int64_t g = 0; g < n; g += num_sums) {
+            const int64_t begin = g * a->group_size;
+            EACH_OF_8(CLEAR)
+            EACH_OF_8(MULTIPLY_GROUP)
+            const __m512i a_low = sum4(a0, a1, a2, a3), a_high = sum4(a4, a5, a6, a7);
+            const __m512i b_low = sum4(b0, b1, b2, b3), b_high = sum4(b4, b5, b6, b7);
+            if (is_half) {
+                const __m512i sums = sum16(a_low, a_high), second = sum16(b_low, b_high);
+                scale_groups(l, column, g, _mm512_castsi512_si256(sums), _mm512_castsi512_si256(second), parts, rows);
+                if (g + 8 < n)
+                    scale_groups(l, column, g + 8, _mm512_extracti64x4_epi64(sums, 1),
+                                 _mm512_extracti64x4_epi64(second, 1), parts + 8, rows);
+            } else scale_groups(l, column, g, sum8(a_low, a_high), sum8(b_low, b_high), parts, rows);
+            for (int64_t i = 0; i < MIN(num_sums, n - g); i++) total += parts[i];
+        }
+        const float y = (float)(total * (double)a->token_scales[0]);
+        l->y[column] = l->bias ? y + l->bias[column] : y;
+    }
+}
+
+/* More rows: one or two of them by eight channels at a time. The weights are read as they lie, eight channels side by
+ * side, and stay in the L1 cache while all rows pass over them; BLOCK_INPUTS at a time, so that they have room
+ * there. Tiles of more rows want these faster than the L2 cache gives them. */
+enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
+
 /* The empty asm generates nothing; an operand of it has to be in a register. */
-#define CLEAR(j) __m512i a##j = {}, b##j = {};
 #define MULTIPLY_CHANNEL(j)                                                                        \
     {                                                                                              \
         const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * stride + k));         \
@@ -81,12 +143,12 @@ INLINE __m256i sum8(__m512i low, __m512i high) {
     {                                                                                              \
         const __mmask64 mask = inputs;                                                             \
         const __m512i xs = _mm512_loadu_si512(x + k), xs2 = _mm512_loadu_si512(x2 + k);            \
-        EACH_CHANNEL(MULTIPLY_CHANNEL)                                                             \
+        EACH_OF_8(MULTIPLY_CHANNEL)                                                             \
     }
 /* One or two rows, x and x2, times eight channels, `stride` apart, over the inputs k to `stop`. */
 INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t stride, int64_t k, int64_t stop,
                  const ahead *next, __m256i sums[2], const int rows) {
-    EACH_CHANNEL(CLEAR)
+    EACH_OF_8(CLEAR)
     for (; k + 64 <= stop; k += 64) {
         fetch(next, k);
         MULTIPLY_VECTOR(~(__mmask64)0)
@@ -154,12 +216,30 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, c
     }
 }
 
-/* All tokens by whole eights of channels; where those end. */
+/* Computes as many channels as it can of few rows; where those end. */
 static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
+    const activations *a = l->a;
+    const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
+    if (a->num_tokens == 1) {
+        if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
+        else if (l->num_groups == 1) one_token(l, column, column_end, 1);
+        else if (is_split && is_half) one_token_groups(l, column, column_end, 2, true);
+        else if (is_split) one_token_groups(l, column, column_end, 2, false);
+        else if (is_half) one_token_groups(l, column, column_end, 1, true);
+        else one_token_groups(l, column, column_end, 1, false);
+        return column_end;
+    }
     for (; column + CHANNELS <= column_end; column += CHANNELS) {
         const int64_t next = next_column(l, column + CHANNELS, column_end);
-        if (l->a->rows_per_token == 2) few_channels(l, column, next, true);
+        if (is_split) few_channels(l, column, next, true);
         else few_channels(l, column, next, false);
     }
     return column;
+}
+
+/* Few enough that they stay in the caches, and groups that are whole vectors (of one token: halves). */
+static bool is_few(const linear *l) {
+    const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
+    if (l->num_groups == 1) return num_rows <= FEW_ROWS;
+    return num_rows <= FEW_ROWS_GROUPED && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }
