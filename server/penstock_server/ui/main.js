@@ -97,12 +97,15 @@ class Page {
   /** What an answer waits for; null: nothing any more. */
   notify(conversation, words) {
     const run = this.#running.get(conversation.id);
+    const isMore = Boolean(run?.words);
     if (run) run.words = words;
-    if (conversation === this.#conversation) this.warn(words);
+    if (conversation === this.#conversation) this.warn(words, isMore);
   }
 
-  warn(words) {
+  /** `isQuiet`: not read out, as where nothing but the seconds that are left has changed. */
+  warn(words, isQuiet = false) {
     const notice = byId("notice");
+    notice.ariaLive = isQuiet ? "off" : "assertive";
     notice.hidden = !words;
     if (notice.textContent !== (words ?? "")) notice.textContent = words ?? "";
   }
@@ -172,7 +175,8 @@ class Page {
 
   rerender(conversation) {
     if (conversation !== this.#conversation) return;
-    const hadFocus = this.stage.contains(document.activeElement);
+    const focused = document.activeElement;
+    const hadFocus = this.stage.contains(focused);
     const isChat = conversation.mode === "chat";
     const isRunning = this.isRunning(conversation);
     this.#view.render();
@@ -192,6 +196,8 @@ class Page {
       : ["Ctrl+Enter completes"];
     byId("keys").textContent = [...keys, isRunning && "Esc stops"].filter(Boolean).join(" · ");
     if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
+    // A button that was pressed and is gone must not take the focus with it.
+    if (byId("composer").contains(focused) && focused.hidden) byId(isRunning ? "stop" : "send").focus();
   }
 
   /** Keeps the end in sight, unless the reader has scrolled away from it. */
