@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes import FakeAsyncEngine
 from penstock.metrics import Traffic
 from penstock_server.app import create_app
-from penstock_server.cli import build_parser
+from penstock_server.command_line import build_parser
 from penstock_server.metrics import RequestMetrics
 from penstock_server.serve import _CLOSE_TIMEOUT_S
 from penstock_server.setting_sources import make_settings, read_environment
