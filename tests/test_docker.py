@@ -319,9 +319,13 @@ def test_the_values_match_the_schema() -> None:
         {"modle": "demo"}, {"model": ""}, {"settings": {"port": 9000}}, {"settings": {"api-key": "k"}},
         {"settings": {"--threads": 2}}, {"apiKeys": ["with space"]}, {"startupSeconds": "1h"},
         {"gpu": values["gpu"] | {"variant": "cpu"}}, {"persistence": {"size": "lots"}},
+        {"settings": {"ssl-certfile": "/cert"}}, {"existingSecret": "mine", "apiKeys": ["key"]},
+        {"existingSecret": "mine", "hubToken": "hf_x"},
     ):  # fmt: skip
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values | wrong, schema())
+    jsonschema.validate(values | {"existingSecret": "mine"}, schema())
+    jsonschema.validate(values | {"apiKeys": ["key"], "hubToken": "hf_x"}, schema())
 
 
 def test_settings_that_the_chart_keeps_for_itself_exist() -> None:
