@@ -201,6 +201,14 @@ def test_the_health_check_believes_the_status(answering: HTTPServer) -> None:
     assert complaint(url + "/good") is not None
 
 
+def test_what_the_readme_runs_in_a_container_is_understood() -> None:
+    text = (DOCKER / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^docker run .*? penstock:\w+ +([a-z][^#\n]*)", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        build_parser().parse_args(shlex.split(command))
+
+
 # -- compose.yaml
 
 
