@@ -348,6 +348,21 @@ def test_buttons_can_be_seen_where_nothing_hovers(open_page: OpenPage) -> None:
         assert opacities == ["1", "1"]
 
 
+def test_on_a_phone_one_panel_lies_over_the_conversation(open_page: OpenPage) -> None:
+    with serving(FakeAsyncEngine()) as url:
+        page = open_page(url, viewport={"width": 390, "height": 844})
+        conversations, settings = page.get_by_role("navigation"), page.get_by_role("complementary")
+        expect(conversations).to_be_hidden()
+        page.get_by_role("button", name="Conversations").click()
+        expect(conversations).to_be_visible()
+        page.get_by_role("button", name="Settings").click()
+        expect(settings).to_be_visible()
+        expect(conversations).to_be_hidden()
+        page.keyboard.press("Escape")
+        expect(settings).to_be_hidden()
+        expect(page.get_by_role("button", name="Settings")).to_be_focused()
+
+
 NODE = {"id": "m1", "parent": None, "role": "user", "content": "Hello"}
 ANSWER = {"id": "m2", "parent": "m1", "role": "assistant", "content": "Hi"}
 
