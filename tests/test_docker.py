@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes import FakeAsyncEngine
 from penstock.metrics import Traffic
 from penstock_server.app import create_app
-from penstock_server.cli import build_parser
+from penstock_server.command_line import build_parser
 from penstock_server.metrics import RequestMetrics
 from penstock_server.serve import _CLOSE_TIMEOUT_S
 from penstock_server.setting_sources import make_settings, read_environment
@@ -201,6 +201,14 @@ def test_the_health_check_believes_the_status(answering: HTTPServer) -> None:
     assert complaint(url + "/good") is not None
 
 
+def test_what_the_readme_runs_in_a_container_is_understood() -> None:
+    text = (DOCKER / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^docker run .*? penstock:\w+ +([a-z][^#\n]*)", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        build_parser().parse_args(shlex.split(command))
+
+
 # -- compose.yaml
 
 
@@ -319,9 +327,13 @@ def test_the_values_match_the_schema() -> None:
         {"modle": "demo"}, {"model": ""}, {"settings": {"port": 9000}}, {"settings": {"api-key": "k"}},
         {"settings": {"--threads": 2}}, {"apiKeys": ["with space"]}, {"startupSeconds": "1h"},
         {"gpu": values["gpu"] | {"variant": "cpu"}}, {"persistence": {"size": "lots"}},
+        {"settings": {"ssl-certfile": "/cert"}}, {"existingSecret": "mine", "apiKeys": ["key"]},
+        {"existingSecret": "mine", "hubToken": "hf_x"},
     ):  # fmt: skip
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values | wrong, schema())
+    jsonschema.validate(values | {"existingSecret": "mine"}, schema())
+    jsonschema.validate(values | {"apiKeys": ["key"], "hubToken": "hf_x"}, schema())
 
 
 def test_settings_that_the_chart_keeps_for_itself_exist() -> None:

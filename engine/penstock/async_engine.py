@@ -328,8 +328,9 @@ class AsyncEngine:
                 self._call(self._deliver, outputs)
 
     def _die(self, error: str) -> None:
-        logger.error("the engine is dead: %s", error)
         status = self._status
+        what = "the model can't be loaded" if status.state == "loading" else "the engine is dead"
+        logger.error("%s: %s", what, error)
         self._call(self._settle, EngineStatus("dead", status.loaded_layers, status.total_layers, error))
 
     def _report_progress(self, loaded: int, total: int) -> None:

@@ -20,7 +20,8 @@ from penstock.generation.scheduler import Scheduler
 from penstock.generation.sequence import SamplingParams, Sequence
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan, plan_memory
-from penstock.model.shapes import find_shape, write_random
+from penstock.model.known_shapes import find_shape
+from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
 from penstock.weights.formats import read_config

@@ -11,21 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import ConfigError, PenstockError
-from penstock_server import __version__
+from penstock_server.command_line import CALIBRATION_TOKENS, build_parser
 from penstock_server.listener import bind
-from penstock_server.setting_sources import add_flags, make_settings
+from penstock_server.setting_sources import make_settings
 from penstock_server.settings import Settings
-
-#: More of a calibration text tells little more.
-CALIBRATION_TOKENS = 8192
-
-_DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
-
-Every setting is also an environment variable and a key of the file that --config names: --max-num-seqs is
-PENSTOCK_MAX_NUM_SEQS and max-num-seqs. A flag wins over the variable, the variable over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,118 +109,3 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
 
     run = terminal.generate if options.command == "generate" else terminal.chat
     return run(settings, options)
-
-
-class _ExactParser(argparse.ArgumentParser):
-    """Half a flag may be a whole one tomorrow, and a file of settings does not take it either."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=_ExactParser
-    )
-
-    serve = commands.add_parser("serve", help="answer HTTP requests as OpenAI's API does")
-    add_flags(serve, "serve")
-
-    batch = commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format")
-    batch.add_argument("source", type=Path, metavar="IN", help="requests, a JSON object per line")
-    batch.add_argument("target", type=Path, metavar="OUT", help="answers; what it holds is not asked again")
-    add_flags(batch, "batch")
-
-    generate = commands.add_parser("generate", help="continue a text in the terminal")
-    generate.add_argument("--prompt", help="text to continue; without it: standard input")
-    _add_sampling_flags(generate)
-    add_flags(generate, "generate")
-
-    chat = commands.add_parser("chat", help="talk to a model in the terminal")
-    chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
-    _add_sampling_flags(chat)
-    add_flags(chat, "chat")
-    convert = commands.add_parser("convert", help="write a model as INT8, laid out to be streamed")
-    add_flags(convert, "convert")
-    convert.add_argument("target", nargs="?", type=Path, metavar="OUT", help="folder to write")
-    convert.add_argument("--verify", action="store_true", help="compare the checksums of a converted MODEL")
-
-    convert.add_argument(
-        "--calibrate", type=Path, metavar="FILE", default=argparse.SUPPRESS,
-        help="a text by which rounding errors are compensated (GPTQ): slower, and closer to the original",
-    )  # fmt: skip
-    convert.add_argument(
-        "--calibration-tokens", type=int, metavar="N", default=argparse.SUPPRESS,
-        help=f"how much of it is looked at (default: {CALIBRATION_TOKENS})",
-    )  # fmt: skip
-
-    plan = commands.add_parser("plan", help="what would lie where, and how fast it would be")
-    plan.add_argument("--shape", metavar="NAME", help="a well-known model instead of one that is here")
-    plan.add_argument("--card", metavar="NAME", help="a well-known card, such as 'GTX 1060 6 GB'")
-    plan.add_argument("--json", action="store_true", help="as data")
-    add_flags(plan, "plan")
-
-    hardware = commands.add_parser("hardware", help="what this machine has and reaches")
-    hardware.add_argument(
-        "folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER",
-        help="where models lie: its disk is measured; default: this folder",
-    )  # fmt: skip
-    hardware.add_argument("--remeasure", action="store_true", help="forget what was measured before")
-    hardware.add_argument("--json", action="store_true", help="as data")
-    add_flags(hardware, "hardware")
-
-    bench = commands.add_parser("bench", help="what this machine reaches with a model, or a shape of one")
-    bench.add_argument("--shape", metavar="NAME", help="random weights of a well-known shape")
-    bench.add_argument(
-        "--sequences", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="decode with N at a time"
-    )
-    bench.add_argument(
-        "--prompt", action=argparse.BooleanOptionalAction, default=True, help="a prompt of 512"
-    )
-    bench.add_argument("--json", action="store_true", help="the line of data alone")
-    add_flags(bench, "bench")
-
-    doctor = commands.add_parser("doctor", help="what keeps this machine from its best, and what to do")
-    doctor.add_argument(
-        "folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER",
-        help="where models lie: its disk is looked at; default: this folder",
-    )  # fmt: skip
-
-    report = commands.add_parser("report", help="what INT8 costs, tensor by tensor")
-    report.add_argument("--json", action="store_true", help="as data")
-    add_flags(report, "report")
-
-    evaluation = commands.add_parser("eval", help="perplexity, and distance from the unquantized model")
-    evaluation.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is predicted")
-    evaluation.add_argument(
-        "--against", metavar="REF", help="the unquantized model; default: MODEL, if it is not INT8 itself"
-    )
-    evaluation.add_argument(
-        "--context", type=int, metavar="N", help="tokens of a window; default: 512, or the model's context"
-    )
-    evaluation.add_argument(
-        "--stride", type=int, metavar="N", help="tokens from window to window; default: no overlap"
-    )
-    evaluation.add_argument("--json", action="store_true", help="as data")
-    add_flags(evaluation, "eval")
-    return parser
-
-
-def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    section = parser.add_argument_group(
-        "sampling", "Without a flag: what the model's generation_config.json says."
-    )
-    section.add_argument("--max-tokens", type=int, metavar="N", help="longest answer in tokens")
-    section.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    section.add_argument("--top-p", type=float, metavar="P", help="nucleus of this probability")
-    section.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    section.add_argument("--min-p", type=float, metavar="P", help="part of the likeliest token's")
-    section.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
-    section.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
-    section.add_argument(
-        "--stop", action="append", metavar="TEXT", help="the answer ends before it; may be repeated"
-    )

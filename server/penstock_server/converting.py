@@ -86,13 +86,13 @@ def run_verify(folder: Path) -> int:
         num_files = verify(folder, bar)
     finally:
         bar.close()
-    print(f"{num_files} files are what was written")
+    print(f"{num_files} files are what was written, those beside the weights included")
     return 0
 
 
 def summary(report: ConversionReport, target: Path) -> list[str]:
     """Lines for people."""
-    lines = [f"{target}: {report.num_files} files in {report.total_s:.1f} s"]
+    lines = [f"{target}: {report.num_files} files of weights in {report.total_s:.1f} s"]
     if report.num_resumed:
         lines.append(f"{report.num_resumed} of them were there already, from an earlier run")
     if report.quantize_s and report.write_s:

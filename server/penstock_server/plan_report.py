@@ -16,8 +16,9 @@ from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, gib, plan_memory
+from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import find_shape, footprint
+from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.formats import check_quantization, read_config
 from penstock.weights.hub import find_config

@@ -43,14 +43,18 @@ _CLOSE_TIMEOUT_S = 5
 
 
 def serve(settings: Settings, listener: socket.socket) -> int:
-    """Runs until a signal comes, and closes the listener. Raises what kept the model from being loaded."""
+    """Runs until a signal comes, and closes the listener; returns the exit code. What keeps the model from
+    being loaded, or ends the engine later, is in the log."""
     logs.configure(settings.log_level, settings.log_format)
     _allow_many_connections()
     # Before uvicorn listens to signals, and after.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     with listener:
-        asyncio.run(_serve(settings, listener))
+        try:
+            asyncio.run(_serve(settings, listener))
+        except EngineDead:
+            return 1
     return 0
 
 
@@ -142,6 +146,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
+    """Raises EngineDead if that is why it ends."""
     engine = AsyncEngine(lambda report: load_engine(settings, report))
     drain = Drain()
     config = uvicorn.Config(

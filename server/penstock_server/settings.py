@@ -121,7 +121,8 @@ class Settings:
     )
     cache_dir: Path = _setting(
         "model",
-        "where measured rates of this machine are kept; default: ~/.cache/penstock",
+        "folder of what is kept from run to run, but for models of the hub: measured rates of this machine, "
+        "kernels compiled for its GPU, the random models of bench --shape; default: ~/.cache/penstock",
         CACHE_DIR,
         commands=("serve", "batch", "generate", "chat", "plan", "hardware", "bench"),
         parse=Path,

@@ -24,7 +24,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
 from penstock.memory.hardware import num_physical_cores
-from penstock.model.shapes import find_shape
+from penstock.model.known_shapes import find_shape
 
 BATCHES = (1, 8, 32)
 CONTEXT = 64  # tokens before the decode steps that are timed

@@ -22,7 +22,7 @@ import gguf  # type: ignore[import-not-found]
 import llama_cpp  # type: ignore[import-not-found]
 import numpy
 
-from penstock.model.shapes import find_shape
+from penstock.model.known_shapes import find_shape
 
 NUM_STEPS, CONTEXT = 3, 64
 SHAPES = Path.home() / ".cache" / "penstock" / "shapes"

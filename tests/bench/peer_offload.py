@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from penstock.model.shapes import find_shape
+from penstock.model.known_shapes import find_shape
 
 NUM_STEPS, CONTEXT = 2, 16
 DEMO_MODEL = Path(__file__).parents[2] / "engine" / "penstock" / "demo_model"

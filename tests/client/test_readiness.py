@@ -32,7 +32,7 @@ def test_the_limit_is_on_time_without_a_change():
     for step in range(100):
         assert readiness.judge(loading(step / 100), 9.0 * step) is None
     assert readiness.judge(loading(0.99), 9.0 * 99 + 9.9) is None
-    with pytest.raises(Timeout, match="10 seconds"):
+    with pytest.raises(Timeout, match="10 seconds: the server says 'loading', 99% loaded$"):
         readiness.judge(loading(0.99), 9.0 * 99 + 10.0)
 
 

@@ -41,15 +41,18 @@ def test_raw_is_neither_compared_nor_shown():
 
 
 def test_shortcuts_of_a_completion_are_of_its_first_choice():
-    choices = (CompletionChoice(0, "a", "stop"), CompletionChoice(1, "b", "length"))
+    choices = (
+        CompletionChoice(0, "a", finish_reason="stop"),
+        CompletionChoice(1, "b", finish_reason="length"),
+    )
     answer = Completion("id", "tiny", 0, choices)
     assert (answer.text, answer.finish_reason) == ("a", "stop")
 
 
 def test_shortcuts_of_a_chat_are_of_its_first_choice():
     choices = (
-        ChatChoice(0, Message("assistant", "a"), "stop"),
-        ChatChoice(1, Message("assistant", "b"), "length"),
+        ChatChoice(0, Message("assistant", "a"), finish_reason="stop"),
+        ChatChoice(1, Message("assistant", "b"), finish_reason="length"),
     )
     answer = ChatCompletion("id", "tiny", 0, choices)
     assert (answer.text, answer.finish_reason) == ("a", "stop")
@@ -61,7 +64,7 @@ def test_a_message_without_content_has_empty_text():
 
 
 def chat_of(text: str, finish_reason: str = "stop") -> ChatCompletion:
-    choice = ChatChoice(0, Message("assistant", text), finish_reason)
+    choice = ChatChoice(0, Message("assistant", text), finish_reason=finish_reason)
     return ChatCompletion("id", "tiny", 0, (choice,))
 
 

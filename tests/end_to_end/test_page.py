@@ -1,133 +1,23 @@
-"""The web page in a real browser. Over the real server: answers, the machine at work, what is kept. Over a
-fake engine, which does what a test tells it when it tells it: everything that goes wrong.
-
-Needs the extra `browser` (playwright) and a Chromium of the system's; skipped where one is missing.
-"""
+"""The web page in a real browser: answers and conversations. Over the real server: answers, what is kept.
+Over a fake engine, which does what a test tells it when it tells it: everything that goes wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
-from fakes import FakeAsyncEngine, render_chat
-from penstock.async_engine import EngineStatus
-from penstock.config import EngineConfig
+from fakes import FakeAsyncEngine
 from penstock.errors import QueueFull, StepFailed
-from penstock.memory.cards import find_card
-from penstock.memory.cost import predict_step
-from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.plan import plan_memory
-from penstock.metrics import StepStats, Traffic
-from penstock.model.shapes import find_shape
-from penstock_server.app import create_app
-from penstock_server.listener import bind
-from penstock_server.plan_report import footprint_of
-from penstock_server.settings import Settings
 
+from .browser import OpenPage, answer, expect, say, serving, wait_until_done
 from .server_process import ServerProcess
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the extra 'browser' is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-
-#: As root there is no sandbox; the rest keeps the browser from calling anybody by itself.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-#: For waits that end when something happens; only a broken page lets one run out.
-PATIENCE_MS = 60_000
 WIDTHS = (390, 768, 1280, 1920)
-
-Page = Any
-OpenPage = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[OpenPage]:
-    """open_page(url, **options of the browser context). Errors in the page's scripts, and what its policy
-    forbade, fail the test."""
-    contexts, problems = [], []
-
-    def listen(message: Any) -> None:
-        if "Content Security Policy" in message.text or "Trusted" in message.text:
-            problems.append(message.text)
-
-    def open_one(url: str, **options: Any) -> Page:
-        context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options))
-        context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", listen)
-        page.goto(url)
-        return page
-
-    yield open_one
-    for context in contexts:
-        context.close()
-    assert not problems
-
-
-@contextmanager
-def serving(engine: FakeAsyncEngine, **settings: Any) -> Iterator[str]:
-    """The application over a fake engine, on a socket, in a thread; its address."""
-    fake: Any = engine
-    app = create_app(fake, Settings(**({"model": "tiny"} | settings)))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-    with bind("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@pytest.fixture(autouse=True)
-def plain_chat_template(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fakes' tokenizer has no template of its own; the real server is another process."""
-    monkeypatch.setattr("penstock_server.inputs.render_chat", render_chat)
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def answer(page: Page) -> Any:
-    """The last answer."""
-    return page.locator(".message.assistant").last
-
-
-def wait_until_done(page: Page) -> None:
-    page.get_by_role("button", name="Send", exact=True).wait_for()
-
-
-def expect(found: Any) -> Any:
-    return playwright.expect(found)
-
-
-@pytest.fixture(autouse=True)
-def patience() -> None:
-    playwright.expect.set_options(timeout=PATIENCE_MS)
 
 
 # -- the real server ----------------------------------------------------------------------------------
@@ -140,19 +30,6 @@ def test_an_answer_and_what_it_took(server: ServerProcess, open_page: OpenPage) 
     expect(answer(page).locator(".body")).not_to_be_empty()
     figures = answer(page).locator(".figures").inner_text()
     assert re.search(r"^\d+ tokens? · .*first after [\d.]+ m?s · prompt \d+ tokens", figures)
-
-
-def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page: OpenPage) -> None:
-    page = open_page(server.url)
-    strip = page.get_by_role("img", name=re.compile("layers"))
-    expect(strip).to_have_accessible_name(re.compile(r"^6 layers, 6 in RAM; nothing is streamed"))
-    assert page.locator(".cell.host").count() == page.locator(".cell").count() == 6
-    say(page, "Tell me a story about a fox.")
-    wait_until_done(page)
-    tokens = page.locator(".reading", has_text="Tokens/s").locator(".words")
-    expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* since the start"))
-    page.get_by_role("button", name="What lies where").click()
-    expect(page.get_by_role("region", name="What lies where")).to_contain_text("keys and values")
 
 
 def test_a_conversation_survives_a_reload(server: ServerProcess, open_page: OpenPage) -> None:
@@ -193,73 +70,6 @@ def test_nothing_is_wider_than_the_window(server: ServerProcess, open_page: Open
 
 
 # -- a fake engine ------------------------------------------------------------------------------------
-
-
-def planned_engine(card: str | None = None) -> FakeAsyncEngine:
-    """A fake that claims to be a SOLAR-10.7B planned into 6 GiB on an invented machine."""
-    hardware = HardwareProfile(2, 24 << 30, 20 << 30, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
-    hardware = replace(hardware, device=find_card(card)) if card else hardware
-    config = EngineConfig(host_memory_bytes=6 << 30)
-    size = footprint_of(find_shape("solar-10.7b"), config)
-    engine = FakeAsyncEngine()
-    plan = engine.model.plan = plan_memory(size, hardware, config)
-    engine.model.predict = lambda num_tokens, num_sampled: predict_step(
-        plan, size, hardware, config, num_tokens, num_sampled
-    )
-    engine.model.metrics.links["disk"] = Traffic()
-    return engine
-
-
-def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:
-    engine = planned_engine()
-    plan, metrics = engine.model.plan, engine.model.metrics
-    assert plan is not None
-    with serving(engine) as url:
-        page = open_page(url, reduced_motion="reduce")
-        cells = page.locator(".cell")
-        expect(cells).to_have_count(48)
-        homes = cells.evaluate_all("cells => cells.map(cell => cell.classList.contains('disk'))")
-        assert homes == [layer.home == "disk" for layer in plan.layers] and any(homes)
-        expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted")
-        metrics.record(StepStats(2.0, 1, 1, 1, 10**9, 0.1, 1.2, 1.6))
-        metrics.num_running = 1
-        for layer in (5, 17):
-            engine.model.streamer.current_layer = layer
-            expect(page.locator("#caption")).to_have_text(f"Layer {layer + 1} of 48")
-            expect(cells.nth(layer)).to_have_class(re.compile("now"))
-            expect(page.locator(".cell.done")).to_have_count(layer)
-        expect(page.locator("#state")).to_have_text("working")
-        expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted 1.60 s, 60% of floor")
-        engine.model.streamer.current_layer, metrics.num_running = None, 0
-        expect(page.locator("#state")).to_have_text("ready")
-        expect(page.locator(".cell.now")).to_have_count(0)
-
-
-def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
-    engine = planned_engine("GTX 1060")
-    engine.model.metrics.links["host to device"] = Traffic()
-    with serving(engine) as url:
-        page = open_page(url)
-        expect(page.locator(".lane b")).to_have_text(["Disk", "RAM", "GPU"])
-        expect(page.locator(".reading dt")).to_contain_text(["From disk", "To the GPU"])
-
-
-def test_nobody_asks_while_nobody_looks(open_page: OpenPage) -> None:
-    with serving(planned_engine()) as url:
-        page = open_page(url)
-        expect(page.locator("#state")).to_have_text("ready")
-        page.clock.install()
-        page.evaluate(
-            "Object.defineProperty(document, 'hidden', { value: true, configurable: true });"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
-        page.wait_for_load_state("networkidle")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.clock.run_for(60_000)
-        assert asked == []
-        with page.expect_request("**/v1/engine/stats"):
-            page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
 
 
 def test_stopping_keeps_what_came_and_frees_the_sequence(open_page: OpenPage) -> None:
@@ -323,19 +133,6 @@ def test_a_busy_server_is_asked_again(open_page: OpenPage) -> None:
         expect(page.get_by_role("alert")).to_have_text(re.compile(r"busy. Trying again in \d s"))
         expect(answer(page).locator(".body")).to_have_text("Hello!")
         expect(page.locator("#notice")).to_be_hidden()
-
-
-def test_loading_is_shown_and_waited_for(open_page: OpenPage) -> None:
-    engine = FakeAsyncEngine()
-    engine.status = EngineStatus("loading", 3, 12)
-    with serving(engine) as url:
-        page = open_page(url)
-        expect(page.locator("#state")).to_have_text("loading, 3 of 12 layers")
-        assert page.locator(".cell.absent").count() == 9
-        say(page, "Hello")
-        expect(page.locator("#notice")).to_contain_text("3 of 12 layers")
-        engine.status = EngineStatus("ready", 12, 12)
-        expect(answer(page).locator(".body")).to_have_text("Hello!")
 
 
 def test_an_error_within_a_stream_is_shown_and_can_be_tried_again(open_page: OpenPage) -> None:
@@ -501,3 +298,102 @@ def test_with_less_motion_nothing_moves_by_itself(open_page: OpenPage) -> None:
         say(page, "Hello")
         expect(answer(page).locator(".body")).to_have_text("Hel")
         assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_nothing_leads_away_from_an_answer_that_is_written(open_page: OpenPage) -> None:
+    """Asking again, editing or another branch would move the page to where the answer does not grow."""
+    end = asyncio.Event()
+    scripts = [["Second", end, " part"], ["Again"], ["First"]]
+    with serving(FakeAsyncEngine(lambda prompt, params: scripts.pop())) as url:
+        page = open_page(url)
+        say(page, "one")
+        wait_until_done(page)
+        page.get_by_role("button", name="Answer again").click()
+        expect(answer(page).locator(".body")).to_have_text("Again")
+        wait_until_done(page)
+        say(page, "two")
+        expect(answer(page).locator(".body")).to_have_text("Second")
+        for name in ("Answer again", "Edit and send again", "Previous version"):
+            for button in page.get_by_role("button", name=name).all():
+                expect(button).to_be_disabled()
+        end.set()
+        expect(answer(page).locator(".body")).to_have_text("Second part")
+        expect(page.get_by_role("button", name="Answer again").first).to_be_enabled()
+
+
+def test_the_focus_is_not_lost_with_a_button(open_page: OpenPage) -> None:
+    end = asyncio.Event()
+    with serving(FakeAsyncEngine(lambda prompt, params: ["Hel", end, "lo"])) as url:
+        page = open_page(url)
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.get_by_role("button", name="Send", exact=True).press("Enter")
+        expect(page.get_by_role("button", name="Stop")).to_be_focused()
+        end.set()
+        expect(page.get_by_role("button", name="Send", exact=True)).to_be_focused()
+
+
+def test_buttons_can_be_seen_where_nothing_hovers(open_page: OpenPage) -> None:
+    with serving(FakeAsyncEngine()) as url:
+        page = open_page(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+        for text in ("one", "two"):
+            page.get_by_label("Message", exact=True).fill(text)
+            page.get_by_role("button", name="Send", exact=True).click()
+            expect(answer(page).locator(".body")).to_have_text("Hello!")
+            page.get_by_role("button", name="Conversations").click()
+            page.get_by_role("button", name="New", exact=True).click()
+        page.get_by_role("button", name="Conversations").click()
+        opacities = page.locator(".item-tools").evaluate_all(
+            "all => all.map(each => getComputedStyle(each).opacity)"
+        )
+        assert opacities == ["1", "1"]
+
+
+def test_on_a_phone_one_panel_lies_over_the_conversation(open_page: OpenPage) -> None:
+    with serving(FakeAsyncEngine()) as url:
+        page = open_page(url, viewport={"width": 390, "height": 844})
+        conversations, settings = page.get_by_role("navigation"), page.get_by_role("complementary")
+        expect(conversations).to_be_hidden()
+        page.get_by_role("button", name="Conversations").click()
+        expect(conversations).to_be_visible()
+        page.get_by_role("button", name="Settings").click()
+        expect(settings).to_be_visible()
+        expect(conversations).to_be_hidden()
+        page.keyboard.press("Escape")
+        expect(settings).to_be_hidden()
+        expect(page.get_by_role("button", name="Settings")).to_be_focused()
+
+
+NODE = {"id": "m1", "parent": None, "role": "user", "content": "Hello"}
+ANSWER = {"id": "m2", "parent": "m1", "role": "assistant", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("conversation", "shown"),
+    [
+        ({"nodes": [NODE, ANSWER | {"figures": {"outputTokens": {}, "tokensPerS": "fast"}}]}, "Hi"),
+        ({"nodes": [NODE, ANSWER | {"reasoning": {"a": 1}, "error": ["no"]}]}, "Hi"),
+        ({"nodes": [NODE, ANSWER], "settings": {"stop": 7, "temperature": "hot", "system": {}}}, "Hi"),
+        ({"nodes": [NODE, ANSWER], "leaf": "toString"}, None),
+        ({"nodes": [NODE | {"parent": "constructor"}]}, "nothing was added"),
+        ({"nodes": [NODE | {"id": ["m1"]}]}, "nothing was added"),
+        ({"nodes": [NODE, ANSWER | {"parent": "m3"}, ANSWER | {"id": "m3"}]}, "nothing was added"),
+    ],
+)
+def test_an_import_can_not_break_the_page(
+    open_page: OpenPage, tmp_path: Path, conversation: dict[str, Any], shown: str | None
+) -> None:
+    file = tmp_path / "export.json"
+    made = {"mode": "chat", "title": "Made", "leaf": "m2"} | conversation
+    file.write_text(json.dumps({"conversations": [made]}))
+    with serving(FakeAsyncEngine()) as url:
+        page = open_page(url)
+        page.locator("input[type=file]").set_input_files(file)
+        if shown == "nothing was added":
+            expect(page.locator("#notice")).to_contain_text(shown)
+            return
+        page.get_by_role("button", name="Made", exact=True).click()
+        page.reload()
+        expect(page.locator("#title")).to_have_text("Made")
+        assert page.locator(".message.assistant").count() == (shown is not None)
+        say(page, "And you?")
+        expect(answer(page).locator(".body")).to_have_text("Hello!")

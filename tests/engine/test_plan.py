@@ -22,8 +22,9 @@ from penstock.memory.plan import (
     plan_memory,
     resident_layers,
 )
+from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import find_shape, footprint
+from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint
 
 GIB = 1 << 30

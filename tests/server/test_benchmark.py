@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from penstock.engine import Engine
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.model import shapes
+from penstock.model import known_shapes
 from penstock_server import cli, plan_report
 
 GIB = 1 << 30
@@ -25,7 +25,7 @@ TINY = {
 @pytest.fixture(autouse=True)
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_report, "measure_hardware", lambda *_: MACHINE)
-    monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.SHAPES["tinyllama-1.1b"] | TINY)
+    monkeypatch.setitem(known_shapes.SHAPES, "tiny", known_shapes.SHAPES["tinyllama-1.1b"] | TINY)
 
 
 def test_a_shape_is_written_once_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -41,42 +40,6 @@ def test_it_can_be_run_as_a_module() -> None:
     command = [sys.executable, "-m", "penstock_server", "--version"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("penstock ")
-
-
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "m", "--port", "x"], ["chat", "--host", "x"]])
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
-    assert "usage: penstock" in capsys.readouterr().err
-
-
-ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "report", "eval"}
-
-
-@pytest.mark.parametrize(
-    ("flag", "commands"),
-    [
-        ("--revision=x", ALL - {"hardware"}),
-        ("--offline", ALL - {"hardware"}),
-        ("--ignore-unexpected-tensors", ALL - {"hardware", "plan"}),
-        ("--convert-to=x", {"serve", "generate", "chat", "eval"}),
-        ("--cache-dir=x", ALL - {"convert", "report", "eval"}),
-        ("--group-size=32", ALL - {"hardware"}),
-        ("--host-memory=1", {"serve", "generate", "chat", "plan", "bench", "eval"}),
-        ("--threads=1", {"serve", "generate", "chat", "bench", "eval"}),
-        ("--max-queued-seqs=1", {"serve"}),
-        ("--api-key=x", {"serve"}),
-    ],
-)
-def test_a_flag_stands_on_the_commands_that_honour_it(flag: str, commands: set[str]) -> None:
-    accepted = set()
-    for command in ALL:
-        with contextlib.suppress(SystemExit):
-            needed = ["--text=x"] if command == "eval" else []
-            cli.build_parser().parse_args([command, flag, *needed])
-            accepted.add(command)
-    assert accepted == commands
 
 
 def test_variables_of_other_commands_are_no_error(
@@ -190,9 +153,3 @@ def test_every_name_of_the_package_can_be_imported() -> None:
         assert getattr(penstock, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):
         _ = penstock.nothing  # type: ignore[attr-defined]
-
-
-def test_half_a_flag_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "demo", "--max-num-seq", "8"])
-    assert ended.value.code == 2 and "--max-num-seq" in capsys.readouterr().err

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import Generic, TypeVar
 
 from penstock_client.exchange import JSONObject
-from penstock_client.results import CompletionChoice, TokenLogprob, Usage, raw_field
-
-
-@dataclass(frozen=True)
-class CompletionChunk:
-    """A piece of a streamed completion; each choice's `text` is what is new."""
-
-    id: str
-    model: str
-    choices: tuple[CompletionChoice, ...]
-    usage: Usage | None = None
-    created: int = 0
-    raw: JSONObject = raw_field()
-
-    @property
-    def text(self) -> str:
-        """What is new in choice 0; empty if this chunk is about another choice, or about usage."""
-        return "".join(choice.text for choice in self.choices if choice.index == 0)
+from penstock_client.results import Choice, CompletionChoice, Usage, raw_field
 
 
 @dataclass(frozen=True)
@@ -47,16 +31,10 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class ChatChunkChoice:
+class ChatChunkChoice(Choice):
     """What is new in one choice of a streamed chat."""
 
-    index: int
     delta: Delta
-    finish_reason: str | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    stop_reason: str | int | None = None
-    token_ids: tuple[int, ...] | None = None
-    raw: JSONObject = raw_field()
 
     @property
     def text(self) -> str:
@@ -64,19 +42,34 @@ class ChatChunkChoice:
         return self.delta.content or ""
 
 
+ChunkChoiceT = TypeVar("ChunkChoiceT", CompletionChoice, ChatChunkChoice)
+
+
 @dataclass(frozen=True)
-class ChatCompletionChunk:
-    """A piece of a streamed chat."""
+class Chunk(Generic[ChunkChoiceT]):
+    """What the pieces of completions and of chats have in common."""
 
     id: str
     model: str
-    choices: tuple[ChatChunkChoice, ...]
+    choices: tuple[ChunkChoiceT, ...]
     usage: Usage | None = None
     created: int = 0
-    prompt_token_ids: tuple[int, ...] | None = None
+    _: KW_ONLY
     raw: JSONObject = raw_field()
 
     @property
     def text(self) -> str:
         """What is new in choice 0; empty if this chunk is about another choice, or about usage."""
         return "".join(choice.text for choice in self.choices if choice.index == 0)
+
+
+@dataclass(frozen=True)
+class CompletionChunk(Chunk[CompletionChoice]):
+    """A piece of a streamed completion; each choice's `text` is what is new."""
+
+
+@dataclass(frozen=True)
+class ChatCompletionChunk(Chunk[ChatChunkChoice]):
+    """A piece of a streamed chat."""
+
+    prompt_token_ids: tuple[int, ...] | None = None

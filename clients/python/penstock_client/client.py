@@ -60,7 +60,7 @@ class Client:
     connect_timeout: longest wait for a connection, in seconds.
     max_retries: how often a request is sent again that was turned away (429, 502, 503) or whose connection
         failed, unless some of the answer was handed out. Retry-After is honoured up to two minutes.
-    sleep: what waits, in seconds, before a retry.
+    sleep: what waits, in seconds, before a retry; batches, which have a thread of their own, don't use it.
 
     Raises ValueError for settings that cannot work; methods raise the errors of errors.py.
     Safe to use from several threads. Close it, or use `with`:

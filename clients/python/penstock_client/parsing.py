@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock_client.chunks import (
     ChatChunkChoice,
@@ -27,6 +27,7 @@ from penstock_client.results import (
     Completion,
     CompletionChoice,
     Message,
+    TokenLogprob,
     ToolCall,
     Usage,
 )
@@ -52,13 +53,9 @@ def traceable(parse: Callable[[Reply], T]) -> Callable[[Reply], T]:
 def parse_completion(reply: Reply) -> Completion:
     data = reply.json_object()
     return Completion(
-        id=get(data, "id", str, ""),
-        model=get(data, "model", str, ""),
-        created=get(data, "created", int, 0),
         choices=tuple(_completion_choice(choice) for choice in _answers(data)),
-        usage=_usage(data),
         request_id=reply.request_id,
-        raw=data,
+        **_common_fields(data),
     )
 
 
@@ -66,65 +63,69 @@ def parse_completion(reply: Reply) -> Completion:
 def parse_chat_completion(reply: Reply) -> ChatCompletion:
     data = reply.json_object()
     return ChatCompletion(
-        id=get(data, "id", str, ""),
-        model=get(data, "model", str, ""),
-        created=get(data, "created", int, 0),
         choices=tuple(_chat_choice(choice) for choice in _answers(data)),
-        usage=_usage(data),
         request_id=reply.request_id,
         prompt_token_ids=integers(data, "prompt_token_ids"),
         prompt_logprobs=prompt_logprobs(data),
-        raw=data,
+        **_common_fields(data),
     )
 
 
 def parse_completion_chunk(data: JSONObject) -> CompletionChunk:
-    return CompletionChunk(
-        id=get(data, "id", str, ""),
-        model=get(data, "model", str, ""),
-        choices=tuple(_completion_choice(choice) for choice in objects(data, "choices")),
-        usage=_usage(data),
-        created=get(data, "created", int, 0),
-        raw=data,
-    )
+    choices = tuple(_completion_choice(choice) for choice in objects(data, "choices"))
+    return CompletionChunk(choices=choices, **_common_fields(data))
 
 
 def parse_chat_chunk(data: JSONObject) -> ChatCompletionChunk:
     return ChatCompletionChunk(
-        id=get(data, "id", str, ""),
-        model=get(data, "model", str, ""),
         choices=tuple(_chat_chunk_choice(choice) for choice in objects(data, "choices")),
-        usage=_usage(data),
-        created=get(data, "created", int, 0),
         prompt_token_ids=integers(data, "prompt_token_ids"),
-        raw=data,
+        **_common_fields(data),
     )
+
+
+def _common_fields(data: JSONObject) -> dict[str, Any]:
+    """Fields of every answer and chunk."""
+    return {
+        "id": get(data, "id", str, ""),
+        "model": get(data, "model", str, ""),
+        "created": get(data, "created", int, 0),
+        "usage": _usage(data),
+        "raw": data,
+    }
 
 
 def _completion_choice(choice: JSONObject) -> CompletionChoice:
     return CompletionChoice(
-        index=get(choice, "index", int, 0),
         text=require(choice, "text", str),
-        finish_reason=get(choice, "finish_reason", str, None),
-        logprobs=completion_logprobs(get(choice, "logprobs", dict, None)),
-        stop_reason=_stop_reason(choice),
-        token_ids=integers(choice, "token_ids"),
         prompt_token_ids=integers(choice, "prompt_token_ids"),
         prompt_logprobs=prompt_logprobs(choice),
-        raw=choice,
+        **_choice_fields(choice, completion_logprobs),
     )
 
 
 def _chat_choice(choice: JSONObject) -> ChatChoice:
-    return ChatChoice(
-        index=get(choice, "index", int, 0),
-        message=_message(require(choice, "message", dict)),
-        finish_reason=get(choice, "finish_reason", str, None),
-        logprobs=chat_logprobs(get(choice, "logprobs", dict, None)),
-        stop_reason=_stop_reason(choice),
-        token_ids=integers(choice, "token_ids"),
-        raw=choice,
-    )
+    message = _message(require(choice, "message", dict))
+    return ChatChoice(message=message, **_choice_fields(choice, chat_logprobs))
+
+
+def _chat_chunk_choice(choice: JSONObject) -> ChatChunkChoice:
+    delta = _delta(require(choice, "delta", dict))
+    return ChatChunkChoice(delta=delta, **_choice_fields(choice, chat_logprobs))
+
+
+def _choice_fields(
+    choice: JSONObject, parse_logprobs: Callable[[JSONObject | None], tuple[TokenLogprob, ...] | None]
+) -> dict[str, Any]:
+    """Fields of every choice."""
+    return {
+        "index": get(choice, "index", int, 0),
+        "finish_reason": get(choice, "finish_reason", str, None),
+        "logprobs": parse_logprobs(get(choice, "logprobs", dict, None)),
+        "stop_reason": _stop_reason(choice),
+        "token_ids": integers(choice, "token_ids"),
+        "raw": choice,
+    }
 
 
 def _message(message: JSONObject) -> Message:
@@ -143,18 +144,6 @@ def _tool_call(call: JSONObject) -> ToolCall:
         name=require(function, "name", str),
         arguments=get(function, "arguments", str, ""),
         raw=call,
-    )
-
-
-def _chat_chunk_choice(choice: JSONObject) -> ChatChunkChoice:
-    return ChatChunkChoice(
-        index=get(choice, "index", int, 0),
-        delta=_delta(require(choice, "delta", dict)),
-        finish_reason=get(choice, "finish_reason", str, None),
-        logprobs=chat_logprobs(get(choice, "logprobs", dict, None)),
-        stop_reason=_stop_reason(choice),
-        token_ids=integers(choice, "token_ids"),
-        raw=choice,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock_client.chunks import (
     ChatChunkChoice,
@@ -76,28 +77,23 @@ class _ChoicePieces:
         )
 
     def completion_choice(self, index: int) -> CompletionChoice:
-        return CompletionChoice(
-            index=index,
-            text="".join(self.texts),
-            finish_reason=self.finish_reason,
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            stop_reason=self.stop_reason,
-            token_ids=None if self.token_ids is None else tuple(self.token_ids),
-            prompt_token_ids=self.prompt_token_ids,
-        )
+        text = "".join(self.texts)
+        return CompletionChoice(index, text, self.prompt_token_ids, **self._fields())
 
     def chat_choice(self, index: int) -> ChatChoice:
         text = "".join(self.texts)
         # As in an answer that is not streamed: null where it is calls alone.
         content = None if self.calls and not text else text
-        return ChatChoice(
-            index=index,
-            message=Message(self.role, content, self.tool_calls),
-            finish_reason=self.finish_reason,
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            stop_reason=self.stop_reason,
-            token_ids=None if self.token_ids is None else tuple(self.token_ids),
-        )
+        return ChatChoice(index, Message(self.role, content, self.tool_calls), **self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        """What every choice has."""
+        return {
+            "finish_reason": self.finish_reason,
+            "logprobs": None if self.logprobs is None else tuple(self.logprobs),
+            "stop_reason": self.stop_reason,
+            "token_ids": None if self.token_ids is None else tuple(self.token_ids),
+        }
 
 
 class Pieces:
@@ -138,26 +134,14 @@ class Pieces:
 
     def completion(self, request_id: str | None) -> Completion:
         """Raises ProtocolError if there was not one choice."""
-        return Completion(
-            id=self._id,
-            model=self._model,
-            created=self._created,
-            choices=tuple(c.completion_choice(index) for index, c in self._sorted(request_id)),
-            usage=self.usage,
-            request_id=request_id,
-        )
+        choices = tuple(c.completion_choice(index) for index, c in self._sorted(request_id))
+        return Completion(self._id, self._model, self._created, choices, self.usage, request_id)
 
     def chat_completion(self, request_id: str | None) -> ChatCompletion:
         """Raises ProtocolError if there was not one choice."""
-        return ChatCompletion(
-            id=self._id,
-            model=self._model,
-            created=self._created,
-            choices=tuple(c.chat_choice(index) for index, c in self._sorted(request_id)),
-            usage=self.usage,
-            request_id=request_id,
-            prompt_token_ids=self._prompt_token_ids,
-        )
+        choices = tuple(c.chat_choice(index) for index, c in self._sorted(request_id))
+        ids = self._prompt_token_ids
+        return ChatCompletion(self._id, self._model, self._created, choices, self.usage, request_id, ids)
 
     def _sorted(self, request_id: str | None) -> list[tuple[int, _ChoicePieces]]:
         if not self._choices:

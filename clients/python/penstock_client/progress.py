@@ -60,7 +60,7 @@ class Tally:
 def reporter(report: ProgressReport) -> Callable[[BatchProgress | None], None]:
     """What to tell each change to and, last, None."""
     if report is True:
-        return _draw
+        return _draw if sys.stderr.isatty() else _Log()
     if report is False:
         return lambda progress: None
     return lambda progress: None if progress is None else report(progress)
@@ -90,10 +90,21 @@ def bar(progress: BatchProgress) -> str:
 
 
 def _draw(progress: BatchProgress | None) -> None:
-    """In place on a terminal; elsewhere, such as in a log, only tenths are worth a line."""
-    if sys.stderr.isatty():
-        # ESC[K clears what a longer line left behind.
-        sys.stderr.write("\n" if progress is None else f"\r{bar(progress)}\x1b[K")
-    elif progress is not None and progress.num_done % max(1, (progress.total or 100) // 10) == 0:
-        sys.stderr.write(f"{bar(progress)}\n")
-    sys.stderr.flush()
+    # ESC[K clears what a longer line left behind.
+    print("\n" if progress is None else f"\r{bar(progress)}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class _Log:
+    """Lines, where there is no terminal: for each tenth, or each 10 of an unknown total, and for the last."""
+
+    def __init__(self) -> None:
+        self._num_told = -1
+
+    def __call__(self, progress: BatchProgress | None) -> None:
+        # A change may also be a retry, of which there can be many before anything more is done.
+        if progress is None or progress.num_done == self._num_told:
+            return
+        is_tenth = progress.num_done % max(1, (progress.total or 100) // 10) == 0
+        if is_tenth or progress.num_done == progress.total:
+            self._num_told = progress.num_done
+            print(bar(progress), file=sys.stderr, flush=True)

@@ -44,8 +44,14 @@ class Readiness:
         if isinstance(answer, Health) and answer.is_ready:
             return answer
         if self.timeout_s is not None and now_s - self.last_change_s >= self.timeout_s:
-            raise Timeout(f"not ready, and nothing changed for {self.timeout_s:g} seconds: {answer}")
+            last = _words(answer) if isinstance(answer, Health) else answer
+            raise Timeout(f"not ready, and nothing changed for {self.timeout_s:g} seconds: {last}")
         return None
+
+
+def _words(health: Health) -> str:
+    loaded = "" if health.progress is None else f", {health.progress:.0%} loaded"
+    return f"the server says {health.status!r}{loaded}"
 
 
 def _state(answer: Health | PenstockError) -> tuple[object, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, overload
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from penstock_client.errors import ProtocolError
 from penstock_client.exchange import JSONObject, parse_json_object
@@ -89,53 +89,31 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class CompletionChoice:
-    """One continuation of a prompt; `finish_reason` is "stop" or "length".
+class Choice:
+    """What all choices have, of completions and chats, whole and in pieces.
 
-    stop_reason: the stop string or token id that ended it. token_ids, prompt_token_ids: with
-    return_token_ids. prompt_logprobs: with the field of that name.
+    stop_reason: the stop string or token id that ended it. token_ids: with return_token_ids.
     """
 
     index: int
-    text: str
+    _: KW_ONLY
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     stop_reason: str | int | None = None
     token_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
     raw: JSONObject = raw_field()
 
 
 @dataclass(frozen=True)
-class Completion:
-    """The answer of `complete`. With several prompts, choice `i * n + j` is prompt i's j-th."""
+class CompletionChoice(Choice):
+    """One continuation of a prompt; `finish_reason` is "stop" or "length".
 
-    id: str
-    model: str
-    created: int
-    choices: tuple[CompletionChoice, ...]
-    usage: Usage | None = None
-    request_id: str | None = None
-    raw: JSONObject = raw_field()
+    prompt_token_ids: with return_token_ids. prompt_logprobs: with the field of that name.
+    """
 
-    @property
-    def text(self) -> str:
-        """The text of the first choice."""
-        return self.choices[0].text
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the first choice ended."""
-        return self.choices[0].finish_reason
-
-    @overload
-    def parse(self) -> Any: ...
-    @overload
-    def parse(self, kind: Parseable[T]) -> T: ...
-    def parse(self, kind: Parseable[T] | None = None) -> T | Any:
-        """The text as JSON, or as `kind`, a pydantic model. For errors see parse_text."""
-        return parse_text(self.text, self.finish_reason, kind)
+    text: str
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -149,16 +127,10 @@ class Message:
 
 
 @dataclass(frozen=True)
-class ChatChoice:
+class ChatChoice(Choice):
     """One answer to a chat; `finish_reason` is "stop", "length" or "tool_calls"."""
 
-    index: int
     message: Message
-    finish_reason: str | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    stop_reason: str | int | None = None
-    token_ids: tuple[int, ...] | None = None
-    raw: JSONObject = raw_field()
 
     @property
     def text(self) -> str:
@@ -166,34 +138,26 @@ class ChatChoice:
         return self.message.content or ""
 
 
+ChoiceT = TypeVar("ChoiceT", CompletionChoice, ChatChoice)
+
+
 @dataclass(frozen=True)
-class ChatCompletion:
-    """The answer of `chat`."""
+class Answer(Generic[ChoiceT]):
+    """What the answers of `complete` and `chat` have in common."""
 
     id: str
     model: str
     created: int
-    choices: tuple[ChatChoice, ...]
+    choices: tuple[ChoiceT, ...]
     usage: Usage | None = None
     request_id: str | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    _: KW_ONLY
     raw: JSONObject = raw_field()
-
-    @property
-    def message(self) -> Message:
-        """The message of the first choice."""
-        return self.choices[0].message
 
     @property
     def text(self) -> str:
         """The text of the first choice."""
         return self.choices[0].text
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """What the first choice wants called."""
-        return self.message.tool_calls
 
     @property
     def finish_reason(self) -> str | None:
@@ -207,6 +171,29 @@ class ChatCompletion:
     def parse(self, kind: Parseable[T] | None = None) -> T | Any:
         """The text as JSON, or as `kind`, a pydantic model. For errors see parse_text."""
         return parse_text(self.text, self.finish_reason, kind)
+
+
+@dataclass(frozen=True)
+class Completion(Answer[CompletionChoice]):
+    """The answer of `complete`. With several prompts, choice `i * n + j` is prompt i's j-th."""
+
+
+@dataclass(frozen=True)
+class ChatCompletion(Answer[ChatChoice]):
+    """The answer of `chat`."""
+
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def message(self) -> Message:
+        """The message of the first choice."""
+        return self.choices[0].message
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """What the first choice wants called."""
+        return self.message.tool_calls
 
 
 def parse_text(text: str, finish_reason: str | None, kind: Parseable[T] | None) -> T | Any:

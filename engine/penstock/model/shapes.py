@@ -1,5 +1,5 @@
-"""Shapes of well-known models, as config.json has them, so that one can plan and measure before downloading
-anything; and folders of such a shape with random INT8 weights."""
+"""What a plan must know of a shape, and folders of a shape with random INT8 weights. known_shapes.py has the
+shapes of well-known models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
 from penstock.spec import LayerLayout, ModelFootprint, ModelSpec, TensorSpec
@@ -18,44 +17,8 @@ from penstock.weights import layer_file, whole_file
 from penstock.weights.convert import check_space, quantization_config, stacks
 from penstock.weights.store import LayerWeights, ModelTensors
 
-
-def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, **other: Any
-) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "intermediate_size": ffn, "vocab_size": vocab, "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
-    } | other  # fmt: skip
-
-
-#: As their repositories on the hub have them: TinyLlama/TinyLlama-1.1B-Chat-v1.0, meta-llama/Llama-2-7b-hf,
-#: upstage/SOLAR-10.7B-v1.0, tiiuae/Falcon3-10B-Base, meta-llama/Llama-2-13b-hf, Qwen/Qwen3-14B,
-#: meta-llama/Meta-Llama-3-70B.
-SHAPES: dict[str, dict[str, Any]] = {
-    "tinyllama-1.1b": _llama(2048, 22, 32, 4, 5632, 32000, max_position_embeddings=2048),
-    "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
-    "solar-10.7b": _llama(4096, 48, 32, 8, 14336, 32000),
-    "falcon3-10b": _llama(
-        3072, 40, 12, 4, 23040, 131072, head_dim=256, max_position_embeddings=32768, rope_theta=1000042.0
-    ),
-    "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000),
-    "qwen3-14b": _llama(
-        5120, 40, 40, 8, 17408, 151936, head_dim=128, max_position_embeddings=40960, rope_theta=1e6
-    )
-    | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
-    "llama-3-70b": _llama(8192, 80, 64, 8, 28672, 128256, max_position_embeddings=8192, rope_theta=500000.0),
-}
 #: Layers of a random model that differ; the others repeat them, which no measurement notices.
 NUM_DISTINCT = 2
-
-
-def find_shape(name: str) -> dict[str, Any]:
-    """A config.json by the model's name. Raises ConfigError with those there are."""
-    if name.lower() not in SHAPES:
-        raise ConfigError(f"there is no shape {name!r}; there are: {', '.join(SHAPES)}")
-    return SHAPES[name.lower()]
 
 
 def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int = 2) -> ModelFootprint:

@@ -15,6 +15,7 @@ that had not come to its arguments is dropped.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
@@ -45,7 +46,7 @@ class AnswerParser(Protocol):
         ...
 
 
-class Parser:
+class Parser(ABC):
     """The frame of all parsers: a state is a method that takes what it can from `_pending`, and says whether
     another may go on with the rest."""
 
@@ -101,8 +102,8 @@ class Parser:
             self._is_after_call = False
             self._events.append(TextPiece(text))
 
-    def _after_marker(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _after_marker(self) -> bool: ...
 
     # -- a JSON call ----------------------------------------------------------------------------
 
@@ -126,8 +127,8 @@ class Parser:
             return True
         return False
 
-    def _after_call(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _after_call(self) -> bool: ...
 
     def _cut_off(self, text: str) -> None:
         """The answer ends before it is clear that this is a call."""
@@ -274,23 +275,24 @@ class MistralParser(ListParser):
         return num_taken is not None
 
 
-class ArgumentsParser(Parser):
+class ArgumentsParser:
     """The whole answer is the arguments of one call."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
-        self._events.append(CallBegin(name))
+        self._begin: list[Event] = [CallBegin(name)]
 
-    def _in_text(self) -> bool:
-        self._events.append(ArgumentsPiece(self._pending))
-        self._pending = ""
-        return False
+    def feed(self, text: str) -> list[Event]:
+        begin, self._begin = self._begin, []
+        return merge([*begin, ArgumentsPiece(text)])
+
+    def finish(self) -> list[Event]:
+        return self.feed("")
 
 
 class FirstCall:
     """Of another parser's calls the first alone."""
 
-    def __init__(self, parser: Parser) -> None:
+    def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self._num_calls = 0
 

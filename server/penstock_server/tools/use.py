@@ -24,7 +24,6 @@ from penstock_server.tools.parsers import (
     ListParser,
     Llama3Parser,
     MistralParser,
-    Parser,
     ParserChoice,
 )
 from penstock_server.tools.request import AllowedToolChoice, Function, Tool, ToolRef
@@ -163,7 +162,7 @@ class ToolUse:
         parser = self._parser()
         return FirstCall(parser) if parser and not self.is_parallel else parser
 
-    def _parser(self) -> Parser | None:
+    def _parser(self) -> AnswerParser | None:
         names = [function.name for function in self._functions]
         match self.mode, self.style.parser:
             case "named", _:

@@ -39,6 +39,8 @@ export class Chat {
   // -- asking ---------------------------------------------------------------------------------
 
   async #answer(question) {
+    // Before anything is added: one conversation has one answer under way.
+    if (this.#page.isRunning(this.#conversation)) return;
     const answer = addMessage(this.#conversation, question.id, "assistant", "");
     await this.#stream(answer, { messages: this.#messagesUntil(question) });
   }
@@ -148,7 +150,12 @@ export class Chat {
   #failure(node) {
     const again = element(
       "button",
-      { type: "button", class: "button small", onclick: () => this.#again(node) },
+      {
+        type: "button",
+        class: "button small",
+        disabled: this.#page.isRunning(this.#conversation),
+        onclick: () => this.#again(node),
+      },
       "Try again",
     );
     return element("div", { class: "failure" }, element("p", {}, node.error), again);
@@ -156,17 +163,20 @@ export class Chat {
 
   #foot(node, view) {
     const isUser = node.role === "user";
+    // Nothing that would move away from the answer that is being written, or throw away a begun edit at its end.
+    const disabled = this.#page.isRunning(this.#conversation);
     const tools = [
-      this.#branches(node),
+      this.#branches(node, disabled),
       iconButton("copy", "Copy", (event) => copyText(node.content, event.currentTarget)),
     ];
-    if (isUser) tools.push(iconButton("edit", "Edit and send again", () => this.#edit(node, view)));
-    else tools.push(iconButton("again", "Answer again", () => this.#again(node)));
+    if (isUser)
+      tools.push(iconButton("edit", "Edit and send again", () => this.#edit(node, view), { disabled }));
+    else tools.push(iconButton("again", "Answer again", () => this.#again(node), { disabled }));
     if (!isUser && node.content && node.figures?.finish !== "stop") {
       tools.push(
         element(
           "button",
-          { type: "button", class: "button small", onclick: () => this.#continue(node) },
+          { type: "button", class: "button small", disabled, onclick: () => this.#continue(node) },
           "Go on",
         ),
       );
@@ -184,7 +194,7 @@ export class Chat {
     );
   }
 
-  #branches(node) {
+  #branches(node, isLocked) {
     const siblings = siblingsOf(this.#conversation, node);
     if (siblings.length < 2) return null;
     const at = siblings.indexOf(node);
@@ -196,9 +206,9 @@ export class Chat {
     return element(
       "span",
       { class: "branches" },
-      iconButton("previous", "Previous version", go(-1), { disabled: at === 0 }),
+      iconButton("previous", "Previous version", go(-1), { disabled: isLocked || at === 0 }),
       element("span", {}, `${at + 1}/${siblings.length}`),
-      iconButton("next", "Next version", go(1), { disabled: at === siblings.length - 1 }),
+      iconButton("next", "Next version", go(1), { disabled: isLocked || at === siblings.length - 1 }),
     );
   }
 

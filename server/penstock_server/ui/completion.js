@@ -84,7 +84,7 @@ export class Completion {
     reader.begin();
     try {
       conversation.figures = await this.#ask(signal, reader);
-      reader.end("The completion is done.");
+      reader.end(conversation.figures.finish === "stopped" ? "Stopped." : "The completion is done.");
     } catch (error) {
       conversation.error = error.message;
       reader.end(error.message);

@@ -7,7 +7,7 @@
 // and `before` what it was before the last one.
 
 /** Begins with a letter: names of digits would not keep their order in an object. */
-export const makeId = () =>
+const makeId = () =>
   `m${Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(36)).join("")}`;
 
 export function newConversation(mode, settings) {
@@ -68,21 +68,54 @@ export function titleOf(conversation) {
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }
 
-/** What an imported file holds, or null if it is no conversation of ours. Unknown fields are dropped. */
+const NODE = { id: "string", role: "string", content: "string", reasoning: "string", error: "string" };
+const FIGURES = {
+  promptTokens: "number",
+  cachedTokens: "number",
+  outputTokens: "number",
+  isCounted: "boolean",
+  firstTokenS: "number",
+  tokensPerS: "number",
+  finish: "string",
+};
+const SETTINGS = {
+  temperature: "number",
+  top_p: "number",
+  top_k: "number",
+  max_tokens: "number",
+  seed: "number",
+  stop: "string",
+  system: "string",
+};
+
+/** What an imported file holds, or null if it is no conversation of ours. Whatever else it has is dropped: the
+ * page opens with what was open last, so what it can't show would keep it from ever opening again. */
 export function readConversation(data) {
   if (typeof data !== "object" || data === null || !["chat", "completion"].includes(data.mode)) return null;
   const nodes = {};
-  for (const node of Object.values(data.nodes ?? {})) {
-    const { id, parent, role, content, reasoning, figures, error } = node ?? {};
-    if (!/^m\w+$/.test(id) || typeof content !== "string" || !["user", "assistant"].includes(role))
-      return null;
-    // A parent comes before its child, as it did when they were written: so there are no circles.
-    if (parent !== null && !(parent in nodes)) return null;
-    nodes[id] = { id, parent, role, content, reasoning, figures, error };
+  for (const each of Object.values(data.nodes ?? {})) {
+    const node = readNode(each, nodes);
+    if (node === null) return null;
+    nodes[node.id] = node;
   }
-  const leaf = data.leaf in nodes ? data.leaf : null;
-  const text = typeof data.text === "string" ? data.text : "";
-  const title = typeof data.title === "string" ? data.title : "";
-  const settings = typeof data.settings === "object" && data.settings !== null ? data.settings : {};
+  const leaf = Object.hasOwn(nodes, data.leaf) ? data.leaf : null;
+  const { text = "", title = "" } = pick(data, { text: "string", title: "string" });
+  const settings = pick(data.settings, SETTINGS);
   return { ...newConversation(data.mode, settings), title, nodes, leaf, text };
+}
+
+/** `earlier`: the nodes before it. A parent comes before its child, as it did when they were written: so there
+ * are no circles. */
+function readNode(data, earlier) {
+  const { id, content, role, ...more } = pick(data, NODE);
+  if (!/^m\w+$/.test(id) || content === undefined || !["user", "assistant"].includes(role)) return null;
+  if (data.parent !== null && !Object.hasOwn(earlier, data.parent)) return null;
+  const figures = data.figures ? pick(data.figures, FIGURES) : undefined;
+  return { id, parent: data.parent, role, content, ...more, figures };
+}
+
+/** The fields of `data` that have the types which `types` gives by name. */
+function pick(data, types) {
+  const found = Object.entries(types).filter(([name, type]) => typeof data?.[name] === type);
+  return Object.fromEntries(found.map(([name]) => [name, data[name]]));
 }

@@ -102,9 +102,8 @@ async function untilLoaded(signal, onWait) {
   for (;;) {
     const now = await health(signal);
     if (now.status !== "loading") return;
-    onWait(
-      `Loading, ${now.loaded_layers} of ${now.total_layers} layers. Your message is sent when that is done.`,
-    );
+    const progress = now.total_layers ? `, ${now.loaded_layers} of ${now.total_layers} layers` : "";
+    onWait(`Loading${progress}. Your message is sent when that is done.`);
     await pause(500, signal);
   }
 }

@@ -30,7 +30,7 @@ export class ConversationList {
         ),
       ),
       items.length > 0
-        ? element("ul", { class: "items" }, items)
+        ? element("ul", {}, items)
         : element("p", { class: "hint" }, "None is kept yet."),
       element(
         "div",
@@ -71,7 +71,6 @@ export class ConversationList {
 
   #rename(conversation, item) {
     const input = element("input", {
-      class: "rename",
       value: titleOf(conversation),
       "aria-label": "Name",
       maxlength: "120",

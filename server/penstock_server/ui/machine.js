@@ -111,6 +111,7 @@ export class Machine {
     );
     this.#readings.clear();
     byId("ledger").hidden = byId("ledger-toggle").hidden = true;
+    byId("ledger-toggle").setAttribute("aria-expanded", "false");
     this.#onState(error.status === 401 ? "locked" : "away", words);
     // A dialog that was cancelled does not come back by itself.
     if (error.status === 401) this.#refusedKey = apiKey();

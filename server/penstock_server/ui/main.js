@@ -7,6 +7,7 @@ import { byId, icon } from "./dom.js";
 import { askForKey, prepareKeyDialog } from "./key.js";
 import { ConversationList } from "./list.js";
 import { Machine } from "./machine.js";
+import { Panels } from "./panels.js";
 import { settingsPanel } from "./sampling.js";
 import { say } from "./spoken.js";
 import { isStorageFull } from "./storage.js";
@@ -14,7 +15,6 @@ import * as store from "./store.js";
 import { prepareTheme } from "./theme.js";
 
 const SAVE_EVERY_MS = 1000;
-const isWide = matchMedia("(min-width: 60rem)");
 const isTouched = matchMedia("(pointer: coarse)");
 
 /** What views and lists may ask of the page. */
@@ -26,6 +26,7 @@ class Page {
   #list = new ConversationList(this, byId("list"));
   #model = null;
   #pending = false;
+  #panels = new Panels();
   #machine = new Machine(
     (state, words) => this.#showState(state, words),
     (model) => this.#showModel(model),
@@ -97,12 +98,15 @@ class Page {
   /** What an answer waits for; null: nothing any more. */
   notify(conversation, words) {
     const run = this.#running.get(conversation.id);
+    const isMore = Boolean(run?.words);
     if (run) run.words = words;
-    if (conversation === this.#conversation) this.warn(words);
+    if (conversation === this.#conversation) this.warn(words, isMore);
   }
 
-  warn(words) {
+  /** `isQuiet`: not read out, as where nothing but the seconds that are left has changed. */
+  warn(words, isQuiet = false) {
     const notice = byId("notice");
+    notice.ariaLive = isQuiet ? "off" : "assertive";
     notice.hidden = !words;
     if (notice.textContent !== (words ?? "")) notice.textContent = words ?? "";
   }
@@ -130,13 +134,13 @@ class Page {
 
   open(id) {
     this.#show(this.live(id) ?? store.loadConversation(id) ?? store.freshConversation("chat"));
-    this.#closeDrawers();
+    this.#panels.uncover();
     byId("prompt").focus();
   }
 
   openNew(mode = this.#conversation.mode) {
     this.#show(store.freshConversation(mode));
-    this.#closeDrawers();
+    this.#panels.uncover();
     (byId("paper") ?? byId("prompt")).focus();
   }
 
@@ -172,7 +176,8 @@ class Page {
 
   rerender(conversation) {
     if (conversation !== this.#conversation) return;
-    const hadFocus = this.stage.contains(document.activeElement);
+    const focused = document.activeElement;
+    const hadFocus = this.stage.contains(focused);
     const isChat = conversation.mode === "chat";
     const isRunning = this.isRunning(conversation);
     this.#view.render();
@@ -192,6 +197,8 @@ class Page {
       : ["Ctrl+Enter completes"];
     byId("keys").textContent = [...keys, isRunning && "Esc stops"].filter(Boolean).join(" · ");
     if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
+    // A button that was pressed and is gone must not take the focus with it.
+    if (byId("composer").contains(focused) && focused.hidden) byId(isRunning ? "stop" : "send").focus();
   }
 
   /** Keeps the end in sight, unless the reader has scrolled away from it. */
@@ -212,7 +219,9 @@ class Page {
     };
     const isChat = this.#conversation.mode === "chat";
     byId("settings").replaceChildren(
-      ...settingsPanel(this.#conversation.settings, isChat, change, () => this.#toggle("settings", false)),
+      ...settingsPanel(this.#conversation.settings, isChat, change, () =>
+        this.#panels.toggle("settings", false),
+      ),
     );
   }
 
@@ -246,18 +255,11 @@ class Page {
   }
 
   #prepareButtons() {
-    for (const [id, name] of [
-      ["list-toggle", "list"],
-      ["settings-toggle", "settings"],
-      ["key-button", "key"],
-    ])
-      byId(id).append(icon(name));
-    byId("list-toggle").addEventListener("click", () => this.#toggle("list"));
+    byId("key-button").append(icon("key"));
     byId("ledger-toggle").addEventListener("click", () => {
       const isShown = (byId("ledger").hidden = !byId("ledger").hidden) === false;
       byId("ledger-toggle").setAttribute("aria-expanded", String(isShown));
     });
-    byId("settings-toggle").addEventListener("click", () => this.#toggle("settings"));
     byId("key-button").addEventListener("click", async () => {
       await askForKey(false);
       this.#machine.wake();
@@ -269,25 +271,6 @@ class Page {
       this.submit();
     });
     byId("modes").addEventListener("change", (event) => this.openNew(event.target.value));
-    byId("list").hidden = !isWide.matches;
-    byId("list-toggle").setAttribute("aria-expanded", String(isWide.matches));
-    isWide.addEventListener("change", () => this.#toggle("list", isWide.matches));
-  }
-
-  #toggle(id, isShown = byId(id).hidden) {
-    const wasInside = byId(id).contains(document.activeElement);
-    byId(id).hidden = !isShown;
-    byId(`${id}-toggle`).setAttribute("aria-expanded", String(isShown));
-    // Where a panel lies over the conversation, one is enough.
-    if (isShown && !isWide.matches) this.#toggle(id === "list" ? "settings" : "list", false);
-    if (isShown && !isWide.matches) byId(id).querySelector("button")?.focus();
-    if (!isShown && wasInside) byId(`${id}-toggle`).focus();
-  }
-
-  #closeDrawers() {
-    if (isWide.matches) return;
-    this.#toggle("list", false);
-    this.#toggle("settings", false);
   }
 
   #prepareKeys() {
@@ -300,8 +283,7 @@ class Page {
     });
     document.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
-      const isOver = !isWide.matches && (!byId("list").hidden || !byId("settings").hidden);
-      if (isOver) this.#closeDrawers();
+      if (this.#panels.isOver) this.#panels.uncover();
       else if (this.isRunning(this.#conversation)) {
         this.stopRunning();
         say("Stopped.");

@@ -10,7 +10,7 @@ const WINDOW_STEPS = 3;
 const HISTORY = 60;
 
 /** What changed between two answers of GET /v1/engine/stats. */
-export class Window {
+class Window {
   #samples = [];
 
   add(stats) {

@@ -102,7 +102,7 @@ function textField(name, label, hint, settings, change, rows) {
   input.addEventListener("change", () => change(name, input.value));
   return element(
     "div",
-    { class: "field wide" },
+    { class: "field" },
     element("label", { for: input.id }, label),
     input,
     element("p", { class: "hint", id: `hint-${name}` }, hint),

@@ -17,7 +17,7 @@ export async function* eventData(body) {
 
 /** Lines may end with \n, \r\n or \r, and come in pieces. An event that is not ended by an empty line is
  * dropped. */
-export class EventParser {
+class EventParser {
   #rest = "";
   #data = [];
 

@@ -39,7 +39,7 @@ export class Strip {
       this.#place.dataset.state = "loading";
     }
     this.#cells.forEach((cell, index) => cell.classList.toggle("absent", index >= loaded));
-    this.#describe(`Loading: ${loaded} of ${count(total, "layer")} in memory`);
+    this.#describe(total ? `Loading: ${loaded} of ${count(total, "layer")} in memory` : "Loading");
   }
 
   /** `plan` as GET /v1/plan has it. */
@@ -71,6 +71,7 @@ export class Strip {
 
   /** What was just heard: the layer in work (null: none), and how long a sweep takes, if that is known. */
   sample(layer, stepS, isRunning) {
+    if (this.#cells.length === 0) return; // without a plan there are no layers to show
     this.#sample = { layer, stepS, isRunning, at: performance.now() };
     if (!isRunning) this.#stop();
     else if (isStill.matches) this.#show(layer);

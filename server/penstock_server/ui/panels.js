@@ -1,0 +1,42 @@
+// The conversations and the settings: panels beside the conversation where there is room for them, else over it,
+// one at a time.
+
+import { byId, icon } from "./dom.js";
+
+const isWide = matchMedia("(min-width: 60rem)");
+
+export class Panels {
+  constructor() {
+    for (const id of ["list", "settings"]) {
+      const button = byId(`${id}-toggle`);
+      button.append(icon(id));
+      button.addEventListener("click", () => this.toggle(id));
+    }
+    byId("list").hidden = !isWide.matches;
+    byId("list-toggle").setAttribute("aria-expanded", String(isWide.matches));
+    isWide.addEventListener("change", () => this.toggle("list", isWide.matches));
+  }
+
+  /** Whether one lies over the conversation. */
+  get isOver() {
+    return !isWide.matches && !(byId("list").hidden && byId("settings").hidden);
+  }
+
+  toggle(id, isShown = byId(id).hidden) {
+    const wasInside = byId(id).contains(document.activeElement);
+    byId(id).hidden = !isShown;
+    byId(`${id}-toggle`).setAttribute("aria-expanded", String(isShown));
+    if (isShown && !isWide.matches) {
+      this.toggle(id === "list" ? "settings" : "list", false);
+      byId(id).querySelector("button")?.focus();
+    }
+    if (!isShown && wasInside) byId(`${id}-toggle`).focus();
+  }
+
+  /** Nothing lies over the conversation any more. */
+  uncover() {
+    if (isWide.matches) return;
+    this.toggle("list", false);
+    this.toggle("settings", false);
+  }
+}

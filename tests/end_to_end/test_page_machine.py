@@ -1,0 +1,161 @@
+"""The page's view of the machine at work, in a real browser: over the real server, and over a fake engine
+with a plan of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from fakes import FakeAsyncEngine
+from penstock.async_engine import EngineStatus
+from penstock.config import EngineConfig
+from penstock.memory.cards import find_card
+from penstock.memory.cost import predict_step
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.plan import plan_memory
+from penstock.metrics import StepStats, Traffic
+from penstock.model.known_shapes import find_shape
+from penstock_server.plan_report import footprint_of
+
+from .browser import OpenPage, answer, expect, say, serving, wait_until_done
+from .server_process import ServerProcess
+
+
+def planned_engine(card: str | None = None) -> FakeAsyncEngine:
+    """A fake that claims to be a SOLAR-10.7B planned into 6 GiB on an invented machine."""
+    hardware = HardwareProfile(2, 24 << 30, 20 << 30, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
+    hardware = replace(hardware, device=find_card(card)) if card else hardware
+    config = EngineConfig(host_memory_bytes=6 << 30)
+    size = footprint_of(find_shape("solar-10.7b"), config)
+    engine = FakeAsyncEngine()
+    plan = engine.model.plan = plan_memory(size, hardware, config)
+    engine.model.predict = lambda num_tokens, num_sampled: predict_step(
+        plan, size, hardware, config, num_tokens, num_sampled
+    )
+    engine.model.metrics.links["disk"] = Traffic()
+    return engine
+
+
+def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    strip = page.get_by_role("img", name=re.compile("layers"))
+    expect(strip).to_have_accessible_name(re.compile(r"^6 layers, 6 in RAM; nothing is streamed"))
+    assert page.locator(".cell.host").count() == page.locator(".cell").count() == 6
+    say(page, "Tell me a story about a fox.")
+    wait_until_done(page)
+    tokens = page.locator(".reading", has_text="Tokens/s").locator(".words")
+    expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* since the start"))
+    page.get_by_role("button", name="What lies where").click()
+    expect(page.get_by_role("region", name="What lies where")).to_contain_text("keys and values")
+
+
+def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:
+    engine = planned_engine()
+    plan, metrics = engine.model.plan, engine.model.metrics
+    assert plan is not None
+    with serving(engine) as url:
+        page = open_page(url, reduced_motion="reduce")
+        cells = page.locator(".cell")
+        expect(cells).to_have_count(48)
+        homes = cells.evaluate_all("cells => cells.map(cell => cell.classList.contains('disk'))")
+        assert homes == [layer.home == "disk" for layer in plan.layers] and any(homes)
+        expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted")
+        metrics.record(StepStats(2.0, 1, 1, 1, 10**9, 0.1, 1.2, 1.6))
+        metrics.num_running = 1
+        for layer in (5, 17):
+            engine.model.streamer.current_layer = layer
+            expect(page.locator("#caption")).to_have_text(f"Layer {layer + 1} of 48")
+            expect(cells.nth(layer)).to_have_class(re.compile("now"))
+            expect(page.locator(".cell.done")).to_have_count(layer)
+        expect(page.locator("#state")).to_have_text("working")
+        expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted 1.60 s, 60% of floor")
+        engine.model.streamer.current_layer, metrics.num_running = None, 0
+        expect(page.locator("#state")).to_have_text("ready")
+        expect(page.locator(".cell.now")).to_have_count(0)
+
+
+def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
+    engine = planned_engine("GTX 1060")
+    engine.model.metrics.links["host to device"] = Traffic()
+    with serving(engine) as url:
+        page = open_page(url)
+        expect(page.locator(".lane b")).to_have_text(["Disk", "RAM", "GPU"])
+        expect(page.locator(".reading dt")).to_contain_text(["From disk", "To the GPU"])
+
+
+def test_nobody_asks_while_nobody_looks(open_page: OpenPage) -> None:
+    with serving(planned_engine()) as url:
+        page = open_page(url)
+        expect(page.locator("#state")).to_have_text("ready")
+        page.clock.install()
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', { value: true, configurable: true });"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        page.wait_for_load_state("networkidle")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.clock.run_for(60_000)
+        assert asked == []
+        with page.expect_request("**/v1/engine/stats"):
+            page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_loading_is_shown_and_waited_for(open_page: OpenPage) -> None:
+    engine = FakeAsyncEngine()
+    engine.status = EngineStatus("loading", 3, 12)
+    with serving(engine) as url:
+        page = open_page(url)
+        expect(page.locator("#state")).to_have_text("loading, 3 of 12 layers")
+        assert page.locator(".cell.absent").count() == 9
+        say(page, "Hello")
+        expect(page.locator("#notice")).to_contain_text("3 of 12 layers")
+        engine.status = EngineStatus("ready", 12, 12)
+        expect(answer(page).locator(".body")).to_have_text("Hello!")
+
+
+@pytest.mark.parametrize("card", [None, "GTX 1060"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_moves_when_the_plan_comes(open_page: OpenPage, width: int, card: str | None) -> None:
+    engine = planned_engine(card)
+    if card:
+        engine.model.metrics.links["host to device"] = Traffic()
+    engine.status = EngineStatus("loading", 0, 0)
+    with serving(engine) as url:
+        page = open_page(url, viewport={"width": width, "height": 844}, reduced_motion="reduce")
+        top = "document.querySelector('.work').getBoundingClientRect().top"
+        expect(page.locator("#caption")).to_have_text("Loading")
+        page.evaluate("document.fonts.ready")
+        before = page.evaluate(top)
+        engine.status = EngineStatus("ready", 48, 48)
+        expect(page.locator(".reading", has_text="Step")).to_contain_text("predicted")
+        assert page.evaluate(top) == before
+        engine.model.metrics.num_running, engine.model.streamer.current_layer = 1, 3
+        expect(page.locator("#caption")).to_have_text("Layer 4 of 48")
+        assert page.evaluate(top) == before
+
+
+def test_an_engine_without_a_plan_has_no_strip(open_page: OpenPage) -> None:
+    engine = FakeAsyncEngine()
+    with serving(engine) as url:
+        page = open_page(url, reduced_motion="reduce")
+        expect(page.locator("#state")).to_have_text("ready")
+        engine.model.metrics.num_running = 1
+        expect(page.locator("#state")).to_have_text("working")
+        expect(page.locator("#caption")).to_have_text("")
+        expect(page.get_by_role("button", name="What lies where")).to_have_count(0)
+
+
+def test_what_lies_where_is_closed_when_the_server_is_gone(open_page: OpenPage) -> None:
+    engine = planned_engine()
+    with serving(engine) as url:
+        page = open_page(url)
+        page.get_by_role("button", name="What lies where").click()
+        engine.status = EngineStatus("dead", 0, 0, "it died")
+        expect(page.locator("#state")).to_have_text("not ready")
+        engine.status = EngineStatus("ready", 48, 48)
+        toggle = page.get_by_role("button", name="What lies where")
+        expect(toggle).to_have_attribute("aria-expanded", "false")
+        expect(page.get_by_role("region", name="What lies where")).to_have_count(0)

@@ -1,0 +1,26 @@
+"""Names of known shapes; their numbers are compared with transformers in test_shapes.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.model.known_shapes import SHAPES, find_shape
+
+
+def test_a_shape_is_found_by_its_name() -> None:
+    assert find_shape("SOLAR-10.7b") is SHAPES["solar-10.7b"]
+
+
+def test_unknown_shapes_are_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"'gpt-5'; there are: tinyllama-1\.1b, "):
+        find_shape("gpt-5")
+
+
+def test_names_are_known_without_torch() -> None:
+    """The command line has them in its help, which shall not take seconds."""
+    program = "import sys, penstock.model.known_shapes as k; assert k.SHAPES and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
