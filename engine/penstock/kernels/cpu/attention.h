@@ -133,6 +133,8 @@ typedef struct {
     int64_t position, num_rows; /* of the first token; tokens times query heads */
     int64_t first_key, num_keys, num_groups;
     float *scores, *queries, *mixed, *values; /* queries [head_dim, num_rows] */
+    float *weights;                           /* [num_rows, GROUP] */
+    vec *largest, *sums;                      /* of each row: lane by lane */
 } query_tile;
 
 /* Where a key begins, or the last group of 16 if there is no such key: in K its first dimension, in V itself. */
@@ -142,23 +144,6 @@ INLINE int64_t key_at(const query_tile *t, int64_t key, const int is_k) {
     key = t->first_key + MIN(key, (t->num_groups - 1) * GROUP + key % GROUP);
     return (t->blocks[key / bs] * kv->num_kv_heads + t->kv_head) * kv->head_dim * bs +
            key % bs * (is_k ? 1 : kv->head_dim);
-}
-
-INLINE void score(const query_tile *t, int64_t row, const int is_half, const int rows) {
-    const int num = MIN(8, SUMS / rows);
-    const int64_t row_width = t->num_groups * GROUP;
-    for (int64_t key = 0; key < row_width; key += num * LANES) {
-        int64_t keys[SUMS], ahead[SUMS];
-        vec out[SUMS];
-        for (int n = 0; n < num; n++) {
-            keys[n] = key_at(t, key + n * LANES, 1);
-            ahead[n] = key_at(t, key + n * LANES + MAX(num * LANES, AHEAD * GROUP), 1);
-        }
-        score_rows(t->c, keys, ahead, t->queries + row, t->num_rows, out, is_half, rows, num);
-        const int64_t num_left = MIN(num, (row_width - key) / LANES);
-        for (int r = 0; r < rows; r++)
-            memcpy(t->scores + (row + r) * row_width + key, out + r * num, num_left * sizeof(vec));
-    }
 }
 
 /* Sums of products -> scores, -infinity where a row does not see a key. */
@@ -176,29 +161,44 @@ INLINE vec finish_score(const query_tile *t, int64_t row, int64_t key, vec v) {
     return select_vec(seen, v, splat(-INFINITY));
 }
 
-/* A row's sums of products -> softmax, not yet divided by its sum, which is returned. */
-static float exponentiate(const query_tile *t, int64_t row) {
-    const int64_t row_width = t->num_groups * GROUP;
-    float *s = t->scores + row * row_width;
-    /* Most keys are seen and need nothing but the scale. */
+/* Scores of some rows and the largest of each. Most keys are seen and need nothing but the scale. */
+INLINE void score(const query_tile *t, int64_t row, const int is_half, const int rows) {
     const attention *c = t->c;
-    const int64_t position = t->position + row / t->group - t->first_key;
+    const int num = MIN(8, SUMS / rows);
+    const int64_t row_width = t->num_groups * GROUP;
     const bool is_scaled_only = c->softcap == 0.0f && !c->alibi_slopes;
-    const int64_t plain_begin = !is_scaled_only ? row_width : c->window ? position - c->window + 1 : 0;
-    vec largest = splat(-INFINITY), sum = {};
-    for (int64_t key = 0; key < row_width; key += LANES) {
-        const int is_plain = key >= plain_begin && key + LANES - 1 <= position;
-        const vec v = is_plain ? load(s + key) * splat(c->scale) : finish_score(t, row, key, load(s + key));
-        largest = max_vec(largest, v);
-        store(s + key, v);
+    for (int64_t key = 0; key < row_width; key += num * LANES) {
+        int64_t keys[SUMS], ahead[SUMS];
+        vec out[SUMS];
+        for (int n = 0; n < num; n++) {
+            keys[n] = key_at(t, key + n * LANES, 1);
+            ahead[n] = key_at(t, key + n * LANES + MAX(num * LANES, AHEAD * GROUP), 1);
+        }
+        score_rows(t->c, keys, ahead, t->queries + row, t->num_rows, out, is_half, rows, num);
+        const int64_t num_left = MIN(num, (row_width - key) / LANES);
+        for (int r = 0; r < rows; r++) {
+            const int64_t position = t->position + (row + r) / t->group - t->first_key;
+            const int64_t first = !is_scaled_only ? row_width : c->window ? position - c->window + 1 : 0;
+            for (int64_t n = 0, k = key; n < num_left; n++, k += LANES) {
+                const bool is_plain = k >= first && k + LANES - 1 <= position;
+                const vec sum = out[r * num + n];
+                const vec v = is_plain ? sum * splat(c->scale) : finish_score(t, row + r, k, sum);
+                t->largest[row + r] = max_vec(t->largest[row + r], v);
+                store(t->scores + (row + r) * row_width + k, v);
+            }
+        }
     }
-    const vec top = splat(max_lanes(largest));
-    for (int64_t key = 0; key < row_width; key += LANES) {
-        vec p = exp_vec(load(s + key) - top);
-        store(s + key, p);
-        sum += p;
-    }
-    return sum_lanes(sum);
+}
+
+/* Scores of a group of keys -> softmax, not yet divided by the sums. */
+INLINE void exponentiate(const query_tile *t, int64_t g, const float *largest) {
+    for (int64_t row = 0; row < t->num_rows; row++)
+        for (int64_t key = 0; key < GROUP; key += LANES) {
+            const float *score = t->scores + (row * t->num_groups + g) * GROUP + key;
+            const vec p = exp_vec(load(score) - splat(largest[row]));
+            store(t->weights + row * GROUP + key, p);
+            t->sums[row] += p;
+        }
 }
 
 INLINE void mix(const query_tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
@@ -212,7 +212,7 @@ INLINE void mix(const query_tile *t, int64_t row, int64_t g, const int is_half, 
     const int64_t ahead = is_whole ? key_at(t, (g + AHEAD) * GROUP, 0) : 0;
     float *p[SUMS], *y[SUMS];
     for (int r = 0; r < rows; r++) {
-        p[r] = t->scores + ((row + r) * t->num_groups + g) * GROUP;
+        p[r] = t->weights + (row + r) * GROUP;
         y[r] = t->mixed + (row + r) * padded_d;
     }
     int64_t i = 0;
@@ -248,13 +248,15 @@ static void widen_values(const query_tile *t, int64_t g) {
 
 /* Two passes over the keys: scores first, then the values. */
 INLINE void attend(query_tile *t, const int is_half) {
+    float largest[t->num_rows];
+    for (int64_t r = 0; r < t->num_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};
 #define SCORE(rows) score(t, row, is_half, rows)
     FOR_ROWS(t, SCORE)
 #undef SCORE
     const int64_t d = t->c->kv.head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
-    float sums[t->num_rows];
-    for (int64_t r = 0; r < t->num_rows; r++) sums[r] = exponentiate(t, r);
+    for (int64_t r = 0; r < t->num_rows; r++) largest[r] = max_lanes(t->largest[r]);
     for (int64_t g = 0; g < t->num_groups; g++) {
+        exponentiate(t, g, largest);
 #define MIX(rows) mix(t, row, g, is_half, rows)
 #define MIX_WIDENED(rows) mix(t, row, g, 0, rows)
         if (d % LANES == 0) FOR_ROWS(t, MIX)
@@ -265,8 +267,22 @@ INLINE void attend(query_tile *t, const int is_half) {
 #undef MIX
 #undef MIX_WIDENED
     }
-    for (int64_t r = 0; r < t->num_rows; r++)
-        for (int64_t i = 0; i < d; i++) t->mixed[r * padded_d + i] /= sums[r];
+    for (int64_t r = 0; r < t->num_rows; r++) {
+        const float sum = sum_lanes(t->sums[r]);
+        for (int64_t i = 0; i < d; i++) t->mixed[r * padded_d + i] /= sum;
+    }
+}
+
+/* Kept from call to call: the system would have to find its pages anew each time. NULL if there is no memory. */
+static float *scratch_of(int64_t num_floats) {
+    static _Thread_local float *scratch;
+    static _Thread_local int64_t size;
+    if (num_floats > size) {
+        free(scratch);
+        scratch = aligned_alloc(64, (num_floats + 15) / 16 * 64);
+        size = scratch ? num_floats : 0;
+    }
+    return scratch;
 }
 
 static void attention_tile(void *context, int64_t task) {
@@ -279,12 +295,14 @@ static void attention_tile(void *context, int64_t task) {
     const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1];
     const int64_t first_key = c->window ? MAX(0, begin + shift - c->window + 1) / GROUP * GROUP : 0;
     const int64_t num_keys = end + shift - first_key, num_groups = (num_keys + GROUP - 1) / GROUP;
-    const int64_t num_floats = num_rows * (num_groups * GROUP + 2 * padded_d) + GROUP * padded_d;
-    float *scratch = aligned_alloc(64, num_floats * sizeof(float));
+    const int64_t num_floats = num_rows * (num_groups * GROUP + 2 * padded_d + GROUP + 2 * LANES) + GROUP * padded_d;
+    float *scratch = scratch_of(num_floats);
     if (!scratch) abort(); /* some tens of kilobytes: nothing else would get any either */
-    float *queries = scratch + num_rows * num_groups * GROUP, *mixed = queries + num_rows * padded_d;
+    float *weights = scratch + num_rows * num_groups * GROUP;
+    vec *largest = (vec *)(weights + num_rows * GROUP), *sums = largest + num_rows;
+    float *queries = (float *)(sums + num_rows), *mixed = queries + num_rows * padded_d;
     query_tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
-              num_groups, scratch, queries, mixed, mixed + num_rows * padded_d};
+                    num_groups, scratch, queries, mixed, mixed + num_rows * padded_d, weights, largest, sums};
     memset(mixed, 0, (num_rows + GROUP) * padded_d * sizeof(float));
     for (int64_t r = 0; r < num_rows; r++) {
         const float *q = c->q + (begin + r / group) * c->q_stride + (kv_head * group + r % group) * d;
@@ -295,7 +313,6 @@ static void attention_tile(void *context, int64_t task) {
     for (int64_t r = 0; r < num_rows; r++)
         memcpy(c->y + (begin + r / group) * c->y_stride + (kv_head * group + r % group) * d, mixed + r * padded_d,
                d * sizeof(float));
-    free(scratch);
 }
 
 /* Attention of new tokens over everything their sequences have cached, causal.
