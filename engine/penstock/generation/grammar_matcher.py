@@ -44,8 +44,8 @@ class GrammarCompiler:
         self._compiled: dict[int, LLMatcher] = {}
 
     def check(self, grammar: Grammar) -> None:
-        """Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. Takes a while
-        for an object that was not seen before, be it equal to another."""
+        """Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. Takes a
+        while for an object that was not seen before, be it equal to another."""
         self._compile(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
