@@ -66,6 +66,10 @@ MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
+#: Entries that the sampler has to look at for each token; allowed_token_ids and bad_words say more with less.
+MAX_BIASES = 1024
+#: No context has room for more; and each takes some 30 us to read, in which nobody else is served.
+MAX_MESSAGES = 4096
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Verbosity = Literal["low", "medium", "high"]
 CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
@@ -95,7 +99,9 @@ class SamplingFields(Wire):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = Field(
+        None, description="Token id -> -100 to 100."
+    )
 
     # vLLM's extensions
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
@@ -272,7 +278,7 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: PositiveCount | None = Field(
         None, description="Wins over max_tokens. If both are null: until the context is full."
     )

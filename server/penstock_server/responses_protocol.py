@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -30,9 +31,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
-from penstock_server.messages import Message
+from penstock_server.messages import MAX_PARTS, Message
 from penstock_server.output_formats import JsonObjectFormat, TextFormat
 from penstock_server.protocol import (
+    MAX_MESSAGES,
     CacheSalt,
     ChatCompletionRequest,
     Priority,
@@ -112,7 +114,7 @@ def _kind_of_content(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[InputPart], Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("list")],
     Discriminator(_kind_of_content),
 ]
 
@@ -167,7 +169,8 @@ InputItem = Annotated[
     Discriminator(_kind_of_item),
 ]
 Input = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[InputItem], Field(min_length=1), Tag("list")],
+    Annotated[Text, Tag("string")]
+    | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
     Discriminator(_kind_of_content),
 ]
 
@@ -350,7 +353,7 @@ class ResponsesRequest(SamplingFields):
         """Likeliest tokens to report per position; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
-    @property
+    @cached_property
     def messages(self) -> list[Message]:
         """The conversation as /v1/chat/completions has it."""
         given = self.input

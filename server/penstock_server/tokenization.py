@@ -19,7 +19,7 @@ from penstock_server.inputs import read_messages
 from penstock_server.messages import Message
 from penstock_server.openai import ERRORS, check_model, require_json
 from penstock_server.operations import ready_engine
-from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.protocol import MAX_MESSAGES, ChatCompletionRequest
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
 from penstock_server.tools.request import MAX_TOOLS, Tool
@@ -38,7 +38,7 @@ class TokenizeRequest(Wire):
     add_special_tokens: bool | None = Field(None, description="true if null; not with messages")
     return_token_strs: bool | None = Field(None, description="The tokens as the vocabulary spells them.")
 
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_generation_prompt: bool | None = Field(None, description="true if null")
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None

@@ -341,6 +341,19 @@ def test_echo_with_logprobs_tells_the_prompts_as_well(client: TestClient, engine
     assert [stream.params.prompt_logprobs for stream in engine.streams] == [1, 1]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_each_choice_tells_the_prompt_though_one_scores_it(
+    client: TestClient, engine: FakeAsyncEngine, is_stream: bool
+) -> None:
+    answer = complete(client, echo=True, logprobs=1, n=2, stream=is_stream)
+    chunks = sse_events(answer.text)[:-1] if is_stream else [answer.json()]
+    told: dict[int, list[float | None]] = {}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        told.setdefault(choice["index"], choice["logprobs"]["token_logprobs"])
+    assert [scores[:3] for scores in told.values()] == [[None, -0.75, -0.25]] * 2
+    assert [stream.params.prompt_logprobs for stream in engine.streams] == [1, None]
+
+
 def test_scoring(client: TestClient, engine: FakeAsyncEngine) -> None:
     answer = complete(client, prompt=["ab", "c"], echo=True, logprobs=0, max_tokens=0).json()
     assert [choice["text"] for choice in answer["choices"]] == ["ab", "c"]
