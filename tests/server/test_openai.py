@@ -354,6 +354,17 @@ def test_each_choice_tells_the_prompt_though_one_scores_it(
     assert [stream.params.prompt_logprobs for stream in engine.streams] == [1, None]
 
 
+def test_choices_share_one_grammar(client: TestClient, engine: FakeAsyncEngine) -> None:
+    """The very object: what is compiled of it is compiled once."""
+    complete(client, n=3, seed=1, structured_outputs={"regex": "a+"})
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    chat(client, n=3, seed=1, tools=[tool], tool_choice="required")
+    for streams in (engine.streams[:3], engine.streams[3:]):
+        first = streams[0].params.grammar
+        assert first is not None and len(streams) == 3
+        assert all(stream.params.grammar is first for stream in streams)
+
+
 def test_scoring(client: TestClient, engine: FakeAsyncEngine) -> None:
     answer = complete(client, prompt=["ab", "c"], echo=True, logprobs=0, max_tokens=0).json()
     assert [choice["text"] for choice in answer["choices"]] == ["ab", "c"]
