@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, model_validator
+from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
@@ -126,16 +127,18 @@ class TokenizationRoutes:
     def router(self) -> APIRouter:
         errors: dict[int | str, dict[str, Any]] = ERRORS
         router = APIRouter(tags=["tokens"], responses=errors, dependencies=[Depends(require_json)])
-        router.post("/tokenize")(self.tokenize)
+        router.post("/tokenize", response_model=Tokens)(self.tokenize)
         router.post("/detokenize")(self.detokenize)
         return router
 
-    async def tokenize(self, body: TokenizeRequest) -> Tokens:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         for name in ("prompt", "content"):
             _check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
-        return await self._texts.run(lambda: tokens_of(engine, body, self._settings))
+        # As JSON, too, on that thread: with pieces it is an object per token.
+        content = await self._texts.run(lambda: tokens_of(engine, body, self._settings).model_dump_json())
+        return Response(content, media_type="application/json")
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
         check_model(body.model, self._settings)
