@@ -72,8 +72,8 @@ class Sampler:
         params, output = sequence.params, sequence.output_token_ids
         logits = logits.clone()
         if params.logit_bias:
-            ids, biases = _biases(tuple(params.logit_bias.items()))
-            logits[ids] += biases
+            ids = torch.tensor(list(params.logit_bias), device=logits.device)
+            logits[ids] += logits.new_tensor(list(params.logit_bias.values()))
         if params.repetition_penalty != 1:
             ids = torch.tensor(sorted(set(sequence.token_ids)), device=logits.device)
             seen = logits[ids]
@@ -102,13 +102,6 @@ class Sampler:
 def _id_tensor(token_ids: tuple[int, ...]) -> Tensor:
     """Kept, as a list may be as long as the vocabulary and each token of the answer asks for it."""
     return torch.tensor(token_ids)
-
-
-@lru_cache(maxsize=64)
-def _biases(pairs: tuple[tuple[int, float], ...]) -> tuple[Tensor, Tensor]:
-    """Token ids, and what is added to their logits; kept for the same reason."""
-    ids, biases = zip(*pairs, strict=True)
-    return torch.tensor(ids), torch.tensor(biases, dtype=torch.float32)
 
 
 def _no_number(largest: float) -> ComputationError:
