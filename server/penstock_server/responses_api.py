@@ -24,11 +24,13 @@ from penstock_server.openai import (
     require_json,
 )
 from penstock_server.operations import ready_engine
+from penstock_server.protocol import ChatCompletionRequest
 from penstock_server.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
 from penstock_server.responses_protocol import ResponsesRequest
 from penstock_server.settings import Settings
 from penstock_server.structured_outputs import read_grammar
 from penstock_server.text_thread import TextThread
+from penstock_server.tokenization import check_length
 from penstock_server.tools.parsers import ParserChoice
 from penstock_server.tools.use import ToolUse
 
@@ -81,7 +83,9 @@ class ResponsesRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         parser = self._settings.tool_call_parser
-        prompt, _ = await self._texts.run(lambda: read_conversation(engine, body, parser))
+        num_chars = sum(len(message.text) for message in body.messages)
+        check_length("input", num_chars, "characters", 8 * engine.max_model_len)
+        prompt, _ = await self._texts.run(lambda: read_conversation(engine, body, parser, may_be_long=True))
         return InputTokens(input_tokens=len(prompt.token_ids))
 
     async def find(self, response_id: str) -> None:
@@ -117,28 +121,32 @@ def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
     return {"bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()), "grammar": grammar}
 
 
-def read_conversation(engine: Engine, body: ResponsesRequest, parser: ParserChoice) -> tuple[Prompt, ToolUse]:
+def read_conversation(
+    engine: Engine, body: ResponsesRequest, parser: ParserChoice, may_be_long: bool = False
+) -> tuple[Prompt, ToolUse]:
     """With truncation "auto" without the oldest turns, as far as the context demands; system messages in
-    front stay, and what remains begins with a user's message. Raises what read_messages() and
-    refuse_long_text() raise."""
+    front stay, and what remains begins with a user's message. Raises what read_messages() raises, and unless
+    it may be long what refuse_long_text() raises."""
     messages = body.messages
     use = ToolUse.of(body.chat(messages), engine.tokenizer, parser)
+    first = next((i for i, each in enumerate(messages) if each.role not in ("system", "developer")), 0)
+    starts = [first]
+    if body.truncation == "auto":
+        starts += [i for i in range(first + 1, len(messages)) if messages[i].role == "user"]
+    room = engine.max_model_len - (body.max_output_tokens or 1)
 
-    def prompt(start: int) -> Prompt:
-        chat = body.chat(messages[:first] + messages[start:])
-        refuse_long_text(engine, chat)
-        return read_messages(engine, chat, use)
+    def chat(start: int) -> ChatCompletionRequest:
+        return body.chat(messages[:first] + messages[start:])
 
     def fits(start: int) -> bool:
         try:
-            return len(prompt(start).token_ids) <= room
+            refuse_long_text(engine, chat(start))
         except ContextOverflow:
             return False
+        return len(read_messages(engine, chat(start), use).token_ids) <= room
 
-    first = next((i for i, each in enumerate(messages) if each.role not in ("system", "developer")), 0)
-    if body.truncation != "auto":
-        return prompt(first), use
-    starts = [first, *(i for i in range(first + 1, len(messages)) if messages[i].role == "user")]
-    room = engine.max_model_len - (body.max_output_tokens or 1)
-    index = bisect_left(starts, True, key=fits)
-    return prompt(starts[min(index, len(starts) - 1)]), use
+    # The last one need not fit: whoever computes it says why it does not.
+    kept = chat(starts[bisect_left(starts[:-1], True, key=fits)])
+    if not may_be_long:
+        refuse_long_text(engine, kept)
+    return read_messages(engine, kept, use), use

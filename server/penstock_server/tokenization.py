@@ -135,7 +135,7 @@ class TokenizationRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         for name in ("prompt", "content"):
-            _check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
+            check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
         # As JSON, too, on that thread: with pieces it is an object per token.
         content = await self._texts.run(lambda: tokens_of(engine, body, self._settings).model_dump_json())
         return Response(content, media_type="application/json")
@@ -143,7 +143,7 @@ class TokenizationRoutes:
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        _check_length("tokens", len(body.tokens), "tokens", engine.max_model_len)
+        check_length("tokens", len(body.tokens), "tokens", engine.max_model_len)
         if max(body.tokens, default=0) >= engine.spec.vocab_size:
             message = f"tokens has an id above {engine.spec.vocab_size - 1}, the model's last."
             raise ApiError(400, message, code="invalid_value", param="tokens")
@@ -151,7 +151,7 @@ class TokenizationRoutes:
         return DetokenizedText(prompt=text, content=text)
 
 
-def _check_length(field: str, number: int, unit: str, limit: int) -> None:
+def check_length(field: str, number: int, unit: str, limit: int) -> None:
     """Raises 400 for what is far longer than any context here: it would hold up everybody's texts."""
     limit = max(limit, LEAST_LIMIT)
     if number > limit:

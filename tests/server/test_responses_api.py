@@ -152,6 +152,11 @@ def test_long_texts_are_not_even_read(make_client: MakeClient, monkeypatch: pyte
     assert refused.json()["error"]["code"] == "context_length_exceeded" and not read
     assert respond(client, input=turns, truncation="auto").status_code == 200
     assert read and max(read) <= 10
+    # They can be counted, as far as /tokenize goes.
+    counted_tokens = client.post("/v1/responses/input_tokens", json={"input": turns[:20]})
+    assert counted_tokens.json()["input_tokens"] > 2000
+    too_long = client.post("/v1/responses/input_tokens", json={"input": turns})
+    assert too_long.json()["error"]["code"] == "string_above_max_length"
 
 
 def test_nothing_is_dropped_otherwise(make_client: MakeClient) -> None:
