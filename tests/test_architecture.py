@@ -16,7 +16,7 @@ LEVELS: list[set[str]] = [
     {"penstock.weights"},
     {"penstock.model"},
     {"penstock.generation", "penstock.unquantized"},
-    {"penstock.loader", "penstock.calibrate"},
+    {"penstock.loader", "penstock.measure", "penstock.calibrate"},
     {"penstock.engine"},
     {"penstock.async_engine", "penstock.evaluate"},
     {"penstock"},

@@ -1,39 +1,35 @@
 """From a model's name to the parts of an engine: files found and checked, memory planned and allocated,
-reading begun. Also the one place that knows how to measure both memory and arithmetic."""
+reading begun."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from penstock.config import DeviceChoice, EngineConfig
+from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.scheduler import Scheduler
 from penstock.generation.warm_up import largest_step, measure_activations
-from penstock.kernels import Kernels, QuantizedTensor, choose_kernels
+from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.device import CudaDevice, find_device
 from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import (
     HardwareProfile,
-    Measure,
     capacities,
-    hardware_profile,
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, context, gib, plan_memory
 from penstock.memory.pools import MemoryPool
-from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.spec import ModelSpec
@@ -190,42 +186,6 @@ def _begin_reading(
         streamer.close()
         raise
     return Executor(family, embedding, head, streamer, kv_cache, tied), streamer
-
-
-def measure_hardware(
-    folder: Path | None,
-    cache: Path | None = None,
-    is_forced: bool = False,
-    choice: DeviceChoice = "cpu",
-) -> HardwareProfile:
-    """This machine, the GPU that the choice comes to, and the disk under `folder`, with rates measured once
-    and kept in the file `cache`."""
-    device = find_device(choice)
-
-    def measure_device() -> dict[str, float]:
-        assert device is not None
-        memory, link = device_gbps(device.torch_device)
-        gops = _int8_gops(1, device.torch_device, cache.parent if cache else None)
-        return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
-
-    measure = Measure(memory_read_gbps, _int8_gops, measure_disk, measure_device)
-    return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
-
-
-def _int8_gops(
-    num_threads: int, device: torch.device | None = None, cache_folder: Path | None = None
-) -> float:
-    """What our own product reaches on a block of a large model, in 1e9 INT8 operations a second."""
-    kernels = choose_kernels(EngineConfig(), num_threads, device, cache_folder)
-    qweight = torch.ones(4096, 4096, dtype=torch.int8, device=device)
-    weight = QuantizedTensor(qweight, torch.ones(4096, device=device))
-    x = torch.randn(256, 4096, device=device)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        kernels.int8_linear(x, weight)[0, 0].item()  # waits for a GPU
-        times.append(time.perf_counter() - started)
-    return 2 * 2 * 256 * 4096 * 4096 / min(times) / 1e9  # two rows of integers for each token
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: EngineConfig) -> None:

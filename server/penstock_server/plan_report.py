@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.loader import measure_hardware
+from penstock.measure import measure_hardware
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile

@@ -16,6 +16,7 @@ import torch
 
 from penstock.kernels import QuantizedTensor
 from penstock.kernels.cpu import NativeKernels, compiled_builds
+from penstock.memory.direct_io import aligned_buffer
 
 #: Together larger than any last-level cache here.
 NUM_MATRICES, ROWS, COLUMNS = 12, 11264, 2048
@@ -32,10 +33,16 @@ def median_seconds(function: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
+def weights(num_matrices: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    """Random INT8 matrices in memory like that of an engine's weights (huge pages, where the system has them)."""
+    buffer = aligned_buffer(num_matrices * rows * columns)[: num_matrices * rows * columns].view(torch.int8)
+    return buffer.view(num_matrices, rows, columns).random_(-127, 128).unbind()
+
+
 def memory_read_gbps(repeats: int = 5) -> float:
     """GB/s of the fastest of three readers over 277 MB: a sum of int64, torch's INT8 matrix-vector
     product, ours. (A plain sum reads slower than a good product.)"""
-    matrices = [torch.randint(-127, 128, (ROWS, COLUMNS), dtype=torch.int8) for _ in range(NUM_MATRICES)]
+    matrices = weights(NUM_MATRICES, ROWS, COLUMNS)
     total = NUM_MATRICES * ROWS * COLUMNS
     x8 = torch.randint(-127, 128, (1, COLUMNS), dtype=torch.int8)
     readers: list[Callable[[], object]] = [

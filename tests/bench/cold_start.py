@@ -24,7 +24,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
-from penstock.loader import measure_hardware
+from penstock.measure import measure_hardware
 from penstock.memory.direct_io import PAGE, DirectReader, PopulatedAhead, aligned_buffer
 from penstock.text.tokenizer import NoText
 

@@ -12,7 +12,7 @@ import statistics
 import time
 
 import torch
-from ceilings import int8_gops, memory_read_gbps
+from ceilings import int8_gops, memory_read_gbps, weights
 
 from penstock.kernels import QuantizedTensor
 from penstock.kernels.cpu import NativeKernels, compiled_builds
@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     kernels = NativeKernels(build=options.build)
     kernels.set_num_threads(num_threads)
-    matrices = [torch.randint(-127, 128, (rows, columns), dtype=torch.int8) for _ in range(NUM_MATRICES)]
+    matrices = weights(NUM_MATRICES, rows, columns)
     result: dict[str, float | str] = {"bench": "products", "build": kernels.build} | ceilings
     for num_tokens in NUM_TOKENS:
         x = torch.randn(num_tokens, columns)

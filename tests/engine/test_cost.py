@@ -1,10 +1,69 @@
-"""Step times from experience, against machines that are what the model says."""
+"""Step times from measured rates and from experience, against machines that are what the model says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from penstock.memory.cost import MeasuredSteps
+from penstock.config import EngineConfig
+from penstock.memory.cost import ELEMENT_S, LAYER_OVERHEAD_S, MeasuredSteps, StepPrediction, predict_step
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.plan import plan_memory
+from penstock.model.registry import find_family
+from penstock.model.shapes import find_shape, footprint
+from penstock.spec import ModelFootprint
+
+GIB = 1 << 30
+MACHINE = HardwareProfile(
+    2, 24 * GIB, 20 * GIB, 50.0, 2000.0, DiskProfile(4.0, 4 << 20, 2, True),
+    products=((2, 50.0), (16, 25.0), (64, 12.5), (512, 1.9)),
+)  # fmt: skip
+
+
+def solar() -> ModelFootprint:
+    family = find_family(config := find_shape("solar-10.7b"))
+    spec = family.read_spec(config)
+    return footprint(spec, family.model_tensors(spec))
+
+
+def predicted(hardware: HardwareProfile, num_tokens: int, gib: int = 20, **config: object) -> StepPrediction:
+    settings = EngineConfig(host_memory_bytes=gib * GIB, **config)  # type: ignore[arg-type]
+    size = solar()
+    return predict_step(
+        plan_memory(size, hardware, settings), size, hardware, settings, num_tokens, num_tokens
+    )
+
+
+def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> None:
+    size = solar()
+    num_bytes = sum(size.layer_bytes) + size.head_elements
+    for num_tokens, gbps, activations in (
+        (1, 50.0, "int16"), (8, 25.0, "int16"), (32, 12.5, "int16"), (16, 25.0, "int8"), (1, 50.0, "int8"),
+        (4, 1 / (1 / 50 + (8 - 2) / (16 - 2) * (1 / 25 - 1 / 50)), "int16"),  # on the line between
+        (512, 1.9 / 2, "int16"),  # beyond, in proportion
+    ):  # fmt: skip
+        step = predicted(MACHINE, num_tokens, activations=activations)
+        other_s = 48 * LAYER_OVERHEAD_S + ELEMENT_S * num_tokens * size.layer_elements / size.hidden_size
+        assert step.seconds - other_s == pytest.approx(num_bytes / gbps / 1e9, rel=1e-3)
+        # The floor is what memory and arithmetic would take at their best.
+        assert step.floor_s <= step.seconds
+
+
+def test_the_floor_is_memory_or_arithmetic_at_its_best() -> None:
+    size = solar()
+    for num_tokens, binding in ((1, "memory"), (8, "memory"), (16, "arithmetic"), (64, "arithmetic")):
+        step = predicted(MACHINE, num_tokens)
+        rates = {"memory": 50e9, "arithmetic": 2000e9 / 4 / num_tokens}  # two rows, two operations
+        assert step.binding == binding
+        num_bytes = size.layer_elements + size.head_elements
+        assert step.floor_s == pytest.approx(num_bytes / rates[binding], rel=1e-2)
+
+
+def test_computing_and_streaming_overlap() -> None:
+    streamed, faster = predicted(MACHINE, 1, 6), predicted(replace(MACHINE, products=()), 1, 6)
+    assert streamed.binding == "disk" and streamed.seconds == faster.seconds
+    assert predicted(MACHINE, 64, 10).seconds > predicted(MACHINE, 64, 20).seconds > streamed.floor_s
 
 
 def tokens_after(steps: MeasuredSteps, limit_s: float, floor_s: float, token_s: float, num_steps: int) -> int:

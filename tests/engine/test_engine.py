@@ -355,7 +355,7 @@ def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama
     """By what was measured of the hardware, where there is something; else by the steps themselves."""
     engine = Engine.load(tiny_llama, EngineConfig(step_time_target_s=1.0, max_num_batched_tokens=200))
     engine.predict = lambda num_tokens, num_sampled: StepPrediction(
-        num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, 0.0
+        num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, num_tokens * 0.02
     )
     engine.add("first", [9] * 120, SamplingParams())
     engine.step()

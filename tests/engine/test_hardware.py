@@ -11,6 +11,7 @@ from penstock.errors import CapacityError
 from penstock.memory.hardware import (
     DiskProfile,
     Measure,
+    ProductRates,
     free_memory_bytes,
     hardware_profile,
     num_physical_cores,
@@ -71,9 +72,9 @@ class Measured:
         self.calls.append("memory")
         return 40.0
 
-    def arithmetic(self, num_threads: int) -> float:
-        self.calls.append("arithmetic")
-        return 900.0
+    def products(self, num_threads: int) -> ProductRates:
+        self.calls.append("products")
+        return (2, 45.0), (512, 1.0)
 
     def disk(self, folder: Path) -> DiskProfile:
         self.calls.append("disk")
@@ -81,33 +82,35 @@ class Measured:
 
     @property
     def measure(self) -> Measure:
-        return Measure(self.memory, self.arithmetic, self.disk)
+        return Measure(self.memory, self.products, self.disk)
 
 
 def test_rates_are_measured_once(tmp_path: Path) -> None:
     measured, cache = Measured(), tmp_path / "new" / "hardware.json"
     first = hardware_profile(tmp_path, measured.measure, cache)
-    assert measured.calls == ["memory", "arithmetic", "disk"]
+    assert measured.calls == ["products", "memory", "disk"]
     second = hardware_profile(tmp_path, measured.measure, cache)
     assert len(measured.calls) == 3
-    assert (first.memory_read_gbps, first.int8_gops, first.disk) == (40.0, 900.0, second.disk)
+    assert first.products == second.products == ((2, 45.0), (512, 1.0))
+    # A product read faster than the sum.
+    assert (first.memory_read_gbps, first.int8_gops, first.disk) == (45.0, 1024.0, second.disk)
     assert second.num_cores == num_physical_cores() and 0 < second.free_ram_bytes <= second.ram_bytes
     assert [path.name for path in cache.parent.iterdir()] == ["hardware.json"]
     hardware_profile(tmp_path, measured.measure, cache, is_forced=True)
     assert len(measured.calls) == 6
     hardware_profile(None, measured.measure)  # nowhere to keep it
-    assert measured.calls[6:] == ["memory", "arithmetic"]
+    assert measured.calls[6:] == ["products", "memory"]
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"format_version": 0, "rates": {}}', '{"format_version": 1, "rates": {"disk 1": 3}}'],
+    ["", "{", "[]", '{"format_version": 0, "rates": {}}', '{"format_version": 2, "rates": {"disk 1": 3}}'],
 )
 def test_a_broken_cache_is_measured_again(tmp_path: Path, content: str) -> None:
     cache, measured = tmp_path / "hardware.json", Measured()
     cache.write_text(content)
     hardware_profile(tmp_path, measured.measure, cache)
-    assert measured.calls == ["memory", "arithmetic", "disk"]
+    assert measured.calls == ["products", "memory", "disk"]
     hardware_profile(tmp_path, measured.measure, cache)
     assert len(measured.calls) == 3
 

@@ -1,8 +1,9 @@
-"""How long a step takes by a plan: the floor that physics sets, term by term. Pure.
+"""How long a step takes by a plan. Pure.
 
-A step reads every weight once, streams what is not resident, and multiplies. These overlap, so the longest
-counts: max(bytes / rate of each link, bytes of weights / rate of the memory, operations / rate). What does
-not overlap is a little time per layer for everything that is not a matrix.
+A step reads every weight once, streams what is not resident, and multiplies. At best these overlap wholly:
+the floor that physics sets is max(bytes / rate of each link, bytes of weights / rate of the memory,
+operations / rate). What is predicted is what to expect: links still overlap with computing, but a product
+takes what products with as many rows were measured to take, and what is not a matrix takes its own time.
 """
 
 from __future__ import annotations
@@ -11,31 +12,29 @@ import math
 from dataclasses import dataclass
 
 from penstock.config import EngineConfig
-from penstock.memory.hardware import HardwareProfile
+from penstock.memory.hardware import HardwareProfile, ProductRates
 from penstock.memory.plan import MemoryPlan
 from penstock.spec import ModelFootprint
 
-#: Norms, attention over a short context, activations and the calls themselves: measured on two cores.
+#: What is not a matrix (norms, attention over a short context, activations, the calls themselves), measured
+#: on two cores: per layer; and per token and element of a vector that passes a matrix.
 LAYER_OVERHEAD_S = 150e-6
+ELEMENT_S = 0.5e-9
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """Seconds of a step of `num_tokens` tokens, of which `num_sampled` are sampled."""
+    """A step of `num_tokens` tokens, of which `num_sampled` are sampled."""
 
     num_tokens: int
     num_sampled: int
     #: Link or unit -> seconds that it is busy.
     terms: dict[str, float]
-    overhead_s: float
+    seconds: float
 
     @property
     def floor_s(self) -> float:
         return max(self.terms.values())
-
-    @property
-    def seconds(self) -> float:
-        return self.floor_s + self.overhead_s
 
     @property
     def binding(self) -> str:
@@ -86,17 +85,17 @@ def predict_step(
     num_tokens: int,
     num_sampled: int,
 ) -> StepPrediction:
-    """The floor's terms. A rate that is unknown (0, or no disk measured) has no term."""
+    """The floor's terms, and seconds. A rate that is unknown (0, or no disk measured) has no term."""
     rows = 2 if config.activations == "int16" else 1
     operations = 2 * rows * (num_tokens * footprint.layer_elements + num_sampled * footprint.head_elements)
-    matrix_bytes = sum(footprint.layer_bytes) + footprint.head_elements
+    layer_bytes = sum(footprint.layer_bytes)
     disk_bytes = plan.layer_bytes("disk")
     device = hardware.device
     memory_gbps = device.memory_gbps if device else hardware.memory_read_gbps
     gops = device.int8_gops if device else hardware.int8_gops
-    # What is streamed is written to memory before it is read.
     amounts = {
-        "memory": (matrix_bytes + plan.streamed_bytes, memory_gbps),
+        # What is streamed is written to memory before it is read.
+        "memory": (layer_bytes + footprint.head_elements + plan.streamed_bytes, memory_gbps),
         "arithmetic": (operations, gops),
         "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
         "host to device": (plan.streamed_bytes, device.host_to_device_gbps if device else 0.0),
@@ -106,4 +105,25 @@ def predict_step(
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
     if not terms:
         return UNKNOWN
-    return StepPrediction(num_tokens, num_sampled, terms, LAYER_OVERHEAD_S * len(plan.layers))
+    floor_s = products_s = max(terms.values())
+    if hardware.products and not device:
+        products_s = layer_bytes * _seconds_per_byte(hardware.products, rows * num_tokens)
+        products_s += footprint.head_elements * _seconds_per_byte(hardware.products, rows * num_sampled)
+        products_s += plan.streamed_bytes / memory_gbps / 1e9 if memory_gbps else 0.0
+    elements = num_tokens * footprint.layer_elements / footprint.hidden_size
+    other_s = LAYER_OVERHEAD_S * len(plan.layers) + (0.0 if device else ELEMENT_S * elements)
+    return StepPrediction(num_tokens, num_sampled, terms, max(floor_s, products_s) + other_s)
+
+
+def _seconds_per_byte(products: ProductRates, rows: int) -> float:
+    """Of weights that meet so many rows: between measured numbers of rows on the line through them, beyond
+    the largest in proportion."""
+    if rows == 0:
+        return 0.0
+    before_rows, before_gbps = products[0]
+    for known_rows, gbps in products:
+        if rows <= known_rows:
+            share = (rows - before_rows) / max(1, known_rows - before_rows)
+            return (1 / before_gbps + max(0.0, share) * (1 / gbps - 1 / before_gbps)) / 1e9
+        before_rows, before_gbps = known_rows, gbps
+    return rows / before_rows / before_gbps / 1e9

@@ -14,9 +14,12 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-CACHE_VERSION = 1
-MACHINE_RATES = {"memory_read_gbps", "int8_gops"}
+CACHE_VERSION = 2
+MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
+
+#: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending.
+ProductRates = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,12 @@ class HardwareProfile:
     #: What can be taken without pushing anything out, within the cgroup's limit.
     free_ram_bytes: int
     memory_read_gbps: float
-    #: Multiplications and additions of INT8 products on the CPU.
+    #: Multiplications and additions of INT8 products on the CPU, with many rows.
     int8_gops: float
     disk: DiskProfile | None = None
     device: DeviceProfile | None = None
+    #: Of products on the CPU with weights that come from memory; empty where nothing was measured.
+    products: ProductRates = ()
 
 
 def total_memory_bytes() -> int:
@@ -149,7 +154,7 @@ class Measure:
     """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
 
     memory_read_gbps: Callable[[int], float]
-    int8_gops: Callable[[int], float]
+    products: Callable[[int], ProductRates]
     disk: Callable[[Path], DiskProfile]
     #: DEVICE_RATES.
     device: Callable[[], dict[str, float]] = dict
@@ -170,9 +175,12 @@ def hardware_profile(
     rates = known.get(machine)
     is_new = rates is None
     if rates is None:
+        products = measure.products(num_cores)
         rates = {
-            "memory_read_gbps": measure.memory_read_gbps(num_cores),
-            "int8_gops": measure.int8_gops(num_cores),
+            # A good product reads faster than a sum.
+            "memory_read_gbps": max(measure.memory_read_gbps(num_cores), *(gbps for _, gbps in products)),
+            "int8_gops": max(2 * rows * gbps for rows, gbps in products),
+            "products": products,
         }
         known[machine] = rates
     disk = None
@@ -196,6 +204,7 @@ def hardware_profile(
         int8_gops=rates["int8_gops"],
         disk=disk,
         device=device,
+        products=tuple((rows, gbps) for rows, gbps in rates["products"]),
     )
 
 

@@ -34,11 +34,10 @@ INLINE void fetch(const ahead *next, int64_t k) {
 enum {
     PANEL = 64,
     PANEL_INPUTS = 2048,
-    PANEL_INPUTS_FEW = 256, /* with at most FEW_ROWS */
-    FEW_ROWS = 128,
+    PANEL_INPUTS_FEW = 256, /* with at most PANEL_FEW_ROWS */
+    PANEL_FEW_ROWS = 128,
     PANEL_ROWS = 768,
-    MAX_GROUPS = PANEL_INPUTS / 16 + 1,
-    FEW_BYTES = 32 << 10 /* of activations that stay in the L1 cache while weights pass: no panel */
+    MAX_GROUPS = PANEL_INPUTS / 16 + 1
 };
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
@@ -223,7 +222,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
 static void linear_panel(const block *b, const int8_t *next_weights) {
     const activations *a = b->l->a;
     const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
-    const int64_t step = num_rows <= FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
+    const int64_t step = num_rows <= PANEL_FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
     const int64_t parts = 1 + (num_rows + 5) / 6; /* of the work of a block: packing, and tiles */
     const int8_t *w = b->l->qweight + b->column * k_end;
     memset(panel.totals, 0, a->num_groups > 1 ? b->num_tokens * sizeof *panel.totals : 0);
@@ -251,8 +250,10 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
         else one_token(l, 0, column, column_end, 1);
         return column_end;
     }
-    const bool is_few = a->num_tokens * a->rows_per_token * a->padded <= FEW_BYTES;
-    if (is_few && (l->num_groups == 1 || a->group_size % 64 == 0)) return few_rows(l, column, column_end);
+    const int64_t num_rows = a->num_tokens * a->rows_per_token;
+    const bool is_one_group = l->num_groups == 1;
+    if (num_rows <= (is_one_group ? FEW_ROWS : FEW_ROWS_GROUPED) && (is_one_group || a->group_size % 64 == 0))
+        return few_rows(l, column, column_end);
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     for (; column < column_end; column += PANEL) {
         const int64_t next = next_column(l, column + PANEL, column_end);

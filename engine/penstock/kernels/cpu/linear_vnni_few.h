@@ -46,111 +46,120 @@ INLINE void one_token(const linear *l, int64_t token, int64_t column, int64_t co
     }
 }
 
-/* More rows: tiles of up to six of them by four channels; each weight meets all of them while it is in a
- * register. */
-enum { COLUMNS = 4 };
+/* More rows: one or two of them by eight channels at a time. The weights are read as they lie, eight channels side by
+ * side, and stay in the L1 cache while all rows pass over them; BLOCK_INPUTS at a time, so that they have room
+ * there. Tiles of more rows want these faster than the L2 cache gives them. */
+enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
+#define EACH_CHANNEL(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 
-/* Four accumulators -> their four sums. */
-INLINE __m128i sum4(__m512i a, __m512i b, __m512i c, __m512i d) {
+/* Four accumulators -> in each quarter, a part of their four sums. */
+INLINE __m512i sum4(__m512i a, __m512i b, __m512i c, __m512i d) {
     __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-    __m512i abcd = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));
-    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-/* A token's exact sums in one group, from its accumulators. */
-INLINE __m256d exact4(const activations *a, int64_t row, int64_t group, __m512i sums[][COLUMNS], bool is_split) {
-    __m256d exact = {};
-    for (int i = 0; i <= is_split; i++) {
-        __m128i total = sum4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
-        total = _mm_add_epi32(total, _mm_set1_epi32(a->corrections[(row + i) * a->num_groups + group]));
-        exact = _mm256_fmadd_pd(exact, _mm256_set1_pd(256), _mm256_cvtepi32_pd(total));
-    }
-    return exact;
-}
-INLINE void store4(const linear *l, int64_t token, int64_t column, __m256d sums, __m256d scales) {
-    __m128 y = _mm256_cvtpd_ps(_mm256_mul_pd(sums, scales));
-    if (l->bias) y = _mm_add_ps(y, _mm_loadu_ps(l->bias + column));
-    _mm_storeu_ps(l->y + token * l->out_features + column, y);
-}
-INLINE __m256d scales4(const linear *l, int64_t column, int64_t group) {
-    const int64_t n = l->num_groups;
-    const float *scale = l->scale + column * n + group;
-    return _mm256_set_pd(scale[3 * n], scale[2 * n], scale[n], scale[0]);
+/* The eight sums of two of those. */
+INLINE __m256i sum8(__m512i low, __m512i high) {
+    __m512i even = _mm512_shuffle_i32x4(low, high, 0x88), odd = _mm512_shuffle_i32x4(low, high, 0xdd);
+    __m512i halves = _mm512_add_epi32(even, odd);
+    __m256i first = _mm512_castsi512_si256(halves), second = _mm512_extracti64x4_epi64(halves, 1);
+    return _mm256_add_epi32(_mm256_permute2x128_si256(first, second, 0x20),
+                            _mm256_permute2x128_si256(first, second, 0x31));
 }
 
-/* The asm keeps accumulators in registers: GCC needs it with six rows, and is slower by a fifth with fewer. */
-#define MULTIPLY_VECTOR(i)                                                                         \
+/* The empty asm generates nothing; an operand of it has to be in a register. */
+#define CLEAR(j) __m512i a##j = {}, b##j = {};
+#define MULTIPLY_CHANNEL(j)                                                                        \
     {                                                                                              \
-        __m512i xs = _mm512_loadu_si512(x + i * a->padded + k);                                    \
-        a##i = _mm512_dpbusd_epi32(a##i, wa, xs), b##i = _mm512_dpbusd_epi32(b##i, wb, xs);        \
-        c##i = _mm512_dpbusd_epi32(c##i, wc, xs), d##i = _mm512_dpbusd_epi32(d##i, wd, xs);        \
-        if (is_full) __asm__("" : "+v"(a##i), "+v"(b##i), "+v"(c##i), "+v"(d##i));                 \
+        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * stride + k));         \
+        a##j = _mm512_dpbusd_epi32(a##j, ws, xs);                                                  \
+        if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, xs2);                                   \
+        __asm__("" : "+v"(a##j), "+v"(b##j));                                                      \
     }
-#define CLEAR(i) __m512i a##i = {}, b##i = {}, c##i = {}, d##i = {};
-#define HAND_OVER(i) sums[i][0] = a##i, sums[i][1] = b##i, sums[i][2] = c##i, sums[i][3] = d##i;
-#define WEIGHTS(mask, j) as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * k_end + k))
-#define DEFINE_FEW(R)                                                                              \
-    INLINE void dots_##R(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next, \
-                         __m512i sums[R][COLUMNS]) {                                               \
-        const activations *a = l->a;                                                               \
-        const int64_t k_end = a->in_features;                                                      \
-        const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * k_end;             \
-        const bool is_full = R == 6;                                                               \
-        ROWS_##R(CLEAR)                                                                            \
-        for (; k + 64 <= stop; k += 64) {                                                          \
-            fetch(next, next->lines * k);                                                          \
-            __m512i wa = WEIGHTS(~(__mmask64)0, 0), wb = WEIGHTS(~(__mmask64)0, 1);                \
-            __m512i wc = WEIGHTS(~(__mmask64)0, 2), wd = WEIGHTS(~(__mmask64)0, 3);                \
-            ROWS_##R(MULTIPLY_VECTOR)                                                              \
-        }                                                                                          \
-        if (k < stop) {                                                                            \
-            const __mmask64 tail = ((__mmask64)1 << (stop - k)) - 1;                               \
-            __m512i wa = WEIGHTS(tail, 0), wb = WEIGHTS(tail, 1), wc = WEIGHTS(tail, 2), wd = WEIGHTS(tail, 3); \
-            ROWS_##R(MULTIPLY_VECTOR)                                                              \
-        }                                                                                          \
-        ROWS_##R(HAND_OVER)                                                                        \
-    }                                                                                              \
-    INLINE void few_as_##R(const linear *l, int64_t row, int64_t column, const ahead *next, const bool is_split) { \
-        const activations *a = l->a;                                                               \
-        const int64_t token = row >> is_split;                                                     \
-        __m512i sums[R][COLUMNS];                                                                  \
-        __m256d totals[R] = {};                                                                    \
-        for (int64_t g = 0, k = 0; g < l->num_groups; g++, k += a->group_size) {                   \
-            dots_##R(l, row, column, k, k + a->group_size, next, sums);                            \
-            const __m256d scales = scales4(l, column, g);                                          \
-            for (int i = 0; i < R >> is_split; i++) {                                              \
-                const __m256d exact = exact4(a, row + (i << is_split), g, sums + (i << is_split), is_split); \
-                const __m256d both = _mm256_mul_pd(_mm256_set1_pd(a->token_scales[token + i]), scales); \
-                if (l->num_groups == 1) store4(l, token + i, column, exact, both);                 \
-                else totals[i] = _mm256_add_pd(totals[i], _mm256_mul_pd(exact, scales));           \
-            }                                                                                      \
-        }                                                                                          \
-        for (int i = 0; l->num_groups > 1 && i < R >> is_split; i++)                               \
-            store4(l, token + i, column, totals[i], _mm256_set1_pd(a->token_scales[token + i]));   \
-    }                                                                                              \
-    static void few_##R(const linear *l, int64_t row, int64_t column, const ahead *next) {         \
-        if (R > 1 && l->a->rows_per_token == 2) few_as_##R(l, row, column, next, true);            \
-        else few_as_##R(l, row, column, next, false);                                              \
+#define MULTIPLY_VECTOR(inputs)                                                                    \
+    {                                                                                              \
+        const __mmask64 mask = inputs;                                                             \
+        const __m512i xs = _mm512_loadu_si512(x + k), xs2 = _mm512_loadu_si512(x2 + k);            \
+        EACH_CHANNEL(MULTIPLY_CHANNEL)                                                             \
     }
-DEFINE_FEW(1)
-DEFINE_FEW(2)
-DEFINE_FEW(4)
-DEFINE_FEW(6)
+/* One or two rows, x and x2, times eight channels, `stride` apart, over the inputs k to `stop`. */
+INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t stride, int64_t k, int64_t stop,
+                 const ahead *next, __m256i sums[2], const int rows) {
+    EACH_CHANNEL(CLEAR)
+    for (; k + 64 <= stop; k += 64) {
+        fetch(next, k);
+        MULTIPLY_VECTOR(~(__mmask64)0)
+    }
+    if (k < stop) MULTIPLY_VECTOR(((__mmask64)1 << (stop - k)) - 1)
+    sums[0] = sum8(sum4(a0, a1, a2, a3), sum4(a4, a5, a6, a7));
+    if (rows > 1) sums[1] = sum8(sum4(b0, b1, b2, b3), sum4(b4, b5, b6, b7));
+}
 
-/* All tokens by whole fours of channels; where those end. While a tile is computed, it fetches its part of the next
- * four channels. */
-static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t k_end = l->a->in_features, num_rows = l->a->num_tokens * l->a->rows_per_token;
-    const int64_t tiles = (num_rows + 5) / 6, lines = (COLUMNS + tiles - 1) / tiles;
-    for (; column + COLUMNS <= column_end; column += COLUMNS) {
-        const int8_t *next = l->qweight + next_column(l, column + COLUMNS, column_end) * k_end;
-        for (int64_t r = 0, rows, fetched = 0; r < num_rows; r += rows, fetched += lines) {
-            rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
-            const ahead part = {next + fetched * k_end, 64, MAX(0, MIN(lines, COLUMNS - fetched))};
-            (rows == 6 ? few_6 : rows == 4 ? few_4 : rows == 2 ? few_2 : few_1)(l, r, column, &part);
+/* What some inputs add to the totals of one or two rows: exact integers; times its scale, where a group has its own.
+ * (With at most 128 inputs that is exact too, so that only adding groups rounds.) */
+INLINE void few_tile(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next,
+                     double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows, const bool is_split) {
+    const activations *a = l->a;
+    const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * a->in_features;
+    for (int64_t g = k / a->group_size, end; k < stop; g++, k = end) {
+        end = MIN((g + 1) * a->group_size, stop);
+        __m256i sums[2];
+        __m512d exact[2];
+        dots(x, x + (rows - 1) * a->padded, w, a->in_features, k, end, next, sums, rows);
+        for (int i = 0; i < rows; i++) {
+            const int32_t correction = k == g * a->group_size ? a->corrections[(row + i) * a->num_groups + g] : 0;
+            exact[i] = _mm512_add_pd(_mm512_cvtepi32_pd(sums[i]), _mm512_set1_pd(correction));
         }
+        if (is_split) exact[0] = _mm512_fmadd_pd(exact[0], _mm512_set1_pd(256), exact[1]);
+        const __m512d scale = a->num_groups > 1 ? _mm512_loadu_pd(*scales++) : _mm512_set1_pd(1);
+        for (int i = 0; i < rows >> is_split; i++)
+            _mm512_storeu_pd(totals[i], _mm512_fmadd_pd(exact[i], scale, _mm512_loadu_pd(totals[i])));
+    }
+}
+
+/* Each is called, so that it has all registers for itself. */
+#define DEFINE_FEW(name, rows, is_split)                                                           \
+    NOINLINE void name(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next, \
+                       double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {                   \
+        few_tile(l, row, column, k, stop, next, scales, totals, rows, is_split);                   \
+    }
+DEFINE_FEW(one_row, 1, false)
+DEFINE_FEW(two_rows, 2, false)
+DEFINE_FEW(split_row, 2, true)
+
+/* All rows by eight channels. While a tile is computed, it fetches its part of the weights that come next. */
+INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
+    const activations *a = l->a;
+    const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = l->num_groups;
+    const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles;
+    double totals[FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
+    for (int64_t k = 0, stop; k < k_end; k = stop) {
+        stop = MIN(k + BLOCK_INPUTS, k_end);
+        for (int64_t g = k / a->group_size, i = 0; n > 1 && g * a->group_size < stop; g++, i++)
+            for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j) * n + g];
+        const int8_t *next = l->qweight + (stop < k_end ? column * k_end + stop : next_column * k_end) - k;
+        for (int64_t r = 0, fetched = 0; r < num_rows; r += 2, fetched += lines) {
+            const ahead part = {next + fetched * k_end, k_end, MAX(0, MIN(lines, CHANNELS - fetched))};
+            double(*sums)[CHANNELS] = totals + (r >> is_split);
+            (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(l, r, column, k, stop, &part, scales, sums);
+        }
+    }
+    const __m512d scale = n > 1 ? _mm512_set1_pd(1) : _mm512_cvtps_pd(_mm256_loadu_ps(l->scale + column));
+    for (int64_t t = 0; t < a->num_tokens; t++) {
+        const __m512d both = _mm512_mul_pd(_mm512_set1_pd(a->token_scales[t]), scale);
+        __m256 y = _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_loadu_pd(totals[t]), both));
+        if (l->bias) y = _mm256_add_ps(y, _mm256_loadu_ps(l->bias + column));
+        _mm256_storeu_ps(l->y + t * l->out_features + column, y);
+    }
+}
+
+/* All tokens by whole eights of channels; where those end. */
+static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
+    for (; column + CHANNELS <= column_end; column += CHANNELS) {
+        const int64_t next = next_column(l, column + CHANNELS, column_end);
+        if (l->a->rows_per_token == 2) few_channels(l, column, next, true);
+        else few_channels(l, column, next, false);
     }
     return column;
 }
