@@ -207,17 +207,20 @@ class AsyncEngine:
         cache_salt: str = "",
         queue_timeout_s: float | None = None,
         deadline_s: float | None = None,
+        is_valid: bool = False,
     ) -> RequestStream:
         """Queue a request. Its outputs carry the `request_id`, which need not be unique.
 
         priority: lower runs earlier. client: whose share of the engine it counts against. cache_salt: K and V
         are shared only among requests with the same one. queue_timeout_s, deadline_s: seconds from now until
         which its first step must have begun, and all must have ended; it fails with QueueTimeout or
-        DeadlineExceeded after the step that is being computed then. None: no limit.
+        DeadlineExceeded after the step that is being computed then. None: no limit. is_valid: another request
+        with this prompt was taken, whose params differ in nothing but the seed and what they report.
 
         Raises ContextOverflow, InvalidParameter and QueueFull at once, EngineDead if there is no engine.
         """
-        self.engine.validate(prompt_token_ids, params)
+        if not is_valid:
+            self.engine.validate(prompt_token_ids, params)
         if len(self._streams) >= self.max_requests:
             raise QueueFull(
                 f"{len(self._streams)} requests run or wait, and no more may", self._retry_after_s()
@@ -362,6 +365,7 @@ class AsyncEngine:
                 cache_salt=command.cache_salt,
                 start_by=command.start_by,
                 finish_by=command.finish_by,
+                is_valid=True,
             )
         except PenstockError as error:
             logger.error("a request failed: %s", error, exc_info=error.__cause__)

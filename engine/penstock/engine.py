@@ -209,10 +209,12 @@ class Engine:
         cache_salt: str = "",
         start_by: float = math.inf,
         finish_by: float = math.inf,
+        is_valid: bool = False,
     ) -> None:
-        """Queue a request. Sequence and Request say what the keywords are. Raises InvalidParameter and
-        ContextOverflow, RequestFailed if the tokenizer can't take the prompt."""
-        self.validate(prompt_token_ids, params)
+        """Queue a request. Sequence and Request say what the keywords are; is_valid: validate() has taken it.
+        Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't take the prompt."""
+        if not is_valid:
+            self.validate(prompt_token_ids, params)
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"request {request_id} is being computed already")
         limit = self.max_model_len

@@ -20,10 +20,15 @@ from penstock_server.responses import Usage
 class Answer:
     """One choice as far as it has come."""
 
-    def __init__(self, stream: RequestStream, params: SamplingParams, timer: AnswerTimer) -> None:
+    def __init__(
+        self, stream: RequestStream, params: SamplingParams, timer: AnswerTimer, scorer: Answer | None = None
+    ) -> None:
+        """scorer: another answer to the same prompt, which scores that for this one as well."""
         self.stream = stream
         self.params = params
         self.timer = timer
+        self.scorer = scorer
+        self.has_begun = asyncio.Event()
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -35,6 +40,8 @@ class Answer:
 
     async def next(self) -> RequestOutput:
         """Raises EngineDead, EngineStopped among them, StepFailed and RequestFailed."""
+        if self.scorer is not None:
+            await self.scorer.has_begun.wait()
         try:
             output = await anext(self.stream)
         except StopAsyncIteration:
@@ -47,6 +54,9 @@ class Answer:
         self.timer.record(output)
         if not self.params.include_stop_str_in_output:
             output = _without_end_token(output)
+        if self.scorer is not None and not self.has_begun.is_set():
+            output = replace(output, prompt_logprobs=self.scorer.prompt_logprobs)
+        self.has_begun.set()
         self.text += output.text
         self.token_ids += output.token_ids
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
@@ -77,7 +87,8 @@ class Answers:
         cache_salt: str = "",
     ) -> None:
         """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises, which says what the last two are."""
+        AsyncEngine.generate raises, which says what the last two are. `params` are as choices() makes
+        them: alike but for the seed, and for the prompt_logprobs, which the first has for all."""
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -91,11 +102,20 @@ class Answers:
         metrics.observe_params(params)
         try:
             for prompt in prompts:
-                for each in params:
+                scorer: Answer | None = None
+                for number, each in enumerate(params):
                     stream = engine.generate(
-                        prompt, each, priority=priority, cache_salt=cache_salt, **options
+                        prompt,
+                        each,
+                        priority=priority,
+                        cache_salt=cache_salt,
+                        is_valid=number > 0,
+                        **options,
                     )
-                    self._answers.append(Answer(stream, each, AnswerTimer(metrics, arrival)))
+                    answer = Answer(stream, each, AnswerTimer(metrics, arrival), scorer)
+                    if each.prompt_logprobs is not None:
+                        scorer = answer
+                    self._answers.append(answer)
         except BaseException as error:
             if isinstance(error, QueueFull):
                 metrics.count_rejected("overloaded")

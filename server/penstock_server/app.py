@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 
 from penstock.async_engine import AsyncEngine
 from penstock.errors import PenstockError
@@ -23,7 +24,8 @@ from penstock_server import __version__
 from penstock_server.access import ApiKeys, read_keys
 from penstock_server.body_limit import BodyLimit
 from penstock_server.draining import Drain, DrainMiddleware
-from penstock_server.errors import api_error
+from penstock_server.errors import ApiError, api_error, routing_error
+from penstock_server.freed_memory import ReturnMemory
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
@@ -58,7 +60,7 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     metrics = RequestMetrics(settings.model_names[0], engine)
     texts = TextThread()
     openai = OpenAIRoutes(engine, settings, metrics, texts)
-    responses = ResponsesRoutes(engine, settings, metrics, texts)
+    responses = ResponsesRoutes(engine, settings, texts, openai)
     tokenization = TokenizationRoutes(engine, settings, texts)
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
@@ -75,14 +77,23 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
                 await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
-    app.include_router(OperationRoutes(engine, metrics, lambda: drain.is_draining).router())
+    operations = OperationRoutes(engine, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
+    app.include_router(operations)
+    paths = [route.path for route in operations.routes if isinstance(route, Route)]
     for routes in (openai.router(), responses.router(), tokenization.router()):
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
+        paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
     if settings.ui:
         app.router.routes.extend(page_routes())
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and not isinstance(error, ApiError):
+            error = routing_error(error, request.method, request.scope["path"], paths)
+        return api_error(error).response()
+
     for kind in (HTTPException, RequestValidationError, PenstockError):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, answer_error)
     _add_layers(app, settings, metrics, drain, tracer)
     _describe_chunks(app)
     return app
@@ -92,6 +103,7 @@ def _add_layers(
     app: FastAPI, settings: Settings, metrics: RequestMetrics, drain: Drain, tracer: RequestTracer | None
 ) -> None:
     """What a request passes on its way to a route, from the inside out: the last one added sees it first."""
+    app.add_middleware(ReturnMemory)
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout
     )
@@ -114,10 +126,6 @@ def _add_layers(
         )
     limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
     app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
-
-
-async def _answer_error(_: Request, error: Exception) -> Response:
-    return api_error(error).response()
 
 
 def _describe_chunks(app: FastAPI) -> None:

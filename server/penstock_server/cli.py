@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,8 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
     if options.command == "serve":
         settings.engine_config()  # what is wrong with it should be told before anything starts
         listener = bind(settings.host, settings.port)
+        for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
+            signal.signal(number, lambda *_: os._exit(0))
         from penstock_server.serve import serve
 
         return serve(settings, listener)

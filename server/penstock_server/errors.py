@@ -9,9 +9,10 @@ the request that is at fault; `code` is a stable word for programs. A context ov
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -58,6 +59,9 @@ _ROUTER_CODES = {
     405: "method_not_allowed",
     413: "request_too_large",
 }
+
+#: Characters of a path that was not found.
+_MAX_SHOWN = 100
 
 #: pydantic's kinds of errors that have a name at OpenAI. Kinds in "_type" are "invalid_type".
 _VALIDATION_CODES = {
@@ -173,6 +177,22 @@ def api_error(error: Exception) -> ApiError:
         case _:
             logger.error("a request failed", exc_info=error)
             return internal_error()
+
+
+def routing_error(error: HTTPException, method: str, path: str, known: Sequence[str]) -> HTTPException:
+    """What the router itself refuses, with the way out: the path of `known` that was meant, or the methods
+    that there are."""
+    shown = repr(path[:_MAX_SHOWN])[1:-1]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{method} is not allowed for {shown}; it takes {allowed}."
+    elif error.status_code == 404:
+        near = difflib.get_close_matches(path[:_MAX_SHOWN], known, n=1, cutoff=0.75)
+        hint = f"did you mean {near[0]}?" if near else "GET /openapi.json lists what there is."
+        message = f"There is no {method} {shown} here; {hint}"
+    else:
+        return error
+    return HTTPException(error.status_code, message, error.headers)
 
 
 def _from_router(error: HTTPException) -> ApiError:

@@ -37,6 +37,7 @@ from penstock_server.responses import (
     PromptLogprobs,
     Usage,
 )
+from penstock_server.streaming import events
 from penstock_server.tools.answering import ToolAnswer
 from penstock_server.tools.use import ToolUse
 
@@ -47,15 +48,23 @@ _GOES_ON: dict[str, Any] = {"finish_reason": None}
 class Format(Protocol):
     """How one request's answers look."""
 
-    def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]: ...
-
-    def usage_chunk(self, usage: Usage) -> BaseModel: ...
+    def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
+        """Of a stream; a keep-alive among them whenever nothing came for `idle_s` seconds."""
+        ...
 
     def whole(self, answers: Answers) -> BaseModel: ...
 
 
+class ChunkFormat(Protocol):
+    """What stream() needs."""
+
+    def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]: ...
+
+    def usage_chunk(self, usage: Usage) -> BaseModel: ...
+
+
 async def stream(
-    form: Format, answers: Answers, with_usage: bool, idle_s: float | None
+    form: ChunkFormat, answers: Answers, with_usage: bool, idle_s: float | None
 ) -> AsyncGenerator[BaseModel | None, None]:
     """All chunks of a request; None whenever nothing came for `idle_s` seconds."""
     async with aclosing(answers.outputs(idle_s)) as outputs:
@@ -120,6 +129,9 @@ class ChatFormat:
         self._tools = tools
         self._tool_answers: dict[int, ToolAnswer] = {}
         self._begun: set[int] = set()
+
+    def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
+        return events(stream(self, answers, self._extras.usage, idle_s))
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]:
         chunks = []
@@ -227,6 +239,9 @@ class CompletionFormat:
         self._writer = LogprobWriter(tokenizer, extras.tokens_as_ids)
         #: Per choice that has begun, where its next token begins: a stream tells offsets bit by bit.
         self._offsets: dict[int, int] = {}
+
+    def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
+        return events(stream(self, answers, self._extras.usage, idle_s))
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]:
         is_first = index not in self._offsets

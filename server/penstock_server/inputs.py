@@ -91,9 +91,13 @@ def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
     return prompts
 
 
-def refuse_long_text(engine: Engine, body: GenerationRequest, num_chars: int) -> None:
+def refuse_long_text(engine: Engine, body: CompletionRequest | ChatCompletionRequest) -> None:
     """Raises ContextOverflow for a prompt that can't fit whatever its tokens are: to find them could take
     minutes, in which nobody else's text would be read."""
+    if isinstance(body, ChatCompletionRequest):
+        num_chars = sum(len(message.text) for message in body.messages)
+    else:
+        num_chars = max((len(prompt) for prompt in body.prompts if isinstance(prompt, str)), default=0)
     least = math.ceil(num_chars / engine.tokenizer.max_token_chars)
     if body.truncate_prompt_tokens is None and least > engine.max_model_len:
         raise ContextOverflow(
@@ -179,9 +183,8 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: Grammar | None = None,
-) -> list[SamplingParams]:
-    """One per choice: choice i has the seed `seed + i`. What the request leaves open is as in
-    `defaults`, else as in SamplingParams.
+) -> SamplingParams:
+    """Of the first choice. What the request leaves open is as in `defaults`, else as in SamplingParams.
 
     Raises InvalidParameter, or 400 for a bias on what is no token id.
     """
@@ -189,7 +192,7 @@ def sampling_params(
     for name in _SAMPLING_FIELDS:
         if (value := getattr(body, name)) is not None:
             values[name] = value
-    params = SamplingParams(
+    return SamplingParams(
         **values,
         stop=body.stop_strings,
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -201,9 +204,15 @@ def sampling_params(
         bad_words=bad_words,
         grammar=grammar,
     )
+
+
+def choices(params: SamplingParams, number: int) -> list[SamplingParams]:
+    """Choice i has the seed `seed + i`; the first scores the prompt for all."""
+    others = replace(params, prompt_logprobs=None)
     if params.seed is None:
-        return [params] * body.num_choices
-    return [replace(params, seed=_wrap(params.seed + i)) for i in range(body.num_choices)]
+        return [params] + [others] * (number - 1)
+    seeds = (_wrap(params.seed + i) for i in range(1, number))
+    return [params, *(replace(others, seed=seed) for seed in seeds)]
 
 
 def _wrap(seed: int) -> int:

@@ -10,6 +10,9 @@ from pydantic_core import PydanticCustomError
 from penstock_server.tools.request import Deprecated, ToolCall
 from penstock_server.wire import Text, Unsupported, Wire, kind_of_text
 
+#: Most parts, or calls, of one message.
+MAX_PARTS = 1024
+
 
 def _check_part_type(value: object) -> object:
     if isinstance(value, str) and value not in ("text", "refusal"):
@@ -40,7 +43,7 @@ class ContentPart(Wire):
 
 
 MessageContent = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[ContentPart], Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("list")],
     Discriminator(kind_of_text),
 ]
 
@@ -57,7 +60,9 @@ class Message(Wire):
     annotations: Unsupported = None
     audio: Unsupported = None
     provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
-    tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = Field(
+        None, description="What an assistant called."
+    )
     tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
     function_call: Deprecated = None
 

@@ -21,9 +21,10 @@ from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock_server.answers import Answers
 from penstock_server.errors import ApiError, ErrorBody
-from penstock_server.formats import ChatFormat, CompletionFormat, Extras, Format, stream
+from penstock_server.formats import ChatFormat, CompletionFormat, Extras, Format
 from penstock_server.inputs import (
     Prompt,
+    choices,
     read_bad_words,
     read_messages,
     read_prompts,
@@ -44,10 +45,12 @@ from penstock_server.responses import (
     Model,
     ModelList,
 )
+from penstock_server.responses_protocol import ResponsesRequest
 from penstock_server.settings import Settings
-from penstock_server.streaming import EventStream, events, unless_disconnected
+from penstock_server.streaming import EventStream, unless_disconnected
 from penstock_server.structured_outputs import read_grammar
 from penstock_server.text_thread import TextThread
+from penstock_server.tools.parsers import ParserChoice
 from penstock_server.tools.use import ToolUse
 
 #: What /v1/completions generates if the request does not say, as at OpenAI.
@@ -127,20 +130,8 @@ class OpenAIRoutes:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(len(body.prompts) * body.num_choices)
-        texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
-        refuse_long_text(engine, body, max(map(len, texts), default=0))
-        prompts, constraints = await self._texts.run(
-            lambda: (read_prompts(engine, body), read_constraints(engine, body))
-        )
-        room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
-        usual = max(1, min(DEFAULT_MAX_TOKENS, room))
-        max_tokens = usual if body.max_tokens is None else body.max_tokens
-        num_scored = body.prompt_logprobs
-        if body.echo and body.logprobs is not None:
-            num_scored = max(body.logprobs, num_scored or 0)
-        params = sampling_params(
-            body, engine.default_sampling, max_tokens, body.logprobs, num_scored, **constraints
-        )
+        refuse_long_text(engine, body)
+        prompts, params = await self._texts.run(lambda: read_completion(engine, body))
         form = CompletionFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
@@ -148,27 +139,15 @@ class OpenAIRoutes:
             replace(_extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
             [prompt for prompt in prompts for _ in params],
         )
-        return await self._respond(request, body, form, prompts, params)
+        return await self.respond(request, body, form, prompts, params)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         self._check_num_answers(body.num_choices)
-        refuse_long_text(engine, body, sum(len(message.text) for message in body.messages))
-        use = ToolUse.of(body, engine.tokenizer, self._settings.tool_call_parser)
-        prompt, constraints = await self._texts.run(
-            lambda: (read_messages(engine, body, use), read_constraints(engine, body))
-        )
-        params = sampling_params(
-            body,
-            engine.default_sampling,
-            body.answer_tokens,
-            body.num_logprobs,
-            body.prompt_logprobs,
-            **constraints,
-        )
-        params = [use.bind(each) for each in params]
-        await self._texts.run(lambda: use.check(engine, params[0].grammar))
+        refuse_long_text(engine, body)
+        parser = self._settings.tool_call_parser
+        prompt, params, use = await self._texts.run(lambda: read_chat(engine, body, parser))
         form = ChatFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
@@ -177,16 +156,17 @@ class OpenAIRoutes:
             prompt,
             use if use.parser() else None,
         )
-        return await self._respond(request, body, form, [prompt], params)
+        return await self.respond(request, body, form, [prompt], params)
 
-    async def _respond(
+    async def respond(
         self,
         request: Request,
-        body: GenerationRequest,
+        body: GenerationRequest | ResponsesRequest,
         form: Format,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
     ) -> Response:
+        """All answers, whole or as they come, for any route."""
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_scored(sum(map(len, token_ids)) * len(params), params[0])
         answers = Answers(
@@ -199,8 +179,7 @@ class OpenAIRoutes:
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
-            chunks = stream(form, answers, body.wants_usage_chunk, idle_s)
-            return EventStream(events(chunks), answers.close)
+            return EventStream(form.events(answers, idle_s), answers.close)
         try:
             await unless_disconnected(request.receive, answers.finish())
         finally:
@@ -227,7 +206,7 @@ def check_model(name: str | None, settings: Settings) -> None:
 
 
 def _check_scored(num_positions: int, params: SamplingParams) -> None:
-    """Raises 400 where log-probabilities of prompts, each choice's its own, would fill the memory."""
+    """Raises 400 where log-probabilities of prompts, told with each choice, would fill the memory."""
     if params.prompt_logprobs is not None and num_positions > MAX_SCORED_TOKENS:
         message = (
             f"Log-probabilities of {num_positions} prompt tokens are asked for, prompts times choices; "
@@ -249,6 +228,44 @@ class Constraints(TypedDict):
 
     bad_words: tuple[tuple[int, ...], ...]
     grammar: Grammar | None
+
+
+def read_completion(engine: Engine, body: CompletionRequest) -> tuple[list[Prompt], list[SamplingParams]]:
+    """Takes a while, for long texts and large grammars: not for the event loop."""
+    prompts = read_prompts(engine, body)
+    room = engine.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    usual = max(1, min(DEFAULT_MAX_TOKENS, room))
+    num_scored = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        num_scored = max(body.logprobs, num_scored or 0)
+    params = sampling_params(
+        body,
+        engine.default_sampling,
+        usual if body.max_tokens is None else body.max_tokens,
+        body.logprobs,
+        num_scored,
+        **read_constraints(engine, body),
+    )
+    return prompts, choices(params, body.num_choices)
+
+
+def read_chat(
+    engine: Engine, body: ChatCompletionRequest, parser: ParserChoice
+) -> tuple[Prompt, list[SamplingParams], ToolUse]:
+    """The same."""
+    use = ToolUse.of(body, engine.tokenizer, parser)
+    prompt = read_messages(engine, body, use)
+    params = sampling_params(
+        body,
+        engine.default_sampling,
+        body.answer_tokens,
+        body.num_logprobs,
+        body.prompt_logprobs,
+        **read_constraints(engine, body),
+    )
+    params = use.bind(params)
+    use.check(engine, params.grammar)
+    return prompt, choices(params, body.num_choices), use
 
 
 def read_constraints(engine: Engine, body: GenerationRequest) -> Constraints:

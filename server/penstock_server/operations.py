@@ -27,6 +27,7 @@ from penstock_server.responses import Health, Version
 #: Paths (and what is below them) that need no API key.
 OPEN_PATHS = ("/health", "/ping", "/version")
 METRICS_PATH = "/metrics"
+LOAD_PATH = "/load"
 
 #: What the engine does at this moment: asked for several times a second by whoever watches.
 STATS_PATH = "/v1/engine/stats"
@@ -37,10 +38,18 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 class OperationRoutes:
-    def __init__(self, engine: AsyncEngine, metrics: RequestMetrics, is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        metrics: RequestMetrics,
+        is_draining: Callable[[], bool],
+        num_open: Callable[[], int],
+    ) -> None:
+        """num_open: how many requests are being answered."""
         self._engine = engine
         self._metrics = metrics
         self._is_draining = is_draining
+        self._num_open = num_open
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operations"])
@@ -48,6 +57,7 @@ class OperationRoutes:
             router.get(path, response_model=Health, responses=_NOT_READY)(self.ready)
         router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
         router.get("/version")(self.version)
+        router.get(LOAD_PATH)(self.load)
         router.get(METRICS_PATH, response_class=Response)(self.metrics)
         refusals: dict[int | str, dict[str, Any]] = {
             status: {"model": ErrorBody} for status in (401, 404, 503)
@@ -68,6 +78,10 @@ class OperationRoutes:
 
     async def version(self) -> Version:
         return Version(version=__version__)
+
+    async def load(self) -> dict[str, int]:
+        """vLLM's: how many requests are being answered, those that wait for the engine among them."""
+        return {"server_load": self._num_open()}
 
     async def metrics(self) -> Response:
         """Counters and histograms in Prometheus' text format."""
@@ -109,7 +123,7 @@ def is_open(path: str) -> bool:
 
 def is_operational(path: str) -> bool:
     """Whether probes and scrapers ask for it, and not users."""
-    return is_open(path) or path in (METRICS_PATH, STATS_PATH)
+    return is_open(path) or path in (METRICS_PATH, STATS_PATH, LOAD_PATH)
 
 
 def ready_engine(engine: AsyncEngine) -> Engine:

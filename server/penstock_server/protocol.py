@@ -66,6 +66,12 @@ MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
+#: The sampler looks at each entry for each token, which takes it 0.1 ms for so many, and 50 ms for a whole
+#: vocabulary. allowed_token_ids is the field for that.
+MAX_BIASES = 1024
+#: Hardly a context has room for more. So many take 10 ms to read, and 50 ms on /v1/responses, in which nobody
+#: else is served; without a limit it was 20 s.
+MAX_MESSAGES = 4096
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Verbosity = Literal["low", "medium", "high"]
 CacheSalt = Annotated[Text, Field(min_length=1, max_length=1024)]
@@ -95,7 +101,9 @@ class SamplingFields(Wire):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = Field(
+        None, description="Token id -> -100 to 100."
+    )
 
     # vLLM's extensions
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
@@ -272,7 +280,7 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: PositiveCount | None = Field(
         None, description="Wins over max_tokens. If both are null: until the context is full."
     )

@@ -11,30 +11,27 @@ from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
-from penstock_server.answers import Answers
+from penstock.errors import ContextOverflow
+from penstock.generation.sequence import SamplingParams
 from penstock_server.errors import ApiError
-from penstock_server.inputs import Prompt, read_bad_words, read_messages, sampling_params
-from penstock_server.metrics import RequestMetrics
+from penstock_server.inputs import Prompt, read_bad_words, read_messages, refuse_long_text, sampling_params
 from penstock_server.openai import (
     ERRORS,
     Constraints,
+    OpenAIRoutes,
     check_model,
-    checked_priority,
     event_stream_of,
     require_json,
 )
 from penstock_server.operations import ready_engine
-from penstock_server.responses_format import (
-    ResponseEvent,
-    ResponseObject,
-    ResponsesFormat,
-    response_events,
-)
+from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
 from penstock_server.responses_protocol import ResponsesRequest
 from penstock_server.settings import Settings
-from penstock_server.streaming import EventStream, named_events, unless_disconnected
 from penstock_server.structured_outputs import read_grammar
 from penstock_server.text_thread import TextThread
+from penstock_server.tokenization import check_length
+from penstock_server.tools.parsers import ParserChoice
 from penstock_server.tools.use import ToolUse
 
 
@@ -45,12 +42,12 @@ class InputTokens(BaseModel):
 
 class ResponsesRoutes:
     def __init__(
-        self, engine: AsyncEngine, settings: Settings, metrics: RequestMetrics, texts: TextThread
+        self, engine: AsyncEngine, settings: Settings, texts: TextThread, openai: OpenAIRoutes
     ) -> None:
         self._engine = engine
         self._settings = settings
-        self._metrics = metrics
         self._texts = texts
+        self._openai = openai
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["responses"], responses=ERRORS)
@@ -69,15 +66,8 @@ class ResponsesRoutes:
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        use = self._use(engine, body)
-        prompt, constraints = await self._texts.run(
-            lambda: (read_conversation(engine, body, use), read_demands(engine, body))
-        )
-        (params,) = sampling_params(
-            body, engine.default_sampling, body.max_output_tokens, body.num_logprobs, **constraints
-        )
-        params = use.bind(params)
-        await self._texts.run(lambda: use.check(engine, params.grammar))
+        parser = self._settings.tool_call_parser
+        prompt, params, use = await self._texts.run(lambda: read_response(engine, body, parser))
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
@@ -86,38 +76,39 @@ class ResponsesRoutes:
             params,
             use if use.parser() else None,
         )
-        answers = Answers(
-            self._engine,
-            self._metrics,
-            [prompt.token_ids],
-            [params],
-            checked_priority(body.priority, self._settings),
-            body.cache_salt or "",
-        )
-        if body.stream:
-            idle_s = self._settings.sse_keep_alive or None
-            return EventStream(named_events(response_events(form, answers, idle_s)), answers.close)
-        try:
-            await unless_disconnected(request.receive, answers.finish())
-        finally:
-            answers.close()
-        return Response(form.whole(answers).model_dump_json(), media_type="application/json")
+        return await self._openai.respond(request, body, form, [prompt], [params])
 
     async def count(self, body: ResponsesRequest) -> InputTokens:
         """How many tokens the input of such a request has."""
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        use = self._use(engine, body)
-        prompt = await self._texts.run(lambda: read_conversation(engine, body, use))
+        parser = self._settings.tool_call_parser
+        num_chars = sum(len(message.text) for message in body.messages)
+        check_length("input", num_chars, "characters", 8 * engine.max_model_len)
+        prompt, _ = await self._texts.run(lambda: read_conversation(engine, body, parser, may_be_long=True))
         return InputTokens(input_tokens=len(prompt.token_ids))
-
-    def _use(self, engine: Engine, body: ResponsesRequest) -> ToolUse:
-        return ToolUse.of(body.chat(body.messages), engine.tokenizer, self._settings.tool_call_parser)
 
     async def find(self, response_id: str) -> None:
         """404: nothing is stored."""
         message = f"There is no response {response_id!r}: this server keeps none, whatever `store` says."
         raise ApiError(404, message, code="response_not_found", param="response_id")
+
+
+def read_response(
+    engine: Engine, body: ResponsesRequest, parser: ParserChoice
+) -> tuple[Prompt, SamplingParams, ToolUse]:
+    """Takes a while, for long texts and large grammars: not for the event loop."""
+    prompt, use = read_conversation(engine, body, parser)
+    params = sampling_params(
+        body,
+        engine.default_sampling,
+        body.max_output_tokens,
+        body.num_logprobs,
+        **read_demands(engine, body),
+    )
+    params = use.bind(params)
+    use.check(engine, params.grammar)
+    return prompt, params, use
 
 
 def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
@@ -130,18 +121,32 @@ def read_demands(engine: Engine, body: ResponsesRequest) -> Constraints:
     return {"bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()), "grammar": grammar}
 
 
-def read_conversation(engine: Engine, body: ResponsesRequest, use: ToolUse) -> Prompt:
+def read_conversation(
+    engine: Engine, body: ResponsesRequest, parser: ParserChoice, may_be_long: bool = False
+) -> tuple[Prompt, ToolUse]:
     """With truncation "auto" without the oldest turns, as far as the context demands; system messages in
-    front stay, and what remains begins with a user's message. Raises what read_messages() raises."""
+    front stay, and what remains begins with a user's message. Raises what read_messages() raises, and unless
+    it may be long what refuse_long_text() raises."""
     messages = body.messages
-    if body.truncation != "auto":
-        return read_messages(engine, body.chat(messages), use)
+    use = ToolUse.of(body.chat(messages), engine.tokenizer, parser)
     first = next((i for i, each in enumerate(messages) if each.role not in ("system", "developer")), 0)
-    starts = [first, *(i for i in range(first + 1, len(messages)) if messages[i].role == "user")]
-
-    def prompt(start: int) -> Prompt:
-        return read_messages(engine, body.chat(messages[:first] + messages[start:]), use)
-
+    starts = [first]
+    if body.truncation == "auto":
+        starts += [i for i in range(first + 1, len(messages)) if messages[i].role == "user"]
     room = engine.max_model_len - (body.max_output_tokens or 1)
-    index = bisect_left(starts, True, key=lambda start: len(prompt(start).token_ids) <= room)
-    return prompt(starts[min(index, len(starts) - 1)])
+
+    def chat(start: int) -> ChatCompletionRequest:
+        return body.chat(messages[:first] + messages[start:])
+
+    def fits(start: int) -> bool:
+        try:
+            refuse_long_text(engine, chat(start))
+        except ContextOverflow:
+            return False
+        return len(read_messages(engine, chat(start), use).token_ids) <= room
+
+    # The last one need not fit: whoever computes it says why it does not.
+    kept = chat(starts[bisect_left(starts[:-1], True, key=fits)])
+    if not may_be_long:
+        refuse_long_text(engine, kept)
+    return read_messages(engine, kept, use), use

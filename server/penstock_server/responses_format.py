@@ -17,7 +17,7 @@ from penstock_server.errors import ApiError, api_error
 from penstock_server.logprobs import LogprobWriter
 from penstock_server.responses import ChatTokenLogprob, ToolCallDelta
 from penstock_server.responses_protocol import ResponsesRequest
-from penstock_server.streaming import NamedChunk
+from penstock_server.streaming import NamedChunk, named_events
 from penstock_server.tools.answering import ToolAnswer
 from penstock_server.tools.use import ToolUse
 
@@ -286,6 +286,9 @@ class ResponsesFormat:
         )
 
     # -- the stream -----------------------------------------------------------------------------
+
+    def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
+        return named_events(response_events(self, answers, idle_s))
 
     def begin(self) -> list[ResponseEvent]:
         """Before anything is known of the answer."""

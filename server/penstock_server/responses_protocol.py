@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -30,9 +31,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from penstock.generation.sequence import MAX_LOGPROBS
-from penstock_server.messages import Message
+from penstock_server.messages import MAX_PARTS, Message
 from penstock_server.output_formats import JsonObjectFormat, TextFormat
 from penstock_server.protocol import (
+    MAX_MESSAGES,
     CacheSalt,
     ChatCompletionRequest,
     Priority,
@@ -55,7 +57,7 @@ Includable = Literal[
     "code_interpreter_call.outputs",
 ]
 Role = Literal["system", "developer", "user", "assistant"]
-ITEM_TYPES = ("message", "function_call", "function_call_output")
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _refuse_state(value: object) -> None:
@@ -112,7 +114,7 @@ def _kind_of_content(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[InputPart], Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("list")],
     Discriminator(_kind_of_content),
 ]
 
@@ -155,6 +157,30 @@ class FunctionCallOutput(Wire):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
+class ReasoningPart(Wire):
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+class ReasoningItem(Wire):
+    """What an earlier answer thought: the reasoning_content of the assistant's message that follows."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = Field(
+        None, description="Counts where there is no content."
+    )
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = None
+    encrypted_content: Unsupported = None
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary or ())
+
+
 def _kind_of_item(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if kind in ITEM_TYPES else "message"
@@ -163,11 +189,13 @@ def _kind_of_item(value: object) -> str:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind_of_item),
 ]
 Input = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[InputItem], Field(min_length=1), Tag("list")],
+    Annotated[Text, Tag("string")]
+    | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
     Discriminator(_kind_of_content),
 ]
 
@@ -177,11 +205,21 @@ def _joined(content: str | list[InputPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.content for part in content)
 
 
+def _is_thought(message: dict[str, Any]) -> bool:
+    """Reasoning, and nothing said or called as yet."""
+    return "reasoning_content" in message and message["content"] is None and "tool_calls" not in message
+
+
 def chat_messages(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """The same as /v1/chat/completions has it: calls are part of the assistant's message before them."""
+    """The same as /v1/chat/completions has it: calls are part of the assistant's message before them, and
+    reasoning is of the one behind it."""
     messages: list[dict[str, Any]] = []
     for item in items:
         match item:
+            case ReasoningItem():
+                if item.text:
+                    thought = {"role": "assistant", "content": None, "reasoning_content": item.text}
+                    messages.append(thought)
             case FunctionCall():
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
@@ -191,6 +229,8 @@ def chat_messages(items: Iterable[InputItem]) -> list[dict[str, Any]]:
             case FunctionCallOutput():
                 content = _joined(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            case InputMessage(role="assistant") if messages and _is_thought(messages[-1]):
+                messages[-1]["content"] = _joined(item.content)
             case InputMessage():
                 messages.append({"role": item.role, "content": _joined(item.content)})
     return messages
@@ -350,7 +390,7 @@ class ResponsesRequest(SamplingFields):
         """Likeliest tokens to report per position; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
-    @property
+    @cached_property
     def messages(self) -> list[Message]:
         """The conversation as /v1/chat/completions has it."""
         given = self.input

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, model_validator
+from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
@@ -19,7 +20,7 @@ from penstock_server.inputs import read_messages
 from penstock_server.messages import Message
 from penstock_server.openai import ERRORS, check_model, require_json
 from penstock_server.operations import ready_engine
-from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.protocol import MAX_MESSAGES, ChatCompletionRequest
 from penstock_server.settings import Settings
 from penstock_server.text_thread import TextThread
 from penstock_server.tools.request import MAX_TOOLS, Tool
@@ -38,7 +39,7 @@ class TokenizeRequest(Wire):
     add_special_tokens: bool | None = Field(None, description="true if null; not with messages")
     return_token_strs: bool | None = Field(None, description="The tokens as the vocabulary spells them.")
 
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_generation_prompt: bool | None = Field(None, description="true if null")
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
@@ -126,21 +127,23 @@ class TokenizationRoutes:
     def router(self) -> APIRouter:
         errors: dict[int | str, dict[str, Any]] = ERRORS
         router = APIRouter(tags=["tokens"], responses=errors, dependencies=[Depends(require_json)])
-        router.post("/tokenize")(self.tokenize)
+        router.post("/tokenize", response_model=Tokens)(self.tokenize)
         router.post("/detokenize")(self.detokenize)
         return router
 
-    async def tokenize(self, body: TokenizeRequest) -> Tokens:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
         for name in ("prompt", "content"):
-            _check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
-        return await self._texts.run(lambda: tokens_of(engine, body, self._settings))
+            check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
+        # As JSON, too, on that thread: with pieces it is an object per token.
+        content = await self._texts.run(lambda: tokens_of(engine, body, self._settings).model_dump_json())
+        return Response(content, media_type="application/json")
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
         check_model(body.model, self._settings)
         engine = ready_engine(self._engine)
-        _check_length("tokens", len(body.tokens), "tokens", engine.max_model_len)
+        check_length("tokens", len(body.tokens), "tokens", engine.max_model_len)
         if max(body.tokens, default=0) >= engine.spec.vocab_size:
             message = f"tokens has an id above {engine.spec.vocab_size - 1}, the model's last."
             raise ApiError(400, message, code="invalid_value", param="tokens")
@@ -148,7 +151,7 @@ class TokenizationRoutes:
         return DetokenizedText(prompt=text, content=text)
 
 
-def _check_length(field: str, number: int, unit: str, limit: int) -> None:
+def check_length(field: str, number: int, unit: str, limit: int) -> None:
     """Raises 400 for what is far longer than any context here: it would hold up everybody's texts."""
     limit = max(limit, LEAST_LIMIT)
     if number > limit:

@@ -73,6 +73,30 @@ def test_streams_deliver_what_the_engine_generates(tiny_llama: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_is_checked_once_for_all_its_choices(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on the engine thread, and not again where another choice has the same prompt and parameters."""
+    threads: list[str] = []
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        validate = engine.engine.validate
+
+        def noted(prompt_token_ids: list[int], params: SamplingParams) -> None:
+            threads.append(threading.current_thread().name)
+            validate(prompt_token_ids, params)
+
+        monkeypatch.setattr(engine.engine, "validate", noted)
+        streams = [engine.generate([5, 6], PARAMS, is_valid=index > 0) for index in range(3)]
+        answers = [[token async for output in each for token in output.token_ids] for each in streams]
+        assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 8
+        await engine.stop()
+
+    asyncio.run(scenario())
+    assert threads == [threading.current_thread().name]
+
+
 def test_before_it_is_ready_requests_are_refused(tiny_llama: Path) -> None:
     may_load = threading.Event()
 

@@ -11,11 +11,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 from tiny_tokenizers import save_byte_level, save_sentencepiece
 
 from penstock.errors import InvalidParameter
+from penstock.generation import grammar_matcher
 from penstock.generation.grammar import Grammar
 from penstock.generation.grammar_matcher import GrammarCompiler, Matcher
 from penstock.text.tokenizer import NoText, Tokenizer
@@ -204,6 +207,44 @@ def test_a_limit_met_on_the_way_is_an_error_of_this_answer_alone(byte_level: Tok
     assert "Too many items" in matcher.error
     assert matcher.forced is None and not matcher.is_complete
     assert not grammars.matcher(grammar).error
+
+
+def test_answers_of_one_request_share_what_was_compiled(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def counted(*arguments: Any, **options: Any) -> LLMatcher:
+        compiled.append(arguments[1])
+        return LLMatcher(*arguments, **options)
+
+    monkeypatch.setattr(grammar_matcher, "LLMatcher", counted)
+    grammars = compiler(byte_level)
+    grammar = Grammar.regex("(ab|ba)+")
+    a, b = byte_level.encode("a") + byte_level.encode("b")
+    grammars.check(grammar)
+    first, second = grammars.matcher(grammar), grammars.matcher(grammar)
+    first.advance(a)
+    assert len(compiled) == 1
+    # Each stands where its own tokens have led it, as one that shares nothing.
+    second.advance(b)
+    second.advance(a)
+    alone = compiler(byte_level).matcher(Grammar.regex("(ab|ba)+"))
+    for token_id in (b, a):
+        alone.advance(token_id)
+    assert allowed_ids(first) == {b}
+    assert allowed_ids(second) == allowed_ids(alone) and {a, b} <= allowed_ids(second)
+
+
+def test_what_was_compiled_is_gone_with_the_request(byte_level: Tokenizer) -> None:
+    grammars = compiler(byte_level)
+    for _ in range(3):
+        grammar = Grammar.regex("ab?")
+        grammars.check(grammar)
+    assert len(grammars._compiled) == 1
+    del grammar
+    gc.collect()
+    assert not grammars._compiled
 
 
 def test_a_tokenizer_whose_text_is_not_its_tokens_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from penstock.errors import ContextOverflow, EngineDead, EngineStopped
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, SamplingParams
 from penstock_server.answers import Answers
+from penstock_server.inputs import choices
 from penstock_server.metrics import RequestMetrics
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +52,25 @@ async def test_outputs_come_as_they_are_made() -> None:
             gate.set()
     assert sorted(seen[:2]) == [(0, "a"), (1, "c")]
     assert seen.index((0, "b")) > seen.index((1, "d"))
+
+
+async def test_a_prompt_is_scored_once_for_all_its_choices() -> None:
+    """A choice that comes before the one which scores waits for it: a stream tells the prompt first."""
+    gate = asyncio.Event()
+    engine = scripted([gate, "a"], ["b", "c"], [gate, "d"], ["e"])
+    fake: Any = engine
+    params = choices(SamplingParams(prompt_logprobs=0), 2)
+    answers = Answers(fake, RequestMetrics("tiny", fake), [[1, 2], [1, 3]], params)
+    firsts: dict[int, Any] = {}
+    asyncio.get_running_loop().call_later(0.01, gate.set)
+    async for item in answers.outputs():
+        assert item is not None
+        firsts.setdefault(item[0], item[1].prompt_logprobs)
+    assert [stream.params.prompt_logprobs for stream in engine.streams] == [0, None, 0, None]
+    for told in ([answer.prompt_logprobs for answer in answers], [firsts[index] for index in range(4)]):
+        assert [None if each is None else each[1].token_id for each in told] == [2, 2, 3, 3]
+    assert [answer.text for answer in answers] == ["a", "bc", "d", "e"]
+    assert [stream.options["is_valid"] for stream in engine.streams] == [False, True, False, True]
 
 
 async def test_silence_is_told() -> None:

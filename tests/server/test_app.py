@@ -46,6 +46,25 @@ def test_what_the_router_refuses_has_our_shape(
         assert answer.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("POST", "/v1/v1/chat/completions", "POST /v1/v1/chat/completions here; did you mean /v1/chat/comp"),
+        ("POST", "/v1/completion", "did you mean /v1/completions?"),
+        ("GET", "/metric", "did you mean /metrics?"),
+        ("POST", "/v1/embeddings", "no POST /v1/embeddings here; GET /openapi.json lists"),
+        ("GET", "/" + "x" * 9000, f"no GET /{'x' * 99} here"),
+        ("GET", "/v1/%0a", r"GET /v1/\n here"),
+        ("GET", "/v1/completions", "GET is not allowed for /v1/completions; it takes POST."),
+    ],
+)
+def test_who_asks_for_what_is_not_there_is_told_the_way(
+    client: TestClient, method: str, path: str, said: str
+) -> None:
+    error = client.request(method, path).json()["error"]
+    assert said in error["message"] and len(error["message"]) < 200
+
+
 def test_other_origins_are_unknown_by_default(client: TestClient) -> None:
     answer = client.get("/v1/models", headers={"Origin": "https://a.example"})
     assert answer.status_code == 200

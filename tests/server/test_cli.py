@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,17 @@ def test_a_wrong_variable_is_one_line(
     monkeypatch.setenv("PENSTOCK_POTR", "1")
     assert cli.main(["serve", "m"]) == 2
     assert "PENSTOCK_POTR" in capsys.readouterr().err
+
+
+def test_a_signal_ends_it_while_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "penstock_server", "serve", "m", "--port", "0"]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, timeout=300, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def raises(error: BaseException) -> Callable[..., int]:

@@ -10,9 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from fakes import FakeModel
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
+from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.errors import ApiError
 from penstock_server.inputs import (
+    choices,
     read_bad_words,
     read_messages,
     read_prompts,
@@ -49,12 +51,15 @@ def test_prompts_of_text_and_of_token_ids() -> None:
 def test_texts_that_can_not_fit_are_not_even_read(num_chars: int) -> None:
     """Its tokenizer has tokens of one character, and its context is 1000 of them."""
     model: Any = FakeModel()
-    if num_chars == 1000:
-        refuse_long_text(model, completion(), num_chars)
-    else:
-        with pytest.raises(ContextOverflow, match="1001 characters.*at least 1001 tokens.*1000"):
-            refuse_long_text(model, completion(), num_chars)
-    refuse_long_text(model, completion(truncate_prompt_tokens=5), num_chars)
+    text = "x" * num_chars
+    turns = [{"role": "user", "content": part} for part in (text[:600], text[600:])]
+    for body in (completion(prompt=["x", text]), chat(*turns)):
+        if num_chars == 1000:
+            refuse_long_text(model, body)
+        else:
+            with pytest.raises(ContextOverflow, match="1001 characters.*at least 1001 tokens.*1000"):
+                refuse_long_text(model, body)
+    refuse_long_text(model, completion(prompt=text, truncate_prompt_tokens=5))
 
 
 def test_special_tokens_can_be_left_out() -> None:
@@ -133,7 +138,7 @@ def test_every_sampling_field_arrives() -> None:
         "stop_token_ids": [3],
         "logit_bias": {"7": -100, "8": 2.5},
     }
-    (found,) = params(**fields, **lists)
+    found = params(**fields, **lists)
     for name, value in fields.items():
         assert getattr(found, name) == value
     assert (found.stop, found.stop_token_ids) == (("a", "b"), (3,))
@@ -142,14 +147,20 @@ def test_every_sampling_field_arrives() -> None:
 
 
 def test_request_wins_over_the_models_defaults_over_ours() -> None:
-    (found,) = params({"temperature": 0.6, "top_k": 20}, temperature=0)
+    found = params({"temperature": 0.6, "top_k": 20}, temperature=0)
     assert (found.temperature, found.top_k, found.top_p) == (0, 20, 1.0)
 
 
-def test_choices_have_seeds_of_their_own() -> None:
-    assert [each.seed for each in params(n=3, seed=5)] == [5, 6, 7]
-    assert [each.seed for each in params(n=2, seed=2**63 - 1)] == [2**63 - 1, -(2**63)]
-    assert [each.seed for each in params(n=2)] == [None, None]
+def test_choices_have_seeds_of_their_own_and_the_first_scores_the_prompt() -> None:
+    def seeds(number: int, seed: int | None) -> list[int | None]:
+        return [each.seed for each in choices(SamplingParams(seed=seed), number)]
+
+    assert seeds(3, 5) == [5, 6, 7]
+    assert seeds(2, 2**63 - 1) == [2**63 - 1, -(2**63)]
+    assert seeds(2, None) == [None, None]
+    for seed in (None, 5):
+        found = choices(SamplingParams(seed=seed, prompt_logprobs=2), 3)
+        assert [each.prompt_logprobs for each in found] == [2, None, None]
 
 
 @pytest.mark.parametrize("key", ["x", "-1", "1.0", "", "9" * 5000, "²"])
@@ -203,6 +214,6 @@ def test_bad_words_are_forbidden_after_a_space_as_well() -> None:
 
 def test_allowed_tokens_and_what_is_told_of_the_prompt_arrive() -> None:
     body = completion(allowed_token_ids=[3, 4])
-    (found,) = sampling_params(body, {}, 0, 1, 2, ((5,),))
+    found = sampling_params(body, {}, 0, 1, 2, ((5,),))
     assert (found.allowed_token_ids, found.bad_words) == ((3, 4), ((5,),))
     assert (found.max_tokens, found.logprobs, found.prompt_logprobs) == (0, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
 from penstock.errors import EngineDead, QueueFull
 from penstock.generation.sequence import SamplingParams
+from penstock_server.formats import ChatFormat
+from penstock_server.responses_format import ResponsesFormat
+from penstock_server.tools import schemas, templates
 
 from .conftest import MakeClient, sse_events
 
@@ -339,6 +343,62 @@ def test_echo_with_logprobs_tells_the_prompts_as_well(client: TestClient, engine
     assert first["choices"][0]["logprobs"]["tokens"] == list("HiHel")
     assert rest[0]["choices"][0]["logprobs"]["text_offset"] == [5, 6]
     assert [stream.params.prompt_logprobs for stream in engine.streams] == [1, 1]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_each_choice_tells_the_prompt_though_one_scores_it(
+    client: TestClient, engine: FakeAsyncEngine, is_stream: bool
+) -> None:
+    answer = complete(client, echo=True, logprobs=1, n=2, stream=is_stream)
+    chunks = sse_events(answer.text)[:-1] if is_stream else [answer.json()]
+    told: dict[int, list[float | None]] = {}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        told.setdefault(choice["index"], choice["logprobs"]["token_logprobs"])
+    assert [scores[:3] for scores in told.values()] == [[None, -0.75, -0.25]] * 2
+    assert [stream.params.prompt_logprobs for stream in engine.streams] == [1, None]
+
+
+def test_choices_share_one_grammar(client: TestClient, engine: FakeAsyncEngine) -> None:
+    """The very object: what is compiled of it is compiled once."""
+    complete(client, n=3, seed=1, structured_outputs={"regex": "a+"})
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    chat(client, n=3, seed=1, tools=[tool], tool_choice="required")
+    for streams in (engine.streams[:3], engine.streams[3:]):
+        first = streams[0].params.grammar
+        assert first is not None and len(streams) == 3
+        assert all(stream.params.grammar is first for stream in streams)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_what_takes_long_is_not_done_on_the_event_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Reading tools, compiling what they demand, and writing a whole answer."""
+    threads: dict[str, str] = {}
+
+    def note(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def noted(*arguments: Any) -> Any:
+            threads[name] = threading.current_thread().name
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in (
+        (templates, "detect_style"),
+        (schemas, "calls_grammar"),
+        (ChatFormat, "whole"),
+        (ResponsesFormat, "whole"),
+    ):
+        note(owner, name)
+    function = {"name": "f", "parameters": {"type": "object"}}
+    tool = {"type": "function"} | ({"function": function} if path[0] == "c" else function)
+    body = {"messages": [{"role": "user", "content": "Hi"}]} if path[0] == "c" else {"input": "Hi"}
+    answer = client.post(f"/v1/{path}", json=body | {"tools": [tool], "tool_choice": "required"})
+    assert answer.status_code == 200
+    assert threads["detect_style"].startswith("text") and threads["calls_grammar"].startswith("text")
+    assert threads["whole"].startswith("asyncio")  # a thread of its pool
 
 
 def test_scoring(client: TestClient, engine: FakeAsyncEngine) -> None:

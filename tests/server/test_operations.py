@@ -59,6 +59,15 @@ def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
 
 
+def test_load_counts_what_is_being_answered(engine: FakeAsyncEngine) -> None:
+    fake: Any = engine
+    drain = Drain()
+    with TestClient(create_app(fake, Settings(model="tiny"), drain)) as client:
+        assert client.get("/load").json() == {"server_load": 0}
+        drain.enter()
+        assert client.get("/load").json() == {"server_load": 1}
+
+
 @pytest.mark.parametrize(
     ("state", "status"), [("loading", 200), ("ready", 200), ("dead", 503), ("stopped", 503)]
 )

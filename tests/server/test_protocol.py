@@ -122,6 +122,7 @@ def test_null_counts_as_absent() -> None:
         ("stop", [1]),
         ("logit_bias", {"1": math.inf}),
         ("logit_bias", [1]),
+        ("logit_bias", {str(token_id): 1 for token_id in range(protocol.MAX_BIASES + 1)}),
         ("stop_token_ids", [-1]),
         ("seed", 1.5),
         ("stream", 1),

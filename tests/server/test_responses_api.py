@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.errors import EngineDead
 from penstock.generation.grammar import Grammar
+from penstock_server import inputs
 
 from .conftest import MakeClient
 
@@ -133,6 +134,29 @@ def test_old_turns_are_dropped_on_request(
     else:
         assert answer["truncation"] == "auto"
         assert prompts(engine)[0].startswith(f"system: Be kind\nuser: {first * 40}")
+
+
+def test_long_texts_are_not_even_read(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens have one character: of 1000 turns with 100 each, a context of 1000 has room for ten at most."""
+    read: list[int] = []
+    render = inputs.render_chat
+
+    def counted(tokenizer: Any, messages: list[Any], **fields: Any) -> list[int]:
+        read.append(len(messages))
+        return render(tokenizer, messages, **fields)
+
+    monkeypatch.setattr(inputs, "render_chat", counted)
+    client = make_client(FakeAsyncEngine())
+    turns = [{"role": "user", "content": "x" * 100}] * 1000
+    refused = respond(client, input=turns)
+    assert refused.json()["error"]["code"] == "context_length_exceeded" and not read
+    assert respond(client, input=turns, truncation="auto").status_code == 200
+    assert read and max(read) <= 10
+    # They can be counted, as far as /tokenize goes.
+    counted_tokens = client.post("/v1/responses/input_tokens", json={"input": turns[:20]})
+    assert counted_tokens.json()["input_tokens"] > 2000
+    too_long = client.post("/v1/responses/input_tokens", json={"input": turns})
+    assert too_long.json()["error"]["code"] == "string_above_max_length"
 
 
 def test_nothing_is_dropped_otherwise(make_client: MakeClient) -> None:

@@ -175,6 +175,27 @@ def test_calls_are_part_of_the_assistants_message() -> None:
 PART = {"type": "input_text", "text": "7"}
 
 
+def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Short."}]}
+    whole = thought | {"content": [{"type": "reasoning_text", "text": each} for each in ("One.", "Two.")]}
+    empty = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": None}
+    user = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": "Yes."}
+    body = request(input=[user, whole, said, user, thought, CALL, RESULT, empty, said])
+    told = [(each.role, each.reasoning_content, each.text) for each in body.messages]
+    assert told == [
+        ("user", None, "x"),
+        ("assistant", "One.\nTwo.", "Yes."),
+        ("user", None, "x"),
+        ("assistant", "Short.", ""),
+        ("tool", None, "42"),
+        ("assistant", None, "Yes."),
+    ]
+    assert [call.id for call in body.messages[3].tool_calls or ()] == ["c1"]
+    sealed = refused(input=[user, thought | {"encrypted_content": "abc"}])
+    assert sealed["loc"][-1] == "encrypted_content"
+
+
 def test_tools_and_their_choice_are_those_of_chat() -> None:
     reference = {"type": "function", "name": "f"}
     for choice, chosen in (

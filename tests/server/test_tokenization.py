@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from fakes import EOS, FakeAsyncEngine
 from penstock.async_engine import EngineStatus
+from penstock_server.tokenization import Tokens
 
 from .conftest import MakeClient
 
@@ -22,6 +24,20 @@ def test_a_prompt(client: TestClient, path: str) -> None:
     assert answer.json() == {"count": 3, "max_model_len": 1000, "tokens": tokens, "token_strs": None}
     named = client.post(path, json={"prompt": "H", "return_token_strs": True}).json()
     assert named["token_strs"] == ["<72>"]
+
+
+def test_the_answer_is_made_where_texts_are_read(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the event loop: pieces are an object per token."""
+    threads: list[str] = []
+    make = Tokens.model_dump_json
+
+    def noted(self: Tokens) -> str:
+        threads.append(threading.current_thread().name)
+        return make(self)
+
+    monkeypatch.setattr(Tokens, "model_dump_json", noted)
+    assert client.post("/tokenize", json={"content": "Hi", "with_pieces": True}).json()["count"] == 2
+    assert [name.startswith("text") for name in threads] == [True]
 
 
 def test_messages(client: TestClient) -> None:

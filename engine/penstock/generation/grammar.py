@@ -18,8 +18,9 @@ MAX_GRAMMAR_CHARS = 250_000
 class Grammar:
     """A set of texts, of which the answer will be one, whole.
 
-    Made by the constructors below. They raise InvalidParameter for what can be seen without a model;
-    Engine.validate() for the rest.
+    Answers that are asked for with the same object share what it takes to follow it: see
+    GrammarCompiler.matcher(). Made by the constructors below. They raise InvalidParameter for what can be
+    seen without a model; Engine.validate() for the rest.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark"]

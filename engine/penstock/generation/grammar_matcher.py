@@ -22,8 +22,8 @@ from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-#: Grammars that are known to be good.
-MAX_CHECKED = 256
+#: Grammars that are known to pass the trial.
+MAX_TRIED = 256
 #: Nothing merges with it, and no prompt has it.
 _MARK = "\x02"
 _NO_TOKEN = "no token of the model's vocabulary goes on with it"
@@ -39,38 +39,53 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
-        #: Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. Comes before
-        #: matcher(), which would read whatever it is given.
-        self.check = lru_cache(maxsize=MAX_CHECKED)(self._check)
+        self._try = lru_cache(maxsize=MAX_TRIED)(self._try_once)
+        #: By the id of the Grammar, for as long as that lives.
+        self._compiled: dict[int, LLMatcher] = {}
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. Takes a
+        while for an object that was not seen before, be it equal to another."""
+        self._compile(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """For a new answer. Nothing is shared with others of the same grammar: copies of an LLMatcher share
-        its lexer, and one answer that exceeds a limit would end them all. Raises InvalidParameter."""
+        """For a new answer. Raises what check() raises.
+
+        Answers that are asked for with one Grammar object share what was compiled, and its lexer's limit: one
+        that exceeds it ends them all. So a request has an object of its own, which its answers share.
+        """
+        return Matcher(self._compile(grammar).deep_copy(), self._built_vocabulary())
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if compiled := self._compiled.get(id(grammar)):
+            return compiled
+        self._try(grammar.kind, grammar.text)
         vocabulary = self._built_vocabulary()
         try:
             text = source(grammar.kind, grammar.text)
         except ValueError as error:
-            raise _unusable(grammar, str(error)) from None
-        parser = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
-        matcher = Matcher(parser, vocabulary)
+            raise _unusable(grammar.kind, str(error)) from None
+        compiled = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+        matcher = Matcher(compiled.deep_copy(), vocabulary)
         if matcher.error:
-            raise _unusable(grammar, matcher.error)
+            raise _unusable(grammar.kind, matcher.error)
         if matcher.is_complete:
             raise invalid(f"the {_NAMES[grammar.kind]} admits no text but the empty one")
-        return matcher
+        self._compiled[id(grammar)] = compiled
+        weakref.finalize(grammar, self._compiled.pop, id(grammar), None).atexit = False
+        return compiled
 
-    def _check(self, grammar: Grammar) -> None:
+    def _try_once(self, kind: str, text: str) -> None:
         try:
-            has_passed = self._built_vocabulary().trial.passes(grammar.kind, grammar.text)
+            has_passed = self._built_vocabulary().trial.passes(kind, text)
         except OSError as error:
             raise RequestFailed(f"its grammar can't be tried: {error}") from error
         if not has_passed:
             raise _unusable(
-                grammar,
+                kind,
                 f"it takes more than {MAX_SECONDS:g} s or too much memory to read; make it smaller, with "
                 "fewer rules that follow from each other and smaller numbers (multipleOf, repetitions)",
             )
-        self.matcher(grammar)
 
     def close(self) -> None:
         """Ends the process that tries grammars. Idempotent."""
@@ -189,8 +204,8 @@ def _is_spelled_by_its_tokens(tokenizer: Tokenizer) -> bool:
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "grammar"}
 
 
-def _unusable(grammar: Grammar, why: str) -> InvalidParameter:
-    return invalid(f"the {_NAMES[grammar.kind]} can't be used: {why}")
+def _unusable(kind: str, why: str) -> InvalidParameter:
+    return invalid(f"the {_NAMES[kind]} can't be used: {why}")
 
 
 def _without_details(error: str) -> str:

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-#: A lexer state takes 1-2 kB, and each answer has its own. The others are llguidance's defaults, with which
-#: a step's mask takes tens of microseconds, and some 20 ms at worst.
+#: A lexer state takes 1-2 kB; the answers to a request share theirs. The others are llguidance's defaults,
+#: with which a step's mask takes tens of microseconds, and some 20 ms at worst.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 #: Seconds of the processor, and bytes beyond what the vocabulary takes. A schema of 1000 properties takes
