@@ -85,6 +85,7 @@ class ResponsesRoutes:
             body,
             params,
             use if use.parser() else None,
+            tokens_as_ids=self._settings.return_tokens_as_token_ids,
         )
         answers = Answers(
             self._engine,

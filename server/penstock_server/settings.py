@@ -339,6 +339,19 @@ class Settings:
         "auto",
         choices=get_args(ParserChoice),
     )
+    enable_force_include_usage: bool = _setting(
+        "server",
+        "every stream tells the usage with each chunk and at its end, whatever its stream_options say",
+        False,
+        parse=parse_bool,
+    )
+    return_tokens_as_token_ids: bool = _setting(
+        "server",
+        "log-probabilities name tokens by their ids, as token_id:7, unless a request says otherwise",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
+    )
     ui: bool = _setting("server", "serve a web page at /", True, parse=parse_bool)
     scheduling_policy: SchedulingPolicy = _setting(
         "server",

@@ -405,6 +405,26 @@ def test_usage_with_every_chunk(client: TestClient, send: Any) -> None:
         assert counts[0] == 0 < counts[1]  # the chunk that only names the role
 
 
+def test_tokens_as_token_ids_for_all(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
+    client = make_client(engine, return_tokens_as_token_ids=True)
+    assert complete(client, logprobs=1).json()["choices"][0]["logprobs"]["tokens"][0] == "token_id:72"
+    plain = complete(client, logprobs=1, return_tokens_as_token_ids=False).json()
+    assert plain["choices"][0]["logprobs"]["tokens"][0] == "H"
+    fields = {"input": "Hi", "include": ["message.output_text.logprobs"]}
+    response = client.post("/v1/responses", json=fields).json()
+    assert response["output"][0]["content"][0]["logprobs"][0]["token"] == "token_id:72"
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+@pytest.mark.parametrize("send", [chat, complete])
+def test_usage_for_all(make_client: MakeClient, engine: FakeAsyncEngine, send: Any, options: Any) -> None:
+    client = make_client(engine, enable_force_include_usage=True)
+    *chunks, last, _ = sse_events(send(client, stream=True, **options).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert last["choices"] == [] and counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 7
+
+
 @pytest.mark.parametrize("send", [chat, complete])
 def test_a_request_may_name_itself(client: TestClient, send: Any) -> None:
     answer = send(client, request_id="mine:7")
