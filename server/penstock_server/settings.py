@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
+from penstock_server.path_prefix import parse_prefix
 from penstock_server.setting_values import (
     parse_bool,
     parse_bytes,
@@ -243,6 +244,13 @@ class Settings:
 
     host: str = _setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")
     port: int = _setting("server", "port to listen on; 0 takes a free one", 8000, parse=parse_int)
+    root_path: str = _setting(
+        "server",
+        "path that a proxy has in front of ours, such as /llm; requests may bring it or not",
+        "",
+        parse=parse_prefix,
+        metavar="PATH",
+    )
     served_model_name: tuple[str, ...] = _setting(
         "server",
         "what clients call the model; given several times, answers carry the first; default: MODEL",
