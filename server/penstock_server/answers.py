@@ -20,10 +20,12 @@ from penstock_server.responses import Usage
 class Answer:
     """One choice as far as it has come."""
 
-    def __init__(self, stream: RequestStream, params: SamplingParams, timer: AnswerTimer) -> None:
+    def __init__(
+        self, stream: RequestStream, params: SamplingParams, timer: AnswerTimer, tells_end_token: bool
+    ) -> None:
         self.stream = stream
-        self.params = params
         self.timer = timer
+        self._tells_end_token = tells_end_token or params.include_stop_str_in_output
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -45,7 +47,7 @@ class Answer:
         if output.finish_reason is FinishReason.ABORT:
             raise EngineStopped("the engine ended an answer")
         self.timer.record(output)
-        if not self.params.include_stop_str_in_output:
+        if not self._tells_end_token:
             output = _without_end_token(output)
         self.text += output.text
         self.token_ids += output.token_ids
@@ -75,9 +77,12 @@ class Answers:
         params: Sequence[SamplingParams],
         priority: int = 0,
         cache_salt: str = "",
+        *,
+        tells_end_token: bool = False,
     ) -> None:
         """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises, which says what the last two are."""
+        AsyncEngine.generate raises, which says what priority and cache_salt are. tells_end_token: the token
+        that ends an answer has log-probabilities too, as where token ids are told: one for each."""
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -95,7 +100,8 @@ class Answers:
                     stream = engine.generate(
                         prompt, each, priority=priority, cache_salt=cache_salt, **options
                     )
-                    self._answers.append(Answer(stream, each, AnswerTimer(metrics, arrival)))
+                    timer = AnswerTimer(metrics, arrival)
+                    self._answers.append(Answer(stream, each, timer, tells_end_token))
         except BaseException as error:
             if isinstance(error, QueueFull):
                 metrics.count_rejected("overloaded")

@@ -196,6 +196,7 @@ class OpenAIRoutes:
             params,
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
+            tells_end_token=bool(body.return_token_ids),
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None

@@ -386,6 +386,27 @@ def test_token_ids_in_a_stream(client: TestClient) -> None:
     assert sum((chunk["choices"][0]["token_ids"] for chunk in chunks), []) == [*b"Hello!", 256]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("send", "logprobs"), [(chat, True), (complete, 1)])
+def test_each_token_id_has_its_logprob(client: TestClient, send: Any, logprobs: Any, stream: bool) -> None:
+    """The end token's as well, though it is not told of without ids."""
+
+    def told(**fields: Any) -> tuple[list[int], list[str]]:
+        fields |= {"logprobs": logprobs, "return_tokens_as_token_ids": True, "stream": stream}
+        answer = send(client, **fields)
+        parts = sse_events(answer.text)[:-1] if stream else [answer.json()]
+        choices = [part["choices"][0] for part in parts]
+        ids = [each for choice in choices for each in choice.get("token_ids") or []]
+        found = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        if send is complete:
+            return ids, [name for each in found for name in each["tokens"]]
+        return ids, [token["token"] for each in found for token in each["content"]]
+
+    ids, names = told(return_token_ids=True)
+    assert ids == [*b"Hello!", 256] and names == [f"token_id:{each}" for each in ids]
+    assert told()[1] == names[:-1]
+
+
 def test_tokens_as_token_ids(client: TestClient) -> None:
     fields = {"return_tokens_as_token_ids": True}
     logprobs = complete(client, logprobs=1, **fields).json()["choices"][0]["logprobs"]
