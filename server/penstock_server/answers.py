@@ -21,12 +21,17 @@ class Answer:
     """One choice as far as it has come."""
 
     def __init__(
-        self, stream: RequestStream, params: SamplingParams, timer: AnswerTimer, scorer: Answer | None = None
+        self,
+        stream: RequestStream,
+        timer: AnswerTimer,
+        tells_end_token: bool,
+        scorer: Answer | None = None,
     ) -> None:
-        """scorer: another answer to the same prompt, which scores that for this one as well."""
+        """tells_end_token: the token that ends it has log-probabilities. scorer: another answer to the same
+        prompt, which scores that for this one as well."""
         self.stream = stream
-        self.params = params
         self.timer = timer
+        self._tells_end_token = tells_end_token
         self.scorer = scorer
         self.has_begun = asyncio.Event()
         self.text = ""
@@ -52,7 +57,7 @@ class Answer:
         if output.finish_reason is FinishReason.ABORT:
             raise EngineStopped("the engine ended an answer")
         self.timer.record(output)
-        if not self.params.include_stop_str_in_output:
+        if not self._tells_end_token:
             output = _without_end_token(output)
         if self.scorer is not None and not self.has_begun.is_set():
             output = replace(output, prompt_logprobs=self.scorer.prompt_logprobs)
@@ -85,10 +90,14 @@ class Answers:
         params: Sequence[SamplingParams],
         priority: int = 0,
         cache_salt: str = "",
+        *,
+        tells_end_token: bool = False,
     ) -> None:
         """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises, which says what the last two are. `params` are as choices() makes
-        them: alike but for the seed, and for the prompt_logprobs, which the first has for all."""
+        AsyncEngine.generate raises, which says what priority and cache_salt are. `params` are as choices()
+        makes them: alike but for the seed, and for the prompt_logprobs, which the first has for all.
+        tells_end_token: the token that ends an answer has log-probabilities too, as where token ids are told:
+        one for each."""
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -112,7 +121,8 @@ class Answers:
                         is_valid=number > 0,
                         **options,
                     )
-                    answer = Answer(stream, each, AnswerTimer(metrics, arrival), scorer)
+                    tells_end = tells_end_token or each.include_stop_str_in_output
+                    answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer)
                     if each.prompt_logprobs is not None:
                         scorer = answer
                     self._answers.append(answer)

@@ -30,6 +30,7 @@ from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
 from penstock_server.page import page_routes
+from penstock_server.path_prefix import PathPrefix
 from penstock_server.rate_limit import RateLimit
 from penstock_server.request_context import RequestContext
 from penstock_server.request_info import TimeLimits
@@ -126,6 +127,8 @@ def _add_layers(
         )
     limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
     app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
+    if settings.root_path:
+        app.add_middleware(PathPrefix, prefix=settings.root_path)
 
 
 def _describe_chunks(app: FastAPI) -> None:

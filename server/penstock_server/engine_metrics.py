@@ -50,6 +50,7 @@ class EngineCollector(Collector):
             yield self._gauge(
                 "penstock:floor_share", "Least possible step time / measured, since start", share
             )
+        yield self._waiting_by_reason(now)
         yield from self._totals(now)
         yield self._tokens_per_step(now)
         yield self._cache_config(now)
@@ -57,7 +58,11 @@ class EngineCollector(Collector):
 
     def _totals(self, now: EngineMetrics) -> Iterable[Metric]:
         for name, text, value in (
-            ("vllm:prompt_tokens", "Prompt tokens computed", now.prompt_tokens),
+            (
+                "vllm:prompt_tokens",
+                "Prompt tokens, of them also those that were found in the cache",
+                now.prompt_tokens,
+            ),
             ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache", now.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found there", now.prefix_cache_hits),
@@ -88,6 +93,16 @@ class EngineCollector(Collector):
             counter.add_metric([*labels.values()], value)
             yield counter
 
+    def _waiting_by_reason(self, now: EngineMetrics) -> Metric:
+        """vLLM tells those that wait for a LoRA adapter or a transfer from those that wait for room; here all
+        wait for room."""
+        labels = self._labels("vllm:")
+        name = "vllm:num_requests_waiting_by_reason"
+        gauge = GaugeMetricFamily(name, "Sequences waiting, by reason", labels=[*labels, "reason"])
+        for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):
+            gauge.add_metric([*labels.values(), reason], value)
+        return gauge
+
     def _tokens_per_step(self, now: EngineMetrics) -> Metric:
         bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
         counts = map(float, accumulate(now.steps_by_tokens))
@@ -98,12 +113,16 @@ class EngineCollector(Collector):
 
     def _cache_config(self, now: EngineMetrics) -> Metric:
         config = self._engine.engine.config
+        num_tokens = now.kv_blocks_total * config.block_size
         labels = self._labels("vllm:")
         info = InfoMetricFamily("vllm:cache_config", "Blocks of keys and values", labels=[*labels])
         facts = {
             "block_size": str(config.block_size),
             "cache_dtype": config.kv_dtype,
             "num_gpu_blocks": str(now.kv_blocks_total),
+            "kv_cache_size_tokens": str(num_tokens),
+            # So many sequences of the greatest length fit at a time.
+            "kv_cache_max_concurrency": f"{num_tokens / self._engine.engine.max_model_len:.2f}",
         }
         info.add_metric([*labels.values()], facts)
         return info

@@ -37,6 +37,7 @@ _TOKEN_S = (
 # fmt: on
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class RequestMetrics:
@@ -75,6 +76,12 @@ class RequestMetrics:
         self.generation_tokens = self._histogram("request_generation_tokens", "Answer length", _TOKENS)
         self.max_generation_tokens = self._histogram(
             "request_max_num_generation_tokens", "Longest of a request's answers", _TOKENS
+        )
+        self.computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt length without what was cached", _TOKENS
+        )
+        self.preemptions = self._histogram(
+            "request_num_preemptions", "How often an answer had to give way", _PREEMPTIONS
         )
         self._params_n = self._histogram("request_params_n", "Choices asked for", _CHOICES)
         self._params_max_tokens = self._histogram(
@@ -142,6 +149,8 @@ class AnswerTimer:
         metrics.count_finished(reason)
         metrics.latency.observe(time.monotonic() - times.arrival)
         metrics.prompt_tokens.observe(output.num_prompt_tokens)
+        metrics.computed_tokens.observe(output.num_prompt_tokens - output.num_cached_tokens)
+        metrics.preemptions.observe(output.num_preemptions)
         metrics.generation_tokens.observe(output.num_output_tokens)
         if times.queue_s is not None:
             metrics.queue.observe(times.queue_s)

@@ -136,10 +136,10 @@ class OpenAIRoutes:
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
-            replace(_extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
+            replace(self._extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
             [prompt for prompt in prompts for _ in params],
         )
-        return await self.respond(request, body, form, prompts, params)
+        return await self.respond(request, body, form, prompts, params, bool(body.return_token_ids))
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         check_model(body.model, self._settings)
@@ -152,11 +152,11 @@ class OpenAIRoutes:
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
             engine.tokenizer,
-            replace(_extras(body), logprobs=body.num_logprobs),
+            replace(self._extras(body), logprobs=body.num_logprobs),
             prompt,
             use if use.parser() else None,
         )
-        return await self.respond(request, body, form, [prompt], params)
+        return await self.respond(request, body, form, [prompt], params, bool(body.return_token_ids))
 
     async def respond(
         self,
@@ -165,6 +165,7 @@ class OpenAIRoutes:
         form: Format,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
+        tells_end_token: bool = False,
     ) -> Response:
         """All answers, whole or as they come, for any route."""
         token_ids = [prompt.token_ids for prompt in prompts]
@@ -176,6 +177,7 @@ class OpenAIRoutes:
             params,
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
+            tells_end_token=tells_end_token,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
@@ -187,6 +189,18 @@ class OpenAIRoutes:
         # Logprobs of a long prompt are megabytes of JSON, which the event loop must not wait for.
         content = await asyncio.to_thread(lambda: form.whole(answers).model_dump_json())
         return Response(content, media_type="application/json")
+
+    def _extras(self, body: GenerationRequest) -> Extras:
+        settings = self._settings
+        is_forced = settings.enable_force_include_usage
+        as_ids = body.return_tokens_as_token_ids
+        return Extras(
+            usage=is_forced or body.wants_usage_chunk,
+            continuous_usage=is_forced or body.wants_continuous_usage,
+            prompt_logprobs=body.prompt_logprobs,
+            tokens_as_ids=settings.return_tokens_as_token_ids if as_ids is None else as_ids,
+            token_ids=bool(body.return_token_ids),
+        )
 
     def _check_num_answers(self, num_answers: int) -> None:
         """Raises 400 for more than could ever be taken."""
@@ -273,16 +287,6 @@ def read_constraints(engine: Engine, body: GenerationRequest) -> Constraints:
         "bad_words": read_bad_words(engine.tokenizer, body.bad_words or ()),
         "grammar": read_grammar(engine, body),
     }
-
-
-def _extras(body: GenerationRequest) -> Extras:
-    return Extras(
-        usage=body.wants_usage_chunk,
-        continuous_usage=body.wants_continuous_usage,
-        prompt_logprobs=body.prompt_logprobs,
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        token_ids=bool(body.return_token_ids),
-    )
 
 
 def event_stream_of(model: str, last: str | None = "[DONE]") -> dict[str, Any]:

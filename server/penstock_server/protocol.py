@@ -14,8 +14,9 @@ as a matter of course and that could not change an answer here. They are accepte
 
 Some fields of vLLM's are accepted only with the value that changes nothing: see Only.
 
-`reasoning_effort`, `verbosity` and `chat_template_kwargs` are handed to the model's chat template. A field
-that is null counts as absent, as at OpenAI. Types are strict: "1" is no number.
+`reasoning_effort`, `verbosity` and `chat_template_kwargs` are handed to the model's chat template, the first
+also as `enable_thinking` (false for "none"). A field that is null counts as absent, as at OpenAI. Types are
+strict: "1" is no number.
 """
 
 from __future__ import annotations
@@ -382,5 +383,8 @@ class ChatCompletionRequest(GenerationRequest):
     @property
     def template_kwargs(self) -> dict[str, Any]:
         named = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
-        said = {name: value for name, value in named.items() if value}
+        said: dict[str, Any] = {name: value for name, value in named.items() if value}
+        if self.reasoning_effort:
+            # What templates ask for that know two efforts only, such as Qwen3's; as vLLM does it.
+            said["enable_thinking"] = self.reasoning_effort != "none"
         return said | (self.chat_template_kwargs or {})

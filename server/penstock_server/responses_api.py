@@ -75,6 +75,7 @@ class ResponsesRoutes:
             body,
             params,
             use if use.parser() else None,
+            tokens_as_ids=self._settings.return_tokens_as_token_ids,
         )
         return await self._openai.respond(request, body, form, [prompt], [params])
 

@@ -222,10 +222,12 @@ class ResponsesFormat:
         body: ResponsesRequest,
         params: SamplingParams,
         tools: ToolUse | None = None,
+        *,
+        tokens_as_ids: bool = False,
     ) -> None:
-        """tools: how an answer is read that may hold calls."""
+        """tools: how an answer is read that may hold calls. tokens_as_ids: as LogprobWriter's."""
         self._has_logprobs = body.num_logprobs is not None
-        self._writer = LogprobWriter(tokenizer)
+        self._writer = LogprobWriter(tokenizer, tokens_as_ids)
         self._calls = ToolAnswer(tools) if tools else None
         self._items = _Items(request_id)
         choice = body.tool_choice

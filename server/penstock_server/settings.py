@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
+from penstock_server.path_prefix import parse_prefix
 from penstock_server.setting_values import (
     parse_bool,
     parse_bytes,
@@ -244,6 +245,13 @@ class Settings:
 
     host: str = _setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")
     port: int = _setting("server", "port to listen on; 0 takes a free one", 8000, parse=parse_int)
+    root_path: str = _setting(
+        "server",
+        "path that a proxy has in front of ours, such as /llm; requests may bring it or not",
+        "",
+        parse=parse_prefix,
+        metavar="PATH",
+    )
     served_model_name: tuple[str, ...] = _setting(
         "server",
         "what clients call the model; given several times, answers carry the first; default: MODEL",
@@ -339,6 +347,19 @@ class Settings:
         "one, or none, which leaves calls in the text",
         "auto",
         choices=get_args(ParserChoice),
+    )
+    enable_force_include_usage: bool = _setting(
+        "server",
+        "every stream tells the usage with each chunk and at its end, whatever its stream_options say",
+        False,
+        parse=parse_bool,
+    )
+    return_tokens_as_token_ids: bool = _setting(
+        "server",
+        "log-probabilities name tokens by their ids, as token_id:7, unless a request says otherwise",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
     )
     ui: bool = _setting("server", "serve a web page at /", True, parse=parse_bool)
     scheduling_policy: SchedulingPolicy = _setting(

@@ -92,6 +92,16 @@ def test_a_request_gets_what_it_gets_alone(
     assert engine.metrics.kv_blocks_used == 0
 
 
+def test_each_answer_knows_how_often_it_gave_way(tiny_llama: Path) -> None:
+    with Engine.load(tiny_llama, CONFIGS["with preemptions"]) as engine:
+        for index, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+            engine.add(str(index), prompt, params)
+        counts = dict[str, int]()
+        while engine.has_work:
+            counts |= {output.request_id: output.num_preemptions for output in engine.step()}
+        assert sum(counts.values()) == engine.metrics.num_preemptions > 0
+
+
 def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Path) -> None:
     hardware = HardwareProfile(2, 8 << 30, 8 << 30, 10.0, 500.0, DiskProfile(2.0, 1 << 20, 2, True))
     config = EngineConfig(num_resident_layers=1, device="cpu")

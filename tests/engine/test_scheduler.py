@@ -190,6 +190,7 @@ def test_the_youngest_gives_way_and_resumes_where_it_was() -> None:
         assert old.num_computed_tokens, "the older one gave way"
     assert young.token_ids[: len(tokens)] == tokens
     assert young.num_output_tokens == 10
+    assert (old.num_preemptions, young.num_preemptions) == (0, decider.num_preemptions)
 
 
 def test_admission_is_in_order_and_only_of_what_fits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
@@ -38,6 +39,8 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["vllm:num_preemptions_total"] == 6
     assert found["vllm:prefix_cache_queries_total"] == 40 and found["vllm:prefix_cache_hits_total"] == 16
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 1)
+    assert found["vllm:num_requests_waiting_by_reason/capacity"] == 1
+    assert found["vllm:num_requests_waiting_by_reason/deferred"] == 0
     assert found["vllm:kv_cache_usage_perc"] == 0.25
     assert "penstock:floor_share" not in found  # nothing was measured
 
@@ -76,6 +79,9 @@ def test_tokens_per_step_are_a_histogram(metrics: RequestMetrics, engine: FakeAs
 
 def test_the_cache_is_described(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
     engine.model.metrics.kv_blocks_total = 20
-    text = metrics.render().decode()
-    expected = '{block_size="16",cache_dtype="float16",engine="0",model_name="tiny",num_gpu_blocks="20"} 1.0'
-    assert "vllm:cache_config_info" + expected in text
+    families = text_string_to_metric_families(metrics.render().decode())
+    (sample,) = next(family.samples for family in families if family.name == "vllm:cache_config_info")
+    facts = {"block_size": "16", "cache_dtype": "float16", "num_gpu_blocks": "20"}
+    # 20 blocks of 16 tokens, and the model's longest sequence has 1000
+    facts |= {"kv_cache_size_tokens": "320", "kv_cache_max_concurrency": "0.32"}
+    assert sample.value == 1 and sample.labels == facts | {"engine": "0", "model_name": "tiny"}

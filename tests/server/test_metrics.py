@@ -45,6 +45,9 @@ DASHBOARD = [
 #: What else dashboards of others ask vLLM for.
 OTHERS = [
     "vllm:num_preemptions_total",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:request_num_preemptions_count",
+    "vllm:request_prefill_kv_computed_tokens_sum",
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
     "vllm:prompt_tokens_cached_total",
@@ -80,8 +83,8 @@ def metrics(engine: FakeAsyncEngine) -> RequestMetrics:
     return RequestMetrics("tiny", fake)
 
 
-def output(num_tokens: int, finish: FinishReason | None = None) -> RequestOutput:
-    return RequestOutput("r", "x", (1,), (), 10, num_tokens, finish, started=time.monotonic())
+def output(num_tokens: int, finish: FinishReason | None = None, **more: int) -> RequestOutput:
+    return RequestOutput("r", "x", (1,), (), 10, num_tokens, finish, started=time.monotonic(), **more)
 
 
 def test_every_name_of_the_dashboard_moves_with_a_request(
@@ -125,7 +128,7 @@ def test_an_answers_times_and_lengths(metrics: RequestMetrics) -> None:
     timer = AnswerTimer(metrics, time.monotonic())
     timer.record(output(1))
     timer.record(output(2))
-    timer.record(output(3, FinishReason.LENGTH))
+    timer.record(output(3, FinishReason.LENGTH, num_cached_tokens=4, num_preemptions=2))
     timer.close("abort")  # has ended by itself
     found = samples(metrics)
     assert found["vllm:time_to_first_token_seconds_count"] == 1
@@ -136,6 +139,8 @@ def test_an_answers_times_and_lengths(metrics: RequestMetrics) -> None:
     parts = sum(found[f"vllm:request_{name}_time_seconds_sum"] for name in ("queue", "prefill"))
     assert parts == pytest.approx(found["vllm:time_to_first_token_seconds_sum"])
     assert found["vllm:request_prompt_tokens_sum"] == 10
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 6
+    assert found["vllm:request_num_preemptions_sum"] == 2
     assert found["vllm:request_generation_tokens_sum"] == 3
     assert found["vllm:request_success_total/length"] == 1
     assert found["vllm:request_success_total/abort"] == 0

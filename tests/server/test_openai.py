@@ -446,6 +446,27 @@ def test_token_ids_in_a_stream(client: TestClient) -> None:
     assert sum((chunk["choices"][0]["token_ids"] for chunk in chunks), []) == [*b"Hello!", 256]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("send", "logprobs"), [(chat, True), (complete, 1)])
+def test_each_token_id_has_its_logprob(client: TestClient, send: Any, logprobs: Any, stream: bool) -> None:
+    """The end token's as well, though it is not told of without ids."""
+
+    def told(**fields: Any) -> tuple[list[int], list[str]]:
+        fields |= {"logprobs": logprobs, "return_tokens_as_token_ids": True, "stream": stream}
+        answer = send(client, **fields)
+        parts = sse_events(answer.text)[:-1] if stream else [answer.json()]
+        choices = [part["choices"][0] for part in parts]
+        ids = [each for choice in choices for each in choice.get("token_ids") or []]
+        found = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        if send is complete:
+            return ids, [name for each in found for name in each["tokens"]]
+        return ids, [token["token"] for each in found for token in each["content"]]
+
+    ids, names = told(return_token_ids=True)
+    assert ids == [*b"Hello!", 256] and names == [f"token_id:{each}" for each in ids]
+    assert told()[1] == names[:-1]
+
+
 def test_tokens_as_token_ids(client: TestClient) -> None:
     fields = {"return_tokens_as_token_ids": True}
     logprobs = complete(client, logprobs=1, **fields).json()["choices"][0]["logprobs"]
@@ -463,6 +484,26 @@ def test_usage_with_every_chunk(client: TestClient, send: Any) -> None:
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
     if send is chat:
         assert counts[0] == 0 < counts[1]  # the chunk that only names the role
+
+
+def test_tokens_as_token_ids_for_all(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
+    client = make_client(engine, return_tokens_as_token_ids=True)
+    assert complete(client, logprobs=1).json()["choices"][0]["logprobs"]["tokens"][0] == "token_id:72"
+    plain = complete(client, logprobs=1, return_tokens_as_token_ids=False).json()
+    assert plain["choices"][0]["logprobs"]["tokens"][0] == "H"
+    fields = {"input": "Hi", "include": ["message.output_text.logprobs"]}
+    response = client.post("/v1/responses", json=fields).json()
+    assert response["output"][0]["content"][0]["logprobs"][0]["token"] == "token_id:72"
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+@pytest.mark.parametrize("send", [chat, complete])
+def test_usage_for_all(make_client: MakeClient, engine: FakeAsyncEngine, send: Any, options: Any) -> None:
+    client = make_client(engine, enable_force_include_usage=True)
+    *chunks, last, _ = sse_events(send(client, stream=True, **options).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert last["choices"] == [] and counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 7
 
 
 @pytest.mark.parametrize("send", [chat, complete])

@@ -285,6 +285,9 @@ def test_what_the_chat_template_gets() -> None:
     request = chat(reasoning_effort="low", verbosity="high", chat_template_kwargs={"enable_thinking": False})
     said = {"reasoning_effort": "low", "verbosity": "high", "enable_thinking": False}
     assert request.template_kwargs == said
+    for effort, is_thinking in (("none", False), ("minimal", True), ("high", True)):
+        kwargs = chat(reasoning_effort=effort).template_kwargs
+        assert kwargs == {"reasoning_effort": effort, "enable_thinking": is_thinking}
 
 
 def test_continuing_a_message_excludes_beginning_one() -> None:

@@ -44,7 +44,8 @@ def test_what_is_asked_of_the_sampler_arrives(client: TestClient, engine: FakeAs
 def test_reasoning_effort_goes_to_the_template(client: TestClient, engine: FakeAsyncEngine) -> None:
     reasoning = {"effort": "low", "summary": "detailed", "context": "auto", "mode": "standard"}
     respond(client, reasoning=reasoning, text={"verbosity": "high"}, chat_template_kwargs={"x": 1})
-    assert "[('reasoning_effort', 'low'), ('verbosity', 'high'), ('x', 1)]" in prompts(engine)[0]
+    said = "('enable_thinking', True), ('reasoning_effort', 'low'), ('verbosity', 'high'), ('x', 1)"
+    assert f"[{said}]" in prompts(engine)[0]
     refused = respond(client, reasoning={"mode": "pro"}).json()["error"]
     assert refused["param"] == "reasoning.mode" and "standard" in refused["message"]
 

@@ -45,6 +45,8 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     #: Of the prompt, tokens whose K and V came from the prefix cache.
     num_cached_tokens: int = 0
+    #: How often the sequence had to give way to others so far.
+    num_preemptions: int = 0
 
 
 class Request:
@@ -149,6 +151,7 @@ class Request:
             finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.sequence.num_cached_tokens,
+            num_preemptions=self.sequence.num_preemptions,
         )
 
     def expire(self, now: float) -> RequestOutput | None:

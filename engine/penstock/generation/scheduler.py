@@ -166,6 +166,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Drop what a sequence has computed; it resumes before all others of its priority that wait."""
         self.num_preemptions += 1
+        sequence.num_preemptions += 1
         self._suspend(sequence)
 
     def _suspend(self, sequence: Sequence) -> None:

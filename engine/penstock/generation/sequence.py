@@ -175,6 +175,7 @@ class Sequence:
         self.num_cached_tokens = 0
         #: It has been in a step, or was about to be.
         self.has_started = False
+        self.num_preemptions = 0
         #: It was preempted at some time, or its step was not computed.
         self.was_preempted = False
         self.finish_reason: FinishReason | None = None

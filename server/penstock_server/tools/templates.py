@@ -28,6 +28,9 @@ from penstock_server.tools.request import Tool, is_too_deep
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
 
+#: Of calls in XML and of lists of calls between tags: beside them, the marks that we know say something else.
+_FOREIGN = ("<function=", "<arg_key>", "<invoke", "<tool_calls>")
+
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -51,12 +54,13 @@ def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
 
 
 def _format_of(template: str) -> ParserName | None:
-    """None: one that no parser here reads, such as calls written in XML."""
+    """None: one that no parser here reads."""
     if TOOL_CALLS in template:
         return "mistral"
+    if any(mark in template for mark in _FOREIGN):
+        return None
     if TOOL_CALL in template:
-        is_json = "<function=" not in template and "<arg_key>" not in template
-        return "hermes" if is_json else None
+        return "hermes"
     has_llamas_headers = "<|start_header_id|>" in template or "<|header_start|>" in template
     if PYTHON_TAG in template or (has_llamas_headers and '"parameters": ' in template):
         return "llama3"

@@ -49,7 +49,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         # Tools, but in a format that nothing here reads.
         ('{{ tools }}<|start_header_id|>"parameters": <tool_call>', "auto", ToolStyle("hermes", True)),
         ("{{ tools }}<|python_tag|>", "auto", ToolStyle("llama3", True)),
+        # XML of Qwen3-Coder, GLM, MiniMax-M3 and Functionary 3.1, and a list between tags as Apriel has it.
         ("{{ tools }}<tool_call><function=x>", "auto", ToolStyle("hermes", False)),
+        ("{{ tools }}<tool_call>x<arg_key>", "auto", ToolStyle("hermes", False)),
+        ("{{ tools }}<tool_call><invoke name=", "auto", ToolStyle("hermes", False)),
+        ("{{ tools }}<function={{ name }}> or <|python_tag|>", "auto", ToolStyle("hermes", False)),
+        ("{{ tools }}in <tool_call> tags: <tool_calls>[", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}", "llama3", ToolStyle("llama3", True)),
         (PLAIN, "mistral", ToolStyle("hermes", False)),

@@ -1,0 +1,37 @@
+"""A path in front of all routes: for proxies that give a server a part of their paths, and leave that in."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.errors import ConfigError
+
+
+def parse_prefix(text: str) -> str:
+    """ "/llm" of "/llm/". Raises ConfigError for what is no path."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", text):
+        raise ConfigError(f"{text!r} is no path to stand in front of others; write one like /llm")
+    return text.rstrip("/")
+
+
+class PathPrefix:
+    """Takes `prefix` off the paths that have it; the others come from this machine, or through a proxy that
+    did it, and pass as they are."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        if path == self._prefix and scope["type"] == "http":
+            # The page's addresses are relative to a path that ends with a slash.
+            await RedirectResponse(f"{self._prefix}/")(scope, receive, send)
+            return
+        ours = {"root_path": self._prefix}  # for what tells addresses, such as /docs
+        if path.startswith(self._prefix + "/"):
+            ours["path"] = path.removeprefix(self._prefix)
+        await self._app({**scope, **ours}, receive, send)
