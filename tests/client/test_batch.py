@@ -189,12 +189,22 @@ def test_prompts_are_read_as_they_are_needed(client, server):
     assert len(taken) <= 1 + 2 * 4
 
 
+def b_goes_on():
+    """The answer to "a" waits until the server has been asked for "b", whose answer never ends."""
+    b_arrived = threading.Event()
+
+    def answer(received):
+        if received.body["prompt"] == "a":
+            assert b_arrived.wait(PATIENCE_S)
+            return echo(received)
+        b_arrived.set()
+        return Events([samples.completion_event("b")], ending="hold")
+
+    return answer
+
+
 def test_leaving_early_closes_the_connections(client, server):
-    server.fallback = lambda received: (
-        echo(received)
-        if received.body["prompt"] == "a"
-        else Events([samples.completion_event("b")], ending="hold")
-    )
+    server.fallback = b_goes_on()
 
     async def read() -> None:
         async with client.batch(["a", "b"]) as results:
@@ -206,11 +216,7 @@ def test_leaving_early_closes_the_connections(client, server):
 
 
 def test_breaking_out_closes_the_connections(client, server):
-    server.fallback = lambda received: (
-        echo(received)
-        if received.body["prompt"] == "a"
-        else Events([samples.completion_event("b")], ending="hold")
-    )
+    server.fallback = b_goes_on()
 
     async def read() -> bool:
         async for each in client.batch(["a", "b"]):
