@@ -55,9 +55,12 @@ typedef struct {
     const float *alibi_slopes;
 } attention;
 
-/* Keys and values are fetched AHEAD groups of 16 ahead: blocks lie anywhere, and the processor's own prefetcher
- * stops at the end of each. */
-enum { GROUP = 16, TILE_ROWS = 16, AHEAD = 2 };
+/* Keys and values are fetched so many groups of 16 ahead as come to AHEAD_BYTES: blocks lie anywhere, and the
+ * processor's own prefetcher stops at the end of each. */
+enum { GROUP = 16, TILE_ROWS = 16, AHEAD_BYTES = 12 << 10 };
+INLINE int64_t groups_ahead(int64_t head_dim, int is_half) {
+    return MAX(1, AHEAD_BYTES / (GROUP * head_dim * (is_half ? 2 : 4)));
+}
 
 /* Sums that registers hold at a time beside what they are made of. */
 #if defined(__AVX512F__)
@@ -166,13 +169,14 @@ INLINE void score(const query_tile *t, int64_t row, const int is_half, const int
     const attention *c = t->c;
     const int num = MIN(8, SUMS / rows);
     const int64_t row_width = t->num_groups * GROUP;
+    const int64_t num_ahead = MAX(num * LANES, groups_ahead(c->kv.head_dim, is_half) * GROUP);
     const bool is_scaled_only = c->softcap == 0.0f && !c->alibi_slopes;
     for (int64_t key = 0; key < row_width; key += num * LANES) {
         int64_t keys[SUMS], ahead[SUMS];
         vec out[SUMS];
         for (int n = 0; n < num; n++) {
             keys[n] = key_at(t, key + n * LANES, 1);
-            ahead[n] = key_at(t, key + n * LANES + MAX(num * LANES, AHEAD * GROUP), 1);
+            ahead[n] = key_at(t, key + n * LANES + num_ahead, 1);
         }
         score_rows(t->c, keys, ahead, t->queries + row, t->num_rows, out, is_half, rows, num);
         const int64_t num_left = MIN(num, (row_width - key) / LANES);
@@ -209,7 +213,7 @@ INLINE void mix(const query_tile *t, int64_t row, int64_t g, const int is_half, 
     const int is_whole = d % LANES == 0;
     const void *values = is_whole ? kv->v_cache : t->values;
     const int64_t at = is_whole ? key_at(t, g * GROUP, 0) : 0, stride = is_whole ? d : padded_d;
-    const int64_t ahead = is_whole ? key_at(t, (g + AHEAD) * GROUP, 0) : 0;
+    const int64_t ahead = is_whole ? key_at(t, (g + groups_ahead(d, is_half)) * GROUP, 0) : 0;
     float *p[SUMS], *y[SUMS];
     for (int r = 0; r < rows; r++) {
         p[r] = t->weights + (row + r) * GROUP;
