@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ class Measured:
 
     @property
     def measure(self) -> Measure:
-        return Measure(self.memory, self.products, self.disk)
+        return Measure("native 1", self.memory, self.products, self.disk)
 
 
 def test_rates_are_measured_once(tmp_path: Path) -> None:
@@ -100,6 +101,11 @@ def test_rates_are_measured_once(tmp_path: Path) -> None:
     assert len(measured.calls) == 6
     hardware_profile(None, measured.measure)  # nowhere to keep it
     assert measured.calls[6:] == ["products", "memory"]
+    del measured.calls[:]
+    # As where a compiler was installed, or a new edition.
+    hardware_profile(tmp_path, replace(measured.measure, kernels="native 2"), cache)
+    hardware_profile(tmp_path, measured.measure, cache)
+    assert measured.calls == ["products", "memory"]
 
 
 @pytest.mark.parametrize(

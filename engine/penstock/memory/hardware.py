@@ -153,6 +153,8 @@ def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
 class Measure:
     """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
 
+    #: What computes: others have other rates.
+    kernels: str
     memory_read_gbps: Callable[[int], float]
     products: Callable[[int], ProductRates]
     disk: Callable[[Path], DiskProfile]
@@ -168,10 +170,11 @@ def hardware_profile(
     device: DeviceProfile | None = None,
 ) -> HardwareProfile:
     """This machine with the GPU `device`, and the disk under `folder` (None: none). Capacities are read anew
-    each time; rates are measured once and kept in the file `cache`, per machine, card and disk."""
+    each time; rates are measured once and kept in the file `cache`, per machine with its kernels, card and
+    disk."""
     num_cores = num_physical_cores()
     known = {} if is_forced or cache is None else _read_cache(cache)
-    machine = _machine_key(num_cores)
+    machine = _machine_key(num_cores, measure.kernels)
     rates = known.get(machine)
     is_new = rates is None
     if rates is None:
@@ -208,14 +211,14 @@ def hardware_profile(
     )
 
 
-def _machine_key(num_cores: int) -> str:
-    """Another processor, other memory, or fewer cores: other rates."""
+def _machine_key(num_cores: int, kernels: str) -> str:
+    """Another processor, other memory, fewer cores, or other kernels: other rates."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
-    return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB"
+    return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB, kernels {kernels}"
 
 
 def _read_cache(path: Path) -> dict[str, Any]:
