@@ -51,6 +51,16 @@ def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> No
         assert step.floor_s <= step.seconds
 
 
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_more_tokens_never_take_less(activations: str) -> None:
+    """The scheduler relies on it."""
+    size = solar()
+    settings = EngineConfig(host_memory_bytes=20 * GIB, activations=activations)  # type: ignore[arg-type]
+    plan = plan_memory(size, MACHINE, settings)
+    steps = [predict_step(plan, size, MACHINE, settings, n, min(n, 32)).seconds for n in range(1, 600)]
+    assert steps == sorted(steps)
+
+
 def test_the_floor_is_memory_or_arithmetic_at_its_best() -> None:
     size = solar()
     for num_tokens, binding in ((1, "memory"), (8, "memory"), (16, "arithmetic"), (64, "arithmetic")):

@@ -108,6 +108,13 @@ def test_rates_are_measured_once(tmp_path: Path) -> None:
     assert measured.calls == ["products", "memory"]
 
 
+def test_a_moment_that_others_took_does_not_count(tmp_path: Path) -> None:
+    measure = replace(Measured().measure, products=lambda _: ((2, 30.0), (4, 15.0), (8, 22.0), (16, 9.0)))
+    for _ in range(2):  # measured, and from the cache
+        profile = hardware_profile(None, measure, tmp_path / "hardware.json")
+        assert profile.products == ((2, 30.0), (4, 22.0), (8, 22.0), (16, 9.0))
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", '{"format_version": 0, "rates": {}}', '{"format_version": 2, "rates": {"disk 1": 3}}'],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ CACHE_VERSION = 2
 MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 
-#: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending.
+#: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending;
+#: in a HardwareProfile rates never rise with them.
 ProductRates = tuple[tuple[int, float], ...]
 
 
@@ -207,8 +208,14 @@ def hardware_profile(
         int8_gops=rates["int8_gops"],
         disk=disk,
         device=device,
-        products=tuple((rows, gbps) for rows, gbps in rates["products"]),
+        products=_without_dips(rates["products"]),
     )
+
+
+def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
+    """More rows are more work: a product slower than one with more of them was disturbed. The scheduler relies
+    on steps that take no less with more tokens."""
+    return tuple((rows, max(gbps for other, gbps in measured if other >= rows)) for rows, _ in measured)
 
 
 def _machine_key(num_cores: int, kernels: str) -> str:
