@@ -213,8 +213,8 @@ def hardware_profile(
 
 
 def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
-    """More rows are more work: a product slower than one with more of them was disturbed. The scheduler relies
-    on steps that take no less with more tokens."""
+    """More rows are more work: a product slower than one with more of them was disturbed. The scheduler
+    relies on steps that take no less with more tokens."""
     return tuple((rows, max(gbps for other, gbps in measured if other >= rows)) for rows, _ in measured)
 
 
