@@ -77,6 +77,14 @@ def test_computing_and_streaming_overlap() -> None:
     assert predicted(MACHINE, 64, 10).seconds > predicted(MACHINE, 64, 20).seconds > streamed.floor_s
 
 
+def test_a_step_does_not_wait_for_a_disk_that_is_done_before_its_products() -> None:
+    """As on a machine without a compiler: a faster disk would not help."""
+    for products, binding in (((), "disk"), (((2, 3.0), (512, 0.5)), "memory")):
+        step = predicted(replace(MACHINE, products=products), 1, 8)
+        assert max(step.terms, key=step.terms.__getitem__) == "disk"
+        assert (step.binding, step.seconds > 2 * step.floor_s) == (binding, bool(products))
+
+
 def tokens_after(steps: MeasuredSteps, limit_s: float, floor_s: float, token_s: float, num_steps: int) -> int:
     """The step's size when one has taken as many tokens as were predicted to fit, so many times."""
     num_tokens = 8
