@@ -10,6 +10,7 @@ import torch
 
 from penstock.config import DeviceChoice, EngineConfig
 from penstock.kernels import QuantizedTensor, choose_kernels
+from penstock.kernels.cpu import fingerprint
 from penstock.memory.device import find_device
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, hardware_profile
@@ -38,7 +39,7 @@ def measure_hardware(
         gops = _device_gops(device.torch_device, cache.parent if cache else None)
         return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
 
-    measure = Measure(memory_read_gbps, _product_rates, measure_disk, measure_device)
+    measure = Measure(fingerprint(), memory_read_gbps, _product_rates, measure_disk, measure_device)
     return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
 
 

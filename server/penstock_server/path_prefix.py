@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import RedirectResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from penstock.errors import ConfigError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def parse_prefix(text: str) -> str:
-    """ "/llm" of "/llm/". Raises ConfigError for what is no path."""
+    """ "/llm" of "/llm/". Raises ValueError for what is no path."""
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", text):
-        raise ConfigError(f"{text!r} is no path to stand in front of others; write one like /llm")
+        raise ValueError(f"{text!r} is no path to stand in front of others; write one like /llm")
     return text.rstrip("/")
 
 
@@ -34,4 +34,15 @@ class PathPrefix:
         ours = {"root_path": self._prefix}  # for what tells addresses, such as /docs
         if path.startswith(self._prefix + "/"):
             ours["path"] = path.removeprefix(self._prefix)
-        await self._app({**scope, **ours}, receive, send)
+
+        async def send_prefixed(message: Message) -> None:
+            """Whoever asks for a path with a slash too many is sent to the right one: by the router, which
+            knows no prefix."""
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if "location" in headers:
+                    address = urlsplit(headers["location"])
+                    headers["location"] = address._replace(path=self._prefix + address.path).geturl()
+            await send(message)
+
+        await self._app({**scope, **ours}, receive, send_prefixed)

@@ -112,7 +112,7 @@ def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: Hardwa
 
 
 def step_data(step: StepPrediction) -> dict[str, Any]:
-    return dataclasses.asdict(step) | {"seconds": step.seconds, "binding": step.binding}
+    return dataclasses.asdict(step) | {"binding": step.binding}
 
 
 def plan_data(plan: MemoryPlan) -> dict[str, Any]:

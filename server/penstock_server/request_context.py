@@ -1,5 +1,5 @@
-"""RequestContext: the outermost layer. Each request gets an id, an answer whatever happens to it, and a log
-line and a count at its end."""
+"""RequestContext: the outermost layer but for PathPrefix. Each request gets an id, an answer whatever happens
+to it, and a log line and a count at its end."""
 
 from __future__ import annotations
 

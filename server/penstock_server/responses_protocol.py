@@ -216,10 +216,12 @@ def chat_messages(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         match item:
+            case ReasoningItem(text=""):
+                pass
+            case ReasoningItem() if messages and _is_thought(messages[-1]):
+                messages[-1]["reasoning_content"] += "\n" + item.text
             case ReasoningItem():
-                if item.text:
-                    thought = {"role": "assistant", "content": None, "reasoning_content": item.text}
-                    messages.append(thought)
+                messages.append({"role": "assistant", "content": None, "reasoning_content": item.text})
             case FunctionCall():
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})

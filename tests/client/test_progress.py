@@ -51,12 +51,13 @@ def test_a_log_shows_tenths(monkeypatch):
     assert len(sys.stderr.getvalue().splitlines()) == 11
 
 
-@pytest.mark.parametrize(("total", "shown"), [(25, [*range(0, 25, 2), 25]), (None, [0, 10, 20])])
+@pytest.mark.parametrize(("total", "shown"), [(25, [*range(0, 25, 2), 25]), (None, [0, 10, 20, 25])])
 def test_a_log_shows_the_last(monkeypatch, total, shown):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     draw = reporter(True)
     for number in range(26):
         draw(at(number, total))
+    draw(None)
     lines = sys.stderr.getvalue().splitlines()
     assert [int(re.match(r"\d+", line)[0]) for line in lines] == shown
 

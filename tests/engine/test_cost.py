@@ -51,6 +51,16 @@ def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> No
         assert step.floor_s <= step.seconds
 
 
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_more_tokens_never_take_less(activations: str) -> None:
+    """The scheduler relies on it."""
+    size = solar()
+    settings = EngineConfig(host_memory_bytes=20 * GIB, activations=activations)  # type: ignore[arg-type]
+    plan = plan_memory(size, MACHINE, settings)
+    steps = [predict_step(plan, size, MACHINE, settings, n, min(n, 32)).seconds for n in range(1, 600)]
+    assert steps == sorted(steps)
+
+
 def test_the_floor_is_memory_or_arithmetic_at_its_best() -> None:
     size = solar()
     for num_tokens, binding in ((1, "memory"), (8, "memory"), (16, "arithmetic"), (64, "arithmetic")):
@@ -65,6 +75,14 @@ def test_computing_and_streaming_overlap() -> None:
     streamed, faster = predicted(MACHINE, 1, 6), predicted(replace(MACHINE, products=()), 1, 6)
     assert streamed.binding == "disk" and streamed.seconds == faster.seconds
     assert predicted(MACHINE, 64, 10).seconds > predicted(MACHINE, 64, 20).seconds > streamed.floor_s
+
+
+def test_a_step_does_not_wait_for_a_disk_that_is_done_before_its_products() -> None:
+    """As on a machine without a compiler: a faster disk would not help."""
+    for products, binding in (((), "disk"), (((2, 3.0), (512, 0.5)), "memory")):
+        step = predicted(replace(MACHINE, products=products), 1, 8)
+        assert max(step.terms, key=step.terms.__getitem__) == "disk"
+        assert (step.binding, step.seconds > 2 * step.floor_s) == (binding, bool(products))
 
 
 def tokens_after(steps: MeasuredSteps, limit_s: float, floor_s: float, token_s: float, num_steps: int) -> int:

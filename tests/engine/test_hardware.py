@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ class Measured:
 
     @property
     def measure(self) -> Measure:
-        return Measure(self.memory, self.products, self.disk)
+        return Measure("native 1", self.memory, self.products, self.disk)
 
 
 def test_rates_are_measured_once(tmp_path: Path) -> None:
@@ -100,6 +101,18 @@ def test_rates_are_measured_once(tmp_path: Path) -> None:
     assert len(measured.calls) == 6
     hardware_profile(None, measured.measure)  # nowhere to keep it
     assert measured.calls[6:] == ["products", "memory"]
+    del measured.calls[:]
+    # As where a compiler was installed, or a new edition.
+    hardware_profile(tmp_path, replace(measured.measure, kernels="native 2"), cache)
+    hardware_profile(tmp_path, measured.measure, cache)
+    assert measured.calls == ["products", "memory"]
+
+
+def test_a_moment_that_others_took_does_not_count(tmp_path: Path) -> None:
+    measure = replace(Measured().measure, products=lambda _: ((2, 30.0), (4, 15.0), (8, 22.0), (16, 9.0)))
+    for _ in range(2):  # measured, and from the cache
+        profile = hardware_profile(None, measure, tmp_path / "hardware.json")
+        assert profile.products == ((2, 30.0), (4, 22.0), (8, 22.0), (16, 9.0))
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,30 @@ async def test_a_prompt_is_scored_once_for_all_its_choices() -> None:
     assert [stream.options["is_valid"] for stream in engine.streams] == [False, True, False, True]
 
 
+async def test_nobody_waits_for_a_choice_that_can_score_no_more() -> None:
+    """It fails, or ends with its first token; or the client leaves."""
+    params = choices(SamplingParams(prompt_logprobs=0), 2)
+
+    def scored(*scripts: Script) -> Answers:
+        fake: Any = scripted(*scripts)
+        return Answers(fake, RequestMetrics("tiny", fake), [[1, 2]], params)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineDead, match="gone"):
+            await scored([EngineDead("gone")], ["a"]).finish()
+        answers = scored([], ["a", "b"])
+        await answers.finish()
+        assert [(answer.text, answer.prompt_logprobs is not None) for answer in answers] == [
+            ("", True),
+            ("ab", True),
+        ]
+        waiting = asyncio.create_task(scored([asyncio.Event()], ["a"]).finish())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
 async def test_silence_is_told() -> None:
     gate = asyncio.Event()
     answers = answers_of(scripted(["a", gate, "b"]), [[1]])

@@ -6,7 +6,9 @@ import pytest
 
 from fakes import FakeAsyncEngine
 from penstock.errors import ConfigError
+from penstock_server.cli import main
 from penstock_server.path_prefix import parse_prefix
+from penstock_server.setting_sources import make_settings
 
 from .conftest import MakeClient
 
@@ -31,15 +33,21 @@ def test_what_the_page_and_the_documentation_find(make_client: MakeClient, engin
     client = make_client(engine, root_path="/llm")
     answer = client.get("/llm", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (307, "/llm/")
+    for path in ("/llm/version/?x=1", "/version/?x=1"):
+        answer = client.get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, "http://testserver/llm/version?x=1")
     for path in ("/llm/docs", "/docs"):
         assert "'/llm/openapi.json'" in client.get(path).text
     assert client.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
 
 
 @pytest.mark.parametrize("text", ["llm", "/a//b", "/a?b", "/ä", "http://x/"])
-def test_what_is_no_prefix(text: str) -> None:
-    with pytest.raises(ConfigError, match="write one like /llm"):
-        parse_prefix(text)
+def test_what_is_no_prefix(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="PENSTOCK_ROOT_PATH: .* write one like /llm"):
+        make_settings({"model": "tiny"}, {"PENSTOCK_ROOT_PATH": text})
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "tiny", "--root-path", text])
+    assert "argument --root-path: " in capsys.readouterr().err
 
 
 def test_a_prefix_ends_without_a_slash() -> None:

@@ -181,11 +181,11 @@ def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
     empty = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": None}
     user = {"role": "user", "content": "x"}
     said = {"role": "assistant", "content": "Yes."}
-    body = request(input=[user, whole, said, user, thought, CALL, RESULT, empty, said])
+    body = request(input=[user, thought, whole, empty, said, user, thought, CALL, RESULT, empty, said])
     told = [(each.role, each.reasoning_content, each.text) for each in body.messages]
     assert told == [
         ("user", None, "x"),
-        ("assistant", "One.\nTwo.", "Yes."),
+        ("assistant", "Short.\nOne.\nTwo.", "Yes."),
         ("user", None, "x"),
         ("assistant", "Short.", ""),
         ("tool", None, "42"),

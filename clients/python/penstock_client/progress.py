@@ -99,12 +99,14 @@ class _Log:
 
     def __init__(self) -> None:
         self._num_told = -1
+        self._last: BatchProgress | None = None
 
     def __call__(self, progress: BatchProgress | None) -> None:
+        is_last = progress is None
+        self._last = progress = progress or self._last
         # A change may also be a retry, of which there can be many before anything more is done.
         if progress is None or progress.num_done == self._num_told:
             return
-        is_tenth = progress.num_done % max(1, (progress.total or 100) // 10) == 0
-        if is_tenth or progress.num_done == progress.total:
+        if is_last or progress.num_done % max(1, (progress.total or 100) // 10) == 0:
             self._num_told = progress.num_done
             print(bar(progress), file=sys.stderr, flush=True)

@@ -31,6 +31,8 @@ class StepPrediction:
     #: Link or unit -> seconds that it is busy.
     terms: dict[str, float]
     seconds: float
+    #: What its products take, as such were measured.
+    products_s: float = 0.0
 
     @property
     def floor_s(self) -> float:
@@ -38,8 +40,10 @@ class StepPrediction:
 
     @property
     def binding(self) -> str:
-        """What the step waits for."""
-        return max(self.terms, key=lambda name: self.terms[name])
+        """What the step waits for: no link that is done before the products."""
+        computing = {"memory", "arithmetic"} & self.terms.keys()
+        names = computing if computing and self.products_s > self.floor_s else self.terms.keys()
+        return max(names, key=lambda name: self.terms[name])
 
 
 #: Where nothing was measured.
@@ -112,7 +116,8 @@ def predict_step(
         products_s += plan.streamed_bytes / memory_gbps / 1e9 if memory_gbps else 0.0
     elements = num_tokens * footprint.layer_elements / footprint.hidden_size
     other_s = LAYER_OVERHEAD_S * len(plan.layers) + (0.0 if device else ELEMENT_S * elements)
-    return StepPrediction(num_tokens, num_sampled, terms, max(floor_s, products_s) + other_s)
+    seconds = max(floor_s, products_s) + other_s
+    return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s)
 
 
 def _seconds_per_byte(products: ProductRates, rows: int) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ CACHE_VERSION = 2
 MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 
-#: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending.
+#: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending;
+#: in a HardwareProfile rates never rise with them.
 ProductRates = tuple[tuple[int, float], ...]
 
 
@@ -153,6 +154,8 @@ def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
 class Measure:
     """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
 
+    #: What computes: others have other rates.
+    kernels: str
     memory_read_gbps: Callable[[int], float]
     products: Callable[[int], ProductRates]
     disk: Callable[[Path], DiskProfile]
@@ -168,10 +171,11 @@ def hardware_profile(
     device: DeviceProfile | None = None,
 ) -> HardwareProfile:
     """This machine with the GPU `device`, and the disk under `folder` (None: none). Capacities are read anew
-    each time; rates are measured once and kept in the file `cache`, per machine, card and disk."""
+    each time; rates are measured once and kept in the file `cache`, per machine with its kernels, card and
+    disk."""
     num_cores = num_physical_cores()
     known = {} if is_forced or cache is None else _read_cache(cache)
-    machine = _machine_key(num_cores)
+    machine = _machine_key(num_cores, measure.kernels)
     rates = known.get(machine)
     is_new = rates is None
     if rates is None:
@@ -204,18 +208,24 @@ def hardware_profile(
         int8_gops=rates["int8_gops"],
         disk=disk,
         device=device,
-        products=tuple((rows, gbps) for rows, gbps in rates["products"]),
+        products=_without_dips(rates["products"]),
     )
 
 
-def _machine_key(num_cores: int) -> str:
-    """Another processor, other memory, or fewer cores: other rates."""
+def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
+    """More rows are more work: a product slower than one with more of them was disturbed. The scheduler
+    relies on steps that take no less with more tokens."""
+    return tuple((rows, max(gbps for other, gbps in measured if other >= rows)) for rows, _ in measured)
+
+
+def _machine_key(num_cores: int, kernels: str) -> str:
+    """Another processor, other memory, fewer cores, or other kernels: other rates."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
-    return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB"
+    return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB, kernels {kernels}"
 
 
 def _read_cache(path: Path) -> dict[str, Any]:

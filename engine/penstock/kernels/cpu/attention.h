@@ -277,7 +277,8 @@ INLINE void attend(query_tile *t, const int is_half) {
     }
 }
 
-/* Kept from call to call: the system would have to find its pages anew each time. NULL if there is no memory. */
+/* Kept from call to call: the system would have to find its pages anew each time. What the longest context took
+ * stays: 4 bytes for each of its keys and each row of a tile. NULL if there is no memory. */
 static float *scratch_of(int64_t num_floats) {
     static _Thread_local float *scratch;
     static _Thread_local int64_t size;
@@ -301,7 +302,7 @@ static void attention_tile(void *context, int64_t task) {
     const int64_t num_keys = end + shift - first_key, num_groups = (num_keys + GROUP - 1) / GROUP;
     const int64_t num_floats = num_rows * (num_groups * GROUP + 2 * padded_d + GROUP + 2 * LANES) + GROUP * padded_d;
     float *scratch = scratch_of(num_floats);
-    if (!scratch) abort(); /* some tens of kilobytes: nothing else would get any either */
+    if (!scratch) abort(); /* a megabyte or so: nothing else would get any either */
     float *weights = scratch + num_rows * num_groups * GROUP;
     vec *largest = (vec *)(weights + num_rows * GROUP), *sums = largest + num_rows;
     float *queries = (float *)(sums + num_rows), *mixed = queries + num_rows * padded_d;

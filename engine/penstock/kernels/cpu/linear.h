@@ -36,15 +36,15 @@ INLINE void quantize_group(const float *restrict x, int64_t size, float divisor,
                            integer *restrict lo, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
     const float magic = 12582912.0f;
     const int32_t magic_bits = bits_of(magic);
-    int32_t sum = 0, sum_of_lo = 0;
+    uint32_t sum = 0, sum_of_lo = 0; /* of a row with NaN they wrap around, and don't matter */
     for (int64_t k = 0; k < size; k++) {
         const int32_t q = bits_of(x[k] / divisor + magic) - magic_bits;
         const int32_t h = is_split ? (q + 128) >> 8 : q, l = q - h * 256;
-        hi[k] = (integer)h, sum += h;
-        if (is_split) lo[k] = (integer)l, sum_of_lo += l;
+        hi[k] = (integer)h, sum += (uint32_t)h;
+        if (is_split) lo[k] = (integer)l, sum_of_lo += (uint32_t)l;
     }
-    *hi_sum = (int32_t)(-128u * (uint32_t)sum);
-    if (is_split) *lo_sum = (int32_t)(-128u * (uint32_t)sum_of_lo);
+    *hi_sum = (int32_t)(-128u * sum);
+    if (is_split) *lo_sum = (int32_t)(-128u * sum_of_lo);
 }
 
 static void quantize_token(void *context, int64_t token) {
