@@ -1,25 +1,37 @@
 # Two commands do everything: `make run` and `make test`.
 PYTHON ?= python3
-# Another build of torch (2.11 to 2.14), as pip wants to hear it; it may name an index of its own.
-TORCH ?= torch==2.13.0
-# nvrtc compiles the CUDA kernels, for tests without a GPU; leave it out beside a torch for CUDA 12.8 or 12.9,
-# which wants another version.
-EXTRAS ?= dev,nvrtc
-MODEL ?= demo
 VENV := .venv
 BIN := $(VENV)/bin
+MODEL ?= demo
+
+# Said once, the next two hold until something else is said: they stand in the stamp of what is installed.
+INSTALLED := $(VENV)/installed
+installed_line = $(shell sed -n $(1)p $(INSTALLED) 2>/dev/null)
+# Another build of torch (2.11 to 2.14), as pip wants to hear it; it may name an index of its own.
+TORCH ?= $(or $(call installed_line,1),torch==2.13.0)
+# nvrtc compiles the CUDA kernels, for tests without a GPU; leave it out beside a torch for CUDA 12.8 or 12.9,
+# which wants another version.
+USUAL_EXTRAS := dev,nvrtc
+EXTRAS ?= $(or $(call installed_line,2),$(USUAL_EXTRAS))
+ifneq ($(call installed_line,1),$(TORCH))
+# pip takes one build of a version of torch for another: the environment begins anew.
+CLEAR := --clear
+endif
+ifneq ($(call installed_line,1) $(call installed_line,2),$(TORCH) $(EXTRAS))
+.PHONY: $(INSTALLED)
+endif
 
 .PHONY: run test check bench install clean
 
-install: $(VENV)/installed
+install: $(INSTALLED)
 
 # torch first and alone: any looser request for it would pull in another, much larger build.
-$(VENV)/installed: pyproject.toml clients/python/pyproject.toml docker/constraints.txt \
+$(INSTALLED): pyproject.toml clients/python/pyproject.toml docker/constraints.txt \
 		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h)
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(CLEAR) $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python
-	@touch $@
+	@printf '%s\n' '$(TORCH)' '$(EXTRAS)' > $@
 
 run: install
 	$(BIN)/penstock serve $(MODEL)

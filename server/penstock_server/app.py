@@ -77,7 +77,8 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan)
+    # FastAPI's pages of documentation load scripts from elsewhere, where the page of ours keeps API keys.
+    app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     operations = OperationRoutes(engine, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
     app.include_router(operations)
     paths = [route.path for route in operations.routes if isinstance(route, Route)]

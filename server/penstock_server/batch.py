@@ -82,12 +82,29 @@ class _Batch:
         self._source = source
         self._finished = asyncio.Event()
         self.num_pending = sum(1 for _ in self._pending())
+        self._check_models()
         self._progress = _Progress(self.num_pending)
 
     def _pending(self) -> Iterator[BatchRequest]:
         """What has no line in the output yet."""
         done = self._output.is_done
         return (request for request in read_requests(self._source) if not done(request))
+
+    def _check_models(self) -> None:
+        """Raises ConfigError if none of them asks for this model: it would be the same error for each."""
+        known = {self._settings.model, *self._settings.model_names}
+        stranger = None
+        for request in self._pending():
+            name = request.body.get("model")
+            if request.error is None and (not isinstance(name, str) or name in known):
+                return
+            stranger = stranger or name
+        if stranger is not None:
+            names = " or ".join(self._settings.model_names)
+            raise ConfigError(
+                f"{self._source} asks for the model {stranger!r} and never for {names}: add "
+                f"--served-model-name {stranger}, or change the file"
+            )
 
     async def run(self) -> None:
         engine = AsyncEngine(lambda report: load_engine(self._settings, report))

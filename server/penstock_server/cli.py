@@ -53,7 +53,9 @@ def _check_contradictions(options: argparse.Namespace) -> None:
     if "calibration_tokens" in given and "calibrate" not in given:
         raise ConfigError("--calibration-tokens needs the text: --calibrate FILE")
     if has_shape and (idle := given & {"model", "revision", "offline", "ignore_unexpected_tensors"}):
-        raise ConfigError(f"--shape is a model by itself: leave out {' and '.join(sorted(idle))}")
+        raise ConfigError(
+            f"--shape is a model by itself: leave out {' and '.join(sorted(idle)).replace('model', 'MODEL')}"
+        )
     has_more = given - {"command", "model", "verify", "target"} or getattr(options, "target", None)
     if getattr(options, "verify", False) and has_more:
         raise ConfigError("--verify takes the folder that was converted, and nothing else")

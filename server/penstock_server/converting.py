@@ -27,7 +27,12 @@ class ProgressBar:
     def __init__(self, description: str, unit: str) -> None:
         is_bytes = unit == "B"
         interval = 0.1 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(desc=description, unit=unit, unit_scale=is_bytes, mininterval=interval)
+        self._bar = tqdm(
+            desc=description,
+            unit=unit if is_bytes else f" {unit}s",
+            unit_scale=is_bytes,
+            mininterval=interval,
+        )
 
     def __call__(self, done: int, total: int) -> None:
         self._bar.total = total
@@ -94,7 +99,9 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
     """Lines for people."""
     lines = [f"{target}: {report.num_files} files of weights in {report.total_s:.1f} s"]
     if report.num_resumed:
-        lines.append(f"{report.num_resumed} of them were there already, from an earlier run")
+        lines.append(
+            f"{report.num_resumed} of them were there already, from an earlier run (not compared: --verify)"
+        )
     if report.quantize_s and report.write_s:
         reading, writing = report.bytes_read / report.quantize_s, report.bytes_written / report.write_s
         limit = "quantizing" if report.quantize_s > report.write_s else "writing"

@@ -31,7 +31,7 @@ class PathPrefix:
             # The page's addresses are relative to a path that ends with a slash.
             await RedirectResponse(f"{self._prefix}/")(scope, receive, send)
             return
-        ours = {"root_path": self._prefix}  # for what tells addresses, such as /docs
+        ours = {"root_path": self._prefix}  # for what tells addresses, such as redirects
         if path.startswith(self._prefix + "/"):
             ours["path"] = path.removeprefix(self._prefix)
 

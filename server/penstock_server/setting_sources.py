@@ -172,5 +172,7 @@ def make_settings(
         values = read_file(path) | values
     settings = Settings(**values)
     if needs_model and not settings.model:
-        raise ConfigError("no model given: name a folder, a hub repository or 'demo'")
+        raise ConfigError(
+            "no model given: name a folder, a hub repository or 'demo' (plan and bench also take --shape)"
+        )
     return settings

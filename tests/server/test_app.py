@@ -192,5 +192,7 @@ def test_every_reference_in_openapi_leads_somewhere(client: TestClient) -> None:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
-def test_docs_are_there(client: TestClient) -> None:
-    assert client.get("/docs").status_code == 200
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_no_page_loads_scripts_from_elsewhere(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404 and "/openapi.json" in answer.json()["error"]["message"]

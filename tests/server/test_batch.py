@@ -93,6 +93,16 @@ def test_output_of_other_requests_is_not_gone_on_with(run: Any) -> None:
         run(request("b"))
 
 
+def test_a_file_for_another_model_is_refused_as_a_whole(run: Any, tmp_path: Path) -> None:
+    """Before it is loaded: each line would get the same error, and a second run would ask none again."""
+    requests = [request("a", model="gpt-x"), request("b", model="gpt-x"), {"method": "POST"}]
+    with pytest.raises(ConfigError, match="'gpt-x' and never for tiny: add --served-model-name gpt-x"):
+        run(*requests)
+    assert (tmp_path / "out").read_text() == ""
+    found = run(*requests, served_model_name=("gpt-x",))
+    assert found["b"]["response"]["status_code"] == 200 and found[None]["response"] is None
+
+
 def test_as_many_run_at_once_as_the_engine_takes(run: Any) -> None:
     """Two steps' worth; the rest waits in the file."""
     most = 0

@@ -55,7 +55,7 @@ def test_variables_of_other_commands_are_no_error(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", "m", "--shape", "solar-10.7b"], "leave out model"),
+        (["plan", "m", "--shape", "solar-10.7b"], "leave out MODEL"),
         (
             ["bench", "--offline", "--revision", "x", "--shape", "solar-10.7b"],
             "leave out offline and revision",

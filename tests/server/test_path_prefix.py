@@ -36,8 +36,6 @@ def test_what_the_page_and_the_documentation_find(make_client: MakeClient, engin
     for path in ("/llm/version/?x=1", "/version/?x=1"):
         answer = client.get(path, follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (307, "http://testserver/llm/version?x=1")
-    for path in ("/llm/docs", "/docs"):
-        assert "'/llm/openapi.json'" in client.get(path).text
     assert client.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
 
 

@@ -39,8 +39,9 @@ def find_model(
     if name and (path.is_dir() or is_gguf(path)):
         return path
     if not isinstance(model, str) or path.exists() or not REPOSITORY.fullmatch(name):
+        what = "a file that is no .gguf" if path.is_file() else "not a folder"
         raise CheckpointNotFound(
-            f"{name} is not a folder. Give a Hugging Face model folder, a .gguf file, a hub repository as "
+            f"{name} is {what}. Give a Hugging Face model folder, a .gguf file, a hub repository as "
             '"owner/name", or "demo"'
         )
     return _download(name, revision, offline, patterns)
