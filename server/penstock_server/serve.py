@@ -10,6 +10,7 @@ were told.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import json
 import logging
@@ -115,9 +116,9 @@ class _Server(uvicorn.Server):
         self._drain.begin(refusal)
         systemd.notify(systemd.STOPPING)
         if self._drain.num_open:
-            logger.info("shutting down when %d requests are answered", self._drain.num_open)
+            logger.info("shutting down when all is answered; open requests: %d", self._drain.num_open)
         if not await self._drain.wait_until_empty(timeout_s):
-            logger.warning("%d requests were not answered in %g s", self._drain.num_open, timeout_s)
+            logger.warning("not answered in %g s: open requests: %d", timeout_s, self._drain.num_open)
         self.should_exit = True
 
     def _begin_to_leave(self) -> None:
@@ -131,10 +132,11 @@ class _Server(uvicorn.Server):
         if self._engine.status.state == "loading":
             # Nobody has an answer to lose and all that is written can be gone on with, while a download
             # can't be told to stop.
-            logger.info("ending before the model was loaded")
+            contextvars.Context().run(logger.info, "ending before the model was loaded")
             os._exit(0)
-        # We are between any two instructions here; the loop calls it when it may touch its own things.
-        self._loop.call_soon_threadsafe(self._begin_to_leave)
+        # We are between any two instructions here, maybe a request's, which is not to stand in the log; the
+        # loop calls it when it may touch its own things.
+        self._loop.call_soon_threadsafe(self._begin_to_leave, context=contextvars.Context())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First of all the engine: that ends the answers which clients still wait for.
@@ -143,6 +145,7 @@ class _Server(uvicorn.Server):
         for task in (self._watch, self._leaving):
             if task is not None:
                 await task
+        logger.info("stopped")
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
