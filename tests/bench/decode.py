@@ -30,6 +30,7 @@ BATCHES = (1, 8, 32)
 CONTEXT = 64  # tokens before the decode steps that are timed
 PROMPT = 512
 ROUNDS = 3
+OUTSIDE_STEPS = 12
 
 
 def prompt_tokens(num_tokens: int, seed: int) -> list[int]:
@@ -53,6 +54,31 @@ def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
     for index in range(num_seqs):
         engine.abort(str(index))
     return statistics.median(times)
+
+
+def outside_matrices(engine: Engine) -> float:
+    """Which share of a step with one sequence is spent in anything but INT8 products."""
+    kernels, spent = engine.executor._family.kernels, 0.0
+    multiply = kernels.int8_linear
+
+    def timed(*operands: Any) -> torch.Tensor:
+        nonlocal spent
+        started = time.perf_counter()
+        y = multiply(*operands)
+        spent += time.perf_counter() - started
+        return y
+
+    engine.add("0", prompt_tokens(CONTEXT, 0), SamplingParams(temperature=0, ignore_eos=True))
+    engine.step()
+    kernels.int8_linear = timed  # type: ignore[method-assign]
+    try:
+        started = time.perf_counter()
+        for _ in range(OUTSIDE_STEPS):
+            engine.step()
+        return 1 - spent / (time.perf_counter() - started)
+    finally:
+        del kernels.int8_linear  # the method is there again
+        engine.abort("0")
 
 
 def prompt_s(engine: Engine) -> float:
@@ -143,6 +169,7 @@ def measure(engine: Engine, peers: dict[str, Peer]) -> dict[str, Any]:
         for num_seqs in BATCHES:
             note(f"decode_{num_seqs}_s", decode_step_s(engine, num_seqs, 12 if num_seqs < 32 else 6))
         note("prompt_s", prompt_s(engine))
+        note("outside_matrices", outside_matrices(engine))
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -179,6 +206,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
     m["prompt_floor_share"] = floor / seconds
     line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"
     print(line + beside("prompt_s", PROMPT))
+    print(f"outside the matrices: {m['outside_matrices']:.1%} of a step with one sequence")
     print(json.dumps({"bench": f"decode {shape}", "activations": activations, **m}))
 
 
