@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model.family import (
     Family,
@@ -28,11 +29,9 @@ class Bloom(Family):
     architectures = ("BloomForCausalLM",)
     optional_prefix = "transformer."
 
-    def __init__(
-        self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
-    ) -> None:
-        super().__init__(spec, kernels, max_model_len, device)
-        self.slopes = alibi_slopes(spec.num_heads).to(device=device)
+    def attention_spec(self) -> AttentionSpec:
+        slopes = alibi_slopes(self.spec.num_heads).to(self.device)
+        return replace(super().attention_spec(), alibi_slopes=slopes)
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
@@ -90,10 +89,8 @@ class Bloom(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        spec = self.spec
-        attention = AttentionSpec(spec.num_heads, spec.head_dim**-0.5, alibi_slopes=self.slopes)
         x = self.layer_norm("input_norm", weights, hidden)
-        hidden = hidden + attend(self, index, weights, x, kv, batch, attention, is_per_head=True)
+        hidden = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden)
         return hidden + mlp(self.kernels, weights, x, "gelu_tanh")
 

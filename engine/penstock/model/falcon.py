@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import read_rope
@@ -90,9 +90,8 @@ class Falcon(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
         x = self.layer_norm("input_norm", weights, hidden)
-        attended = attend(self, index, weights, x, kv, batch, attention)
+        attended = attend(self, index, weights, x, kv, batch)
         return hidden + attended + mlp(self.kernels, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ and head compute. Families are code and hold no weights: those are handed in."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
-from penstock.kernels import BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, QuantizedTensor
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, TensorSpec
 from penstock.weights.store import LayerWeights, ModelTensors
@@ -38,6 +39,15 @@ class Family(ABC):
         self.kernels = kernels
         self.device = device or torch.device("cpu")
         self.rope_table = RopeTable(spec.rope, max_model_len, device) if spec.rope else None
+        everywhere = self.attention_spec()
+        #: Of each layer.
+        self.attentions = [
+            replace(everywhere, window=spec.sliding_window(index)) for index in range(spec.num_layers)
+        ]
+
+    def attention_spec(self) -> AttentionSpec:
+        """What attention computes in every layer, apart from its window."""
+        return AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
 
     @classmethod
     @abstractmethod

@@ -62,6 +62,10 @@ class Gemma2(Llama):
             norm("post_mlp_norm", "post_feedforward_layernorm"),
         )
 
+    def attention_spec(self) -> AttentionSpec:
+        spec = self.spec
+        return AttentionSpec(spec.num_heads, spec.attention_scale, softcap=spec.attention_softcap)
+
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
         return super().embed(weights, input_ids, positions) * math.sqrt(self.spec.hidden_size)
 
@@ -69,9 +73,8 @@ class Gemma2(Llama):
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         spec = self.spec
-        attention = AttentionSpec(spec.num_heads, spec.attention_scale, softcap=spec.attention_softcap)
         x = self._norm("input_norm", weights, hidden)
-        x = attend(self, index, weights, x, kv, batch, attention)
+        x = attend(self, index, weights, x, kv, batch)
         hidden = hidden + self._norm("post_norm", weights, x)
         x = self._norm("pre_mlp_norm", weights, hidden)
         x = gated_mlp(self.kernels, weights, x, spec.activation)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, layer_norm_tensors, linear_tensors, look_up, read, require
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.spec import ModelSpec, TensorSpec
@@ -88,9 +88,8 @@ class GPT2(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
         x = self.layer_norm("input_norm", weights, hidden)
-        hidden = hidden + attend(self, index, weights, x, kv, batch, attention)
+        hidden = hidden + attend(self, index, weights, x, kv, batch)
         x = self.layer_norm("post_norm", weights, hidden)
         return hidden + mlp(self.kernels, weights, x, self.spec.activation)
 

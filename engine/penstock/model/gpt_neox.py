@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import (
     Family,
     layer_norm_tensors,
@@ -88,9 +88,8 @@ class GPTNeoX(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        attention = AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
         x = self.layer_norm("input_norm", weights, hidden)
-        attended = hidden + attend(self, index, weights, x, kv, batch, attention, is_per_head=True)
+        attended = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
         return attended + mlp(self.kernels, weights, x, self.spec.activation)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
 from penstock.kernels import (
     ActivationFunction,
-    AttentionSpec,
     BatchLayout,
     Kernels,
     LayerKV,
@@ -45,7 +41,6 @@ def attend(
     x: Tensor,
     kv: LayerKV,
     batch: BatchLayout,
-    attention: AttentionSpec,
     head_norm_offset: float | None = None,
     is_per_head: bool = False,
 ) -> Tensor:
@@ -62,7 +57,7 @@ def attend(
         q, k, v = (part.contiguous() for part in qkv.view(-1, num_heads, 3, spec.head_dim).unbind(2))
     else:
         heads = qkv.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
-        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if head_norm_offset is not None:
         offset = head_norm_offset
         q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)
@@ -72,9 +67,7 @@ def attend(
         kernels.rope(q, cos, sin)
         kernels.rope(k, cos, sin)
     kernels.write_kv(k, v, kv, batch.slot_mapping)
-    if (window := spec.sliding_window(index)) != attention.window:
-        attention = replace(attention, window=window)
-    mixed = kernels.paged_attention(q, kv, batch, attention)
+    mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
     return kernels.int8_linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, AttentionSpec, BatchLayout, LayerKV
+from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, linear_tensors, read, require, sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.rope import read_rope
@@ -114,12 +114,9 @@ class Llama(Family):
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         spec, kernels = self.spec, self.kernels
-        attention = AttentionSpec(spec.num_heads, spec.head_dim**-0.5)
         x = kernels.rms_norm(hidden, weights.vector("input_norm"), spec.norm_eps)
         head_norm_offset = 0.0 if spec.has_head_norms else None
-        hidden = hidden + attend(
-            self, index, weights, x, kv, batch, attention, head_norm_offset=head_norm_offset
-        )
+        hidden = hidden + attend(self, index, weights, x, kv, batch, head_norm_offset=head_norm_offset)
         x = kernels.rms_norm(hidden, weights.vector("post_norm"), spec.norm_eps)
         return hidden + gated_mlp(kernels, weights, x, spec.activation)
 

@@ -42,10 +42,14 @@ class RopeTable:
         angles = torch.arange(max_model_len, dtype=torch.float64)[:, None] * inverse_frequencies
         self._cos = (angles.cos() * factor).float().to(device=device)
         self._sin = (angles.sin() * factor).float().to(device=device)
+        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of int64 [num_tokens] positions, each [num_tokens, rotary_dim / 2]."""
-        return self._cos[positions], self._sin[positions]
+        """cos and sin of int64 [num_tokens] positions, each [num_tokens, rotary_dim / 2]. Every layer of a
+        step asks for those of the same tensor, which nobody writes to."""
+        if self._last is None or self._last[0] is not positions:
+            self._last = positions, (self._cos[positions], self._sin[positions])
+        return self._last[1]
 
 
 def _plain(rope: RopeSpec) -> Tensor:

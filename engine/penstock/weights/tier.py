@@ -78,6 +78,8 @@ class LayerTier:
         self._lock = threading.Lock()
         self._has_read = threading.Condition(self._lock)
         self._arrivals: dict[int, Arrival] = {}
+        #: Resident layers that are there: nothing takes them away again.
+        self._settled: dict[int, Arrival] = {}
         self._free_slots = list(range(num_slots))
         self._position = 0
         self._num_reads = 0
@@ -101,6 +103,10 @@ class LayerTier:
     def acquire(self, index: int) -> Arrival:
         """Wait for a layer; it stays until it is released. Raises what reading raised; the next acquire()
         reads anew. A read that failed before anybody waited for it is tried once more now."""
+        settled = self._settled.get(index)
+        if settled is not None:  # waits for nobody, and makes no room that could be read into
+            self._position = index
+            return settled
         with self._lock:
             self._position = index
             self._passed.discard(index)
@@ -127,12 +133,17 @@ class LayerTier:
                 self._forget(index, arrival)
             raise
         self.stall_s += time.perf_counter() - started
-        if arrival.slot is not None:
+        if arrival.slot is None:
+            self._settled[index] = arrival
+        else:
             self.streamed_bytes += num_bytes
         return arrival
 
     def release(self, index: int) -> None:
         """Give a layer back; a resident one stays."""
+        if index in self._settled:
+            self._position = (index + 1) % self._num_layers
+            return
         with self._lock:
             arrival = self._arrivals[index]
             arrival.is_lent = False
