@@ -21,10 +21,10 @@ def random_matrix(rows: int, columns: int, generator: torch.Generator) -> Quanti
     return QuantizedTensor(qweight, torch.rand(rows, generator=generator) * 0.01)
 
 
-def close(mine: Tensor, expected: Tensor) -> None:
+def close(mine: Tensor, expected: Tensor, most: float = 4e-6) -> None:
     """Each element to some roundings of its own size, or of 1 where it is smaller."""
     assert mine.shape == expected.shape
-    assert float(((mine - expected).abs() / expected.abs().clamp_min(1)).max()) <= 4e-6
+    assert float(((mine - expected).abs() / expected.abs().clamp_min(1)).max()) <= most
 
 
 def paged_batch(
@@ -58,6 +58,8 @@ def paged_case(
     return paged_batch(generator, [(1, 1), (37, 37), (90, 5), (16, 1)], (6, 2), head_dim, dtype)
 
 
+#: Of attention: in such cases the reference itself is up to half of it away from what float64 gives.
+ATTENTION_ERROR = 8e-6
 ATTENTION = {
     "plain": AttentionSpec(6, 0.2),
     "window": AttentionSpec(6, 0.2, window=19),

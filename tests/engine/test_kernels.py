@@ -10,13 +10,22 @@ import torch
 from emulated_cuda import COMPILER, emulated_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_case, random_matrix
+from kernel_cases import (
+    ATTENTION,
+    ATTENTION_ERROR,
+    OnGpu,
+    close,
+    gpu_launcher,
+    paged_batch,
+    paged_case,
+    random_matrix,
+)
 
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels
-from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
+from penstock.kernels import Kernels, cpu
+from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels, TorchKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels
-from penstock.kernels.operands import BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
 from penstock.weights.quantize import quantize
 
@@ -259,7 +268,47 @@ def test_paged_attention_equals_the_reference_to_rounding(
 ) -> None:
     q, kv, layout = paged_case(torch.Generator().manual_seed(1), dtype, head_dim)
     expected = ReferenceKernels().paged_attention(q, kv, layout, ATTENTION[case])
-    close(kernels(kind).paged_attention(q, kv, layout, ATTENTION[case]), expected)
+    close(kernels(kind).paged_attention(q, kv, layout, ATTENTION[case]), expected, ATTENTION_ERROR)
+
+
+#: (context, new tokens) of sequences that are cut into one, two and three parts.
+CUT = [(2 * SPLIT_KEYS + 5, 3), (SPLIT_KEYS, 1), (7, 7), (SPLIT_KEYS + 1, 2)]
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("case", [*ATTENTION, "wide window"])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"),
+    [((6, 2), 64, 16), ((6, 1), 40, 16), ((6, 6), 32, 16), ((6, 3), 128, 48)],
+)
+def test_parts_of_a_long_context_are_merged(
+    kind: str,
+    case: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether threads share a sequence's parts or one walks through them: the same bits, and the reference's
+    numbers; and the bits that each token gets when it comes alone."""
+    spec = ATTENTION.get(case) or AttentionSpec(6, 0.2, window=SPLIT_KEYS + 40)
+    q, kv, layout = paged_batch(
+        torch.Generator().manual_seed(3), CUT, heads, head_dim, torch.float16, block_size
+    )
+    native = kernels(kind)
+    shared = native.paged_attention(q, kv, layout, spec)
+    close(shared, ReferenceKernels().paged_attention(q, kv, layout, spec), ATTENTION_ERROR)
+    for token in range(2):  # of the first sequence, before its last
+        alone = BatchLayout(
+            layout.positions[token : token + 1],
+            torch.zeros(0),
+            layout.block_tables[:1],
+            torch.tensor([0, 1], dtype=torch.int32),
+            layout.positions[token : token + 1].int() + 1,
+        )
+        assert torch.equal(native.paged_attention(q[token : token + 1], kv, alone, spec)[0], shared[token])
+    monkeypatch.setattr(cpu, "MAX_PARTIAL_BYTES", 0)
+    assert torch.equal(native.paged_attention(q, kv, layout, spec), shared)
 
 
 @pytest.mark.parametrize("kind", ["torch", *FAST])

@@ -48,6 +48,9 @@ MIN_CUDA_ROWS = 32
 BLOCK_CHANNELS = 1024
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
+#: Keys of a partial result of attention, and the most bytes that all of a step's may take: with many tokens
+#: there is work for all threads without sharing a sequence.
+SPLIT_KEYS, MAX_PARTIAL_BYTES = 1024, 16 << 20
 
 
 class TorchKernels(ReferenceKernels):
@@ -189,6 +192,10 @@ class NativeKernels(ReferenceKernels):
         num_tokens = q.shape[0]
         y = torch.empty(num_tokens, spec.num_heads * head_dim)
         tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
+        num_splits = -(-batch.block_tables.shape[1] * block_size // SPLIT_KEYS)
+        num_partials = num_tokens * spec.num_heads * num_splits * (-(-head_dim // 16) * 16 + 16)
+        is_shared = num_splits > 1 and 4 * num_partials <= MAX_PARTIAL_BYTES
+        partials = torch.empty(num_partials) if is_shared else None
         self._library.penstock_paged_attention(
             q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
             kv.k.data_ptr(), kv.v.data_ptr(), kv.k.dtype == torch.float16,
@@ -196,6 +203,7 @@ class NativeKernels(ReferenceKernels):
             batch.block_tables.data_ptr(), batch.block_tables.shape[1],
             batch.query_start.data_ptr(), batch.context_lens.data_ptr(), batch.num_seqs,
             spec.scale, spec.softcap, spec.window, _pointer(spec.alibi_slopes), tiles.data_ptr(),
+            _pointer(partials),
         )  # fmt: skip
         return y
 
@@ -265,6 +273,6 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
     "penstock_write_kv": (_P, _N, _P, _N, _N, _P, _P, _P, _I, _N, _N, _N),
     "penstock_paged_attention": (
-        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _N, _F, _F, _N, _P, _P,
+        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _N, _F, _F, _N, _P, _P, _P,
     ),
 }  # fmt: skip

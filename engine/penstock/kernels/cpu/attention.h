@@ -1,14 +1,7 @@
 /* Attention over the block-structured cache, and writing into it. Part of cpu.c. */
 #pragma once
 
-/* K is [num_blocks, num_kv_heads, head_dim, block_size] (16 keys of one dimension lie together, so that a
- * vector holds 16 keys and scores need no sum over lanes), V is [num_blocks, num_kv_heads, block_size,
- * head_dim]. */
-typedef struct {
-    void *k_cache, *v_cache;
-    int is_half;
-    int64_t num_kv_heads, head_dim, block_size;
-} kv_layout;
+#include "attention_rows.h"
 
 typedef struct {
     kv_layout kv;
@@ -43,201 +36,175 @@ EXPORT void penstock_write_kv(const float *k, int64_t k_stride, const float *v, 
     for_rows(num_tokens, 2 * num_kv_heads * head_dim, write_kv_token, &c);
 }
 
+/* Rows (of queries: a head's of a token) that meet a KV head's keys together, and rows of all KV heads that a thread
+ * takes at once: a block holds all heads' keys side by side, and memory gives most where it is read in long pieces. */
+enum { TILE_ROWS = 16, TASK_ROWS = 64 };
+
+/* Floats of a partial result: padded(d) weighted values, the largest score, the sum; the next begins on a new line. */
+INLINE int64_t part_width(int64_t d) { return (d + 15) / 16 * 16 + 16; }
+
 typedef struct {
     kv_layout kv;
     const float *q;
     float *y;
-    int64_t q_stride, y_stride, num_heads, tokens_per_tile, max_blocks;
+    int64_t q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks;
     const int32_t *block_tables, *query_start, *context_lens;
     const int32_t *tile_seq, *tile_begin; /* per tile: its sequence, its first token in the batch */
     float scale, softcap;
     int64_t window;
     const float *alibi_slopes;
+    float *partials; /* [num_tokens, num_heads, num_splits] parts, or NULL: who begins a tile walks through all */
+    int64_t num_splits;
 } attention;
 
-/* Keys and values are fetched so many groups of 16 ahead as come to AHEAD_BYTES: blocks lie anywhere, and the
- * processor's own prefetcher stops at the end of each. */
-enum { GROUP = 16, TILE_ROWS = 16, AHEAD_BYTES = 12 << 10 };
-INLINE int64_t groups_ahead(int64_t head_dim, int is_half) {
-    return MAX(1, AHEAD_BYTES / (GROUP * head_dim * (is_half ? 2 : 4)));
-}
-
-/* Sums that registers hold at a time beside what they are made of. */
-#if defined(__AVX512F__)
-enum { SUMS = 16 };
-#else
-enum { SUMS = 8 };
-#endif
-
-INLINE vec load_cached(const void *cache, int64_t at, const int is_half) {
-    return is_half ? load_half((const uint16_t *)cache + at) : load((const float *)cache + at);
-}
-INLINE void fetch_cached(const void *cache, int64_t at, const int is_half) {
-    __builtin_prefetch((const char *)cache + at * (is_half ? 2 : 4));
-}
-
-/* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, whose first dimensions lie
- * at keys[n]: one chain of multiply-adds per row and key, over the dimensions in order. */
-INLINE void score_rows(const attention *c, const int64_t *keys, const int64_t *ahead, const float *q,
-                       int64_t q_stride, vec *out, const int is_half, const int rows, const int num) {
-    const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
-    vec sum[SUMS];
-#pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) sum[n] = (vec){};
-    for (int64_t i = 0; i < d; i++) {
-        vec k[SUMS];
-#pragma GCC unroll 16
-        for (int n = 0; n < num; n++) {
-            if (!is_half || i % 2 == 0) fetch_cached(c->kv.k_cache, ahead[n] + i * bs, is_half); /* half a line */
-            k[n] = load_cached(c->kv.k_cache, keys[n] + i * bs, is_half);
-            IN_REGISTER(k[n]);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            const vec x = splat(q[i * q_stride + r]);
-#pragma GCC unroll 16
-            for (int n = 0; n < num; n++) sum[r * num + n] += x * k[n];
-        }
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) out[n] = sum[n];
-}
-
-/* y += p[key] * values[key], keys in order, for `rows` rows and `num` registers of dimensions. */
-INLINE void mix_rows(const void *values, int64_t at, int64_t stride, int64_t ahead, int64_t num_keys, float *const *p,
-                     float *const *y, const int is_half, const int rows, const int num) {
-    vec sum[SUMS];
-#pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) sum[n] = load(y[n / num] + n % num * LANES);
-    for (int64_t key = 0; key < num_keys; key++) {
-        vec v[SUMS];
-#pragma GCC unroll 16
-        for (int i = 0; i < num; i++) {
-            if (!is_half || LANES < 16 || i % 2 == 0) fetch_cached(values, ahead + key * stride + i * LANES, is_half);
-            v[i] = load_cached(values, at + key * stride + i * LANES, is_half);
-            IN_REGISTER(v[i]);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            const vec weight = splat(p[r][key]);
-#pragma GCC unroll 16
-            for (int i = 0; i < num; i++) sum[r * num + i] += weight * v[i];
-        }
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < rows * num; n++) store(y[n / num] + n % num * LANES, sum[n]);
-}
-
-/* A few tokens of one sequence, all query heads of one KV head. */
+/* A few tokens of one sequence, and some of its KV heads with all their query heads; one split of the keys. */
 typedef struct {
     const attention *c;
     const int32_t *blocks;
-    int64_t kv_head, group;    /* query heads of a KV head */
-    int64_t position, num_rows; /* of the first token; tokens times query heads */
-    int64_t first_key, num_keys, num_groups;
-    float *scores, *queries, *mixed, *values; /* queries [head_dim, num_rows] */
-    float *weights;                           /* [num_rows, GROUP] */
-    vec *largest, *sums;                      /* of each row: lane by lane */
+    int64_t first_head, num_heads;   /* KV heads */
+    int64_t group, num_rows;         /* query heads of a KV head; tokens times that */
+    int64_t position, last_position; /* of the first token and the last */
+    int64_t begin, end;              /* of the split, the keys that some row sees; `begin` is a multiple of GROUP */
+    /* queries [num_heads, head_dim, num_rows]; scores [num_heads, num_rows, SCORES_STRIDE]; weights [num_rows, CHUNK];
+     * parts and totals [num_heads, num_rows, part_width]; values [CHUNK, padded head_dim] */
+    float *queries, *scores, *weights, *parts, *totals, *values;
+    vec *largest, *sums; /* of each row, lane by lane; then the largest in every lane */
 } query_tile;
 
-/* Where a key begins, or the last group of 16 if there is no such key: in K its first dimension, in V itself. */
-INLINE int64_t key_at(const query_tile *t, int64_t key, const int is_k) {
+/* Where each group of a chunk's keys begins, in the block's first head. What is beyond the last group is that. */
+typedef struct {
+    const char *at[CHUNK / GROUP];
+} places;
+
+static places find(const query_tile *t, int64_t key, const int is_k) {
     const kv_layout *kv = &t->c->kv;
-    const int64_t bs = kv->block_size;
-    key = t->first_key + MIN(key, (t->num_groups - 1) * GROUP + key % GROUP);
-    return (t->blocks[key / bs] * kv->num_kv_heads + t->kv_head) * kv->head_dim * bs +
-           key % bs * (is_k ? 1 : kv->head_dim);
+    const int64_t bs = kv->block_size, last = (t->end - 1) / GROUP * GROUP;
+    places found;
+    for (int g = 0; g < CHUNK / GROUP; g++) {
+        const uint32_t k = (uint32_t)MIN(key + g * GROUP, last), block = k / (uint32_t)bs, offset = k % (uint32_t)bs;
+        const int64_t index = (t->blocks[block] * kv->num_kv_heads + t->first_head) * kv->head_dim * bs +
+                              offset * (is_k ? 1 : kv->head_dim);
+        found.at[g] = (const char *)(is_k ? kv->k_cache : kv->v_cache) + index * (kv->is_half ? 2 : 4);
+    }
+    return found;
 }
 
-/* Sums of products -> scores, -infinity where a row does not see a key. */
-INLINE vec finish_score(const query_tile *t, int64_t row, int64_t key, vec v) {
+/* Keys `key` to `end` in one of the two caches, and what is read after them. */
+typedef struct {
+    int64_t key, end;
+    places here, next;
+    const char *ahead; /* to be fetched now: in next.at[group], of which so many bytes are left */
+    int64_t group, left;
+} chunk;
+
+INLINE int64_t head_bytes(const query_tile *t, const int is_half) {
+    return t->c->kv.head_dim * t->c->kv.block_size * (is_half ? 2 : 4);
+}
+
+static void enter(const query_tile *t, chunk *c, int64_t key, places here, places next) {
+    c->key = key, c->end = MIN(key + CHUNK, t->end);
+    c->here = here, c->next = next;
+    c->group = 0, c->ahead = next.at[0], c->left = t->num_heads * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
+}
+
+/* While `bytes` of this chunk are read: as many of the next one, in the order in which they lie in memory (all heads
+ * of a block, then the next block; blocks are of GROUP keys as a rule), whatever order it will be computed in. One
+ * stream of addresses that goes straight on is what memory serves best. */
+INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes, const int is_half) {
+    const char *at = c->ahead;
+    c->ahead += bytes, c->left -= bytes;
+    if (c->left <= 0) {
+        c->group = (c->group + 1) % (CHUNK / GROUP);
+        c->ahead = c->next.at[c->group], c->left = t->num_heads * GROUP * t->c->kv.head_dim * (is_half ? 2 : 4);
+    }
+    return at;
+}
+
+/* Sums of products -> scores times log2(e), -infinity where a row does not see a key. */
+INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t key, vec v) {
     const attention *c = t->c;
     const int64_t position = t->position + row / t->group;
-    const ivec key_positions = LANE_INDEX + (int32_t)(t->first_key + key);
-    v *= splat(c->scale);
-    if (c->softcap > 0.0f) v = splat(c->softcap) * tanh_vec(v / splat(c->softcap));
+    const ivec key_positions = LANE_INDEX + (int32_t)key;
+    if (c->softcap > 0.0f) v = splat(LOG2_E * c->softcap) * tanh_vec(v / splat(c->softcap));
     if (c->alibi_slopes)
-        v += splat(c->alibi_slopes[t->kv_head * t->group + row % t->group]) *
+        v += splat(LOG2_E * c->alibi_slopes[(t->first_head + head) * t->group + row % t->group]) *
              __builtin_convertvector(key_positions - (int32_t)position, vec);
     ivec seen = key_positions <= (int32_t)position;
     if (c->window) seen &= key_positions > (int32_t)(position - c->window);
     return select_vec(seen, v, splat(-INFINITY));
 }
 
-/* Scores of some rows and the largest of each. Most keys are seen and need nothing but the scale. */
-INLINE void score(const query_tile *t, int64_t row, const int is_half, const int rows) {
-    const attention *c = t->c;
-    const int num = MIN(8, SUMS / rows);
-    const int64_t row_width = t->num_groups * GROUP;
-    const int64_t num_ahead = MAX(num * LANES, groups_ahead(c->kv.head_dim, is_half) * GROUP);
-    const bool is_scaled_only = c->softcap == 0.0f && !c->alibi_slopes;
-    for (int64_t key = 0; key < row_width; key += num * LANES) {
-        int64_t keys[SUMS], ahead[SUMS];
-        vec out[SUMS];
+/* Scores of some rows of a head against a chunk of keys, and the largest of each. Most keys are seen by all rows and
+ * need nothing more: the scale is in the queries. */
+INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, const int is_half, const int rows) {
+    const attention *a = t->c;
+    const int num = SCORE_REGISTERS(rows), size = is_half ? 2 : 4;
+    const int64_t first_row = head * t->num_rows + row, bytes = num * LANES * a->kv.head_dim * size;
+    const bool is_finished = a->softcap == 0.0f && !a->alibi_slopes && c->end == c->key + CHUNK &&
+                             c->end - 1 <= t->position && (!a->window || c->key > t->last_position - a->window);
+    const float *q = t->queries + head * a->kv.head_dim * t->num_rows + row;
+    score_fn *add = rows == 1 ? (is_half ? score_1_half : score_1_float)
+                  : rows == 2 ? (is_half ? score_2_half : score_2_float)
+                  : rows == 4 ? (is_half ? score_4_half : score_4_float)
+                  : rows == 8 ? (is_half ? score_8_half : score_8_float)
+                              : (is_half ? score_16_half : score_16_float);
+    for (int64_t key = c->key; key < c->end; key += num * LANES) {
+        const char *keys[SUMS], *ahead[2];
+        vec unfinished[SUMS] = {};
         for (int n = 0; n < num; n++) {
-            keys[n] = key_at(t, key + n * LANES, 1);
-            ahead[n] = key_at(t, key + n * LANES + num_ahead, 1);
+            const int64_t at = key - c->key + n * LANES;
+            keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
         }
-        score_rows(t->c, keys, ahead, t->queries + row, t->num_rows, out, is_half, rows, num);
-        const int64_t num_left = MIN(num, (row_width - key) / LANES);
-        for (int r = 0; r < rows; r++) {
-            const int64_t position = t->position + (row + r) / t->group - t->first_key;
-            const int64_t first = !is_scaled_only ? row_width : c->window ? position - c->window + 1 : 0;
-            for (int64_t n = 0, k = key; n < num_left; n++, k += LANES) {
-                const bool is_plain = k >= first && k + LANES - 1 <= position;
-                const vec sum = out[r * num + n];
-                const vec v = is_plain ? sum * splat(c->scale) : finish_score(t, row + r, k, sum);
-                t->largest[row + r] = max_vec(t->largest[row + r], v);
-                store(t->scores + (row + r) * row_width + k, v);
+        for (int part = 0; part < 2; part++) /* the first rows fetch for all */
+            ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2, is_half);
+        float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
+        add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? t->largest + first_row : unfinished);
+        if (is_finished) continue;
+        for (int r = 0; r < rows; r++, scores += SCORES_STRIDE)
+            for (int n = 0; n < num && key + n * LANES < c->end; n++) { /* what follows is another split's */
+                const vec v = finish_score(t, head, row + r, key + n * LANES, load(scores + n * LANES));
+                t->largest[first_row + r] = max_vec(t->largest[first_row + r], v);
+                store(scores + n * LANES, v);
             }
-        }
     }
 }
 
-/* Scores of a group of keys -> softmax, not yet divided by the sums. */
-INLINE void exponentiate(const query_tile *t, int64_t g, const float *largest) {
-    for (int64_t row = 0; row < t->num_rows; row++)
-        for (int64_t key = 0; key < GROUP; key += LANES) {
-            const float *score = t->scores + (row * t->num_groups + g) * GROUP + key;
-            const vec p = exp_vec(load(score) - splat(largest[row]));
-            store(t->weights + row * GROUP + key, p);
-            t->sums[row] += p;
-        }
-}
-
-INLINE void mix(const query_tile *t, int64_t row, int64_t g, const int is_half, const int rows) {
-    const int num = MIN(8, SUMS / rows);
-    const kv_layout *kv = &t->c->kv;
-    const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
-    const int64_t count = MIN(GROUP, t->num_keys - g * GROUP);
-    const int is_whole = d % LANES == 0;
-    const void *values = is_whole ? kv->v_cache : t->values;
-    const int64_t at = is_whole ? key_at(t, g * GROUP, 0) : 0, stride = is_whole ? d : padded_d;
-    const int64_t ahead = is_whole ? key_at(t, (g + groups_ahead(d, is_half)) * GROUP, 0) : 0;
-    float *p[SUMS], *y[SUMS];
-    for (int r = 0; r < rows; r++) {
-        p[r] = t->weights + (row + r) * GROUP;
-        y[r] = t->mixed + (row + r) * padded_d;
-    }
+INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_t num_keys, const int is_half,
+                const int rows) {
+    const int most = MIN(8, SUMS / rows), size = is_half ? 2 : 4;
+    const int64_t d = t->c->kv.head_dim, width = padded(d);
+    const char *values[CHUNK / GROUP], *ahead[CHUNK / GROUP];
+    float *y[SUMS];
+    for (int64_t g = 0; g < CHUNK / GROUP; g++)
+        values[g] = ahead[g] = d % LANES ? (const char *)(t->values + g * GROUP * width)
+                                         : c->here.at[g] + head * head_bytes(t, is_half);
+    for (int r = 0; r < rows; r++) y[r] = t->parts + (head * t->num_rows + row + r) * part_width(d);
+    const float *p = t->weights + row * CHUNK;
     int64_t i = 0;
-    for (; i + num * LANES <= padded_d; i += num * LANES) {
-        mix_rows(values, at + i, stride, ahead + i, count, p, y, is_half, rows, num);
-        for (int r = 0; r < rows; r++) y[r] += num * LANES;
+#define SLICES(num)                                                                                    \
+    for (; num <= most && i + num * LANES <= width; i += num * LANES) {                                \
+        if (row == 0 && d % LANES == 0)                                                                \
+            for (int64_t g = 0; g < CHUNK / GROUP; g++)                                                \
+                ahead[g] = look_ahead(t, c, GROUP * num * LANES * size, is_half);                      \
+        mix_rows(values, ahead, i, width, num_keys, p, y, is_half, rows, num);                         \
     }
-    for (; i < padded_d; i += LANES) {
-        mix_rows(values, at + i, stride, ahead + i, count, p, y, is_half, rows, 1);
-        for (int r = 0; r < rows; r++) y[r] += LANES;
-    }
+    SLICES(8)
+    SLICES(4)
+    SLICES(2)
+    SLICES(1)
+#undef SLICES
 }
 
 /* Values of a head dimension that is no multiple of a register's, as floats in whole vectors. */
-static void widen_values(const query_tile *t, int64_t g) {
+static void widen_values(const query_tile *t, const chunk *c, int64_t head, int64_t num_keys) {
     const kv_layout *kv = &t->c->kv;
-    const int64_t d = kv->head_dim, padded_d = (d + LANES - 1) / LANES * LANES, at = key_at(t, g * GROUP, 0);
-    for (int64_t j = 0; j < MIN(GROUP, t->num_keys - g * GROUP); j++)
+    const int64_t d = kv->head_dim, width = padded(d);
+    for (int64_t j = 0; j < num_keys; j++) {
+        const char *at = c->here.at[j / GROUP] + head * head_bytes(t, kv->is_half);
         for (int64_t i = 0; i < d; i++)
-            t->values[j * padded_d + i] = kv->is_half ? half_to_float(((const uint16_t *)kv->v_cache)[at + j * d + i])
-                                                      : ((const float *)kv->v_cache)[at + j * d + i];
+            t->values[j * width + i] = kv->is_half ? half_to_float(((const uint16_t *)at)[j % GROUP * d + i])
+                                                   : ((const float *)at)[j % GROUP * d + i];
+    }
 }
 
 /* DO(rows) for all rows, as many at a time as registers hold. */
@@ -250,35 +217,70 @@ static void widen_values(const query_tile *t, int64_t g) {
         else { DO(1); row += 1; }                                                                  \
     }
 
-/* Two passes over the keys: scores first, then the values. */
+/* The partial results of a split: two passes over its keys, scores first, then the values. */
 INLINE void attend(query_tile *t, const int is_half) {
-    float largest[t->num_rows];
-    for (int64_t r = 0; r < t->num_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};
-#define SCORE(rows) score(t, row, is_half, rows)
-    FOR_ROWS(t, SCORE)
+    const int64_t d = t->c->kv.head_dim, all_rows = t->num_heads * t->num_rows, begin = t->begin, end = t->end;
+    for (int64_t r = 0; r < all_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};
+    chunk c;
+    places here = find(t, begin, 1), next;
+    for (int64_t key = begin; key < end; key += CHUNK, here = next) {
+        next = key + CHUNK < end ? find(t, key + CHUNK, 1) : find(t, begin, 0);
+        enter(t, &c, key, here, next);
+        for (int64_t head = 0; head < t->num_heads; head++) {
+#define SCORE(rows) score(t, &c, head, row, is_half, rows)
+            FOR_ROWS(t, SCORE)
 #undef SCORE
-    const int64_t d = t->c->kv.head_dim, padded_d = (d + LANES - 1) / LANES * LANES;
-    for (int64_t r = 0; r < t->num_rows; r++) largest[r] = max_lanes(t->largest[r]);
-    for (int64_t g = 0; g < t->num_groups; g++) {
-        exponentiate(t, g, largest);
-#define MIX(rows) mix(t, row, g, is_half, rows)
-#define MIX_WIDENED(rows) mix(t, row, g, 0, rows)
-        if (d % LANES == 0) FOR_ROWS(t, MIX)
-        else {
-            widen_values(t, g);
-            FOR_ROWS(t, MIX_WIDENED)
         }
+    }
+    for (int64_t r = 0; r < all_rows; r++) {
+        float *part = t->parts + r * part_width(d);
+        const float largest = max_lanes(t->largest[r]);
+        memset(part, 0, padded(d) * sizeof(float));
+        part[padded(d)] = largest;
+        t->largest[r] = splat(largest == -INFINITY ? 0.0f : largest); /* where a row sees nothing */
+    }
+    for (int64_t key = begin; key < end; key += CHUNK, here = next) {
+        next = find(t, key + CHUNK, 0);
+        enter(t, &c, key, here, next);
+        for (int64_t head = 0; head < t->num_heads; head++) {
+            const int64_t row = head * t->num_rows;
+            exponentiate(t->scores + row * SCORES_STRIDE + key - begin, t->largest + row, t->sums + row, t->weights,
+                         t->num_rows, (int)((c.end - key + LANES - 1) / LANES));
+#define MIX(rows) mix(t, &c, head, row, c.end - c.key, is_half, rows)
+#define MIX_WIDENED(rows) mix(t, &c, head, row, c.end - c.key, 0, rows)
+            if (d % LANES == 0) FOR_ROWS(t, MIX)
+            else {
+                widen_values(t, &c, head, c.end - c.key);
+                FOR_ROWS(t, MIX_WIDENED)
+            }
 #undef MIX
 #undef MIX_WIDENED
+        }
     }
-    for (int64_t r = 0; r < t->num_rows; r++) {
-        const float sum = sum_lanes(t->sums[r]);
-        for (int64_t i = 0; i < d; i++) t->mixed[r * padded_d + i] /= sum;
-    }
+    for (int64_t r = 0; r < all_rows; r++) t->parts[r * part_width(d) + padded(d) + 1] = sum_lanes(t->sums[r]);
 }
 
-/* Kept from call to call: the system would have to find its pages anew each time. What the longest context took
- * stays: 4 bytes for each of its keys and each row of a tile. NULL if there is no memory. */
+/* What follows has one copy, so that the compiler can't round it differently here and there. */
+NOINLINE void merge(float *restrict total, const float *restrict part, int64_t d) {
+    const int64_t width = padded(d);
+    if (part[width] == -INFINITY) return; /* saw nothing: changes nothing */
+    const float largest = part[width] < total[width] ? total[width] : part[width];
+    const float old = exp2_vec(splat(total[width] - largest))[0], new = exp2_vec(splat(part[width] - largest))[0];
+    for (int64_t i = 0; i < width; i++) total[i] = total[i] * old + part[i] * new;
+    total[width] = largest;
+    total[width + 1] = total[width + 1] * old + part[width + 1] * new;
+}
+
+static void start(float *total, int64_t d) {
+    memset(total, 0, part_width(d) * sizeof(float));
+    total[padded(d)] = -INFINITY;
+}
+
+NOINLINE void divide_by_sum(float *y, const float *total, int64_t d) {
+    for (int64_t i = 0; i < d; i++) y[i] = total[i] / total[padded(d) + 1];
+}
+
+/* Kept from call to call: the system would have to find its pages anew each time. NULL if there is no memory. */
 static float *scratch_of(int64_t num_floats) {
     static _Thread_local float *scratch;
     static _Thread_local int64_t size;
@@ -290,58 +292,119 @@ static float *scratch_of(int64_t num_floats) {
     return scratch;
 }
 
-static void attention_tile(void *context, int64_t task) {
+INLINE float *part_of(const attention *c, int64_t token, int64_t head, int64_t split) {
+    return c->partials + ((token * c->num_heads + head) * c->num_splits + split) * part_width(c->kv.head_dim);
+}
+
+/* The first key that a token at this position sees. */
+INLINE int64_t first_seen(const attention *c, int64_t position) {
+    return c->window ? MAX(0, position - c->window + 1) : 0;
+}
+
+/* One split of a tile and some KV heads, or all of them. */
+static void attention_task(void *context, int64_t task) {
     const attention *c = context;
-    const int64_t d = c->kv.head_dim, kv_heads = c->kv.num_kv_heads, padded_d = (d + LANES - 1) / LANES * LANES;
-    const int64_t index = task / kv_heads, kv_head = task % kv_heads, group = c->num_heads / kv_heads;
-    const int64_t seq = c->tile_seq[index], begin = c->tile_begin[index];
-    const int64_t end = MIN(begin + c->tokens_per_tile, c->query_start[seq + 1]), num_rows = (end - begin) * group;
+    const int64_t d = c->kv.head_dim, group = c->num_heads / c->kv.num_kv_heads;
+    const int64_t num_parts = (c->kv.num_kv_heads + c->heads_per_task - 1) / c->heads_per_task;
+    const int64_t first_head = task % num_parts * c->heads_per_task;
+    const int64_t the_split = c->partials ? task / num_parts % c->num_splits : -1;
+    const int64_t index = task / num_parts / (c->partials ? c->num_splits : 1);
+    const int64_t num_heads = MIN(c->heads_per_task, c->kv.num_kv_heads - first_head);
+    const int64_t seq = c->tile_seq[index], first = c->tile_begin[index];
+    const int64_t num_tokens = MIN(c->tokens_per_tile, c->query_start[seq + 1] - first), num_rows = num_tokens * group;
     /* The position of the batch's token t of this sequence is t + shift. */
-    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1];
-    const int64_t first_key = c->window ? MAX(0, begin + shift - c->window + 1) / GROUP * GROUP : 0;
-    const int64_t num_keys = end + shift - first_key, num_groups = (num_keys + GROUP - 1) / GROUP;
-    const int64_t num_floats = num_rows * (num_groups * GROUP + 2 * padded_d + GROUP + 2 * LANES) + GROUP * padded_d;
-    float *scratch = scratch_of(num_floats);
-    if (!scratch) abort(); /* a megabyte or so: nothing else would get any either */
-    float *weights = scratch + num_rows * num_groups * GROUP;
-    vec *largest = (vec *)(weights + num_rows * GROUP), *sums = largest + num_rows;
-    float *queries = (float *)(sums + num_rows), *mixed = queries + num_rows * padded_d;
-    query_tile t = {c, c->block_tables + seq * c->max_blocks, kv_head, group, begin + shift, num_rows, first_key, num_keys,
-                    num_groups, scratch, queries, mixed, mixed + num_rows * padded_d, weights, largest, sums};
-    memset(mixed, 0, (num_rows + GROUP) * padded_d * sizeof(float));
-    for (int64_t r = 0; r < num_rows; r++) {
-        const float *q = c->q + (begin + r / group) * c->q_stride + (kv_head * group + r % group) * d;
-        for (int64_t i = 0; i < d; i++) queries[i * num_rows + r] = q[i];
+    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1], num_keys = first + num_tokens + shift;
+    const int64_t first_key = first_seen(c, first + shift) / GROUP * GROUP;
+    int64_t split = first_key / SPLIT, split_end = (num_keys + SPLIT - 1) / SPLIT;
+    if (the_split >= 0) {
+        if (the_split < split || the_split >= split_end) return;
+        split = the_split, split_end = the_split + 1;
     }
-    if (c->kv.is_half) attend(&t, 1);
-    else attend(&t, 0);
-    for (int64_t r = 0; r < num_rows; r++)
-        memcpy(c->y + (begin + r / group) * c->y_stride + (kv_head * group + r % group) * d, mixed + r * padded_d,
-               d * sizeof(float));
+
+    const int64_t all_rows = num_heads * num_rows, width = part_width(d);
+    float *scratch = scratch_of(all_rows * (2 * LANES + SCORES_STRIDE + 2 * width + d) + num_rows * CHUNK + CHUNK * padded(d));
+    if (!scratch) abort(); /* some hundred KB: nothing else would get any either */
+    vec *largest = (vec *)scratch, *sums = largest + all_rows;
+    float *scores = (float *)(sums + all_rows), *weights = scores + all_rows * SCORES_STRIDE;
+    float *parts = weights + num_rows * CHUNK, *totals = parts + all_rows * width, *values = totals + all_rows * width;
+    float *queries = values + CHUNK * padded(d);
+    query_tile t = {c, c->block_tables + seq * c->max_blocks, first_head, num_heads, group, num_rows, first + shift,
+                    num_keys - 1, 0, 0, queries, scores, weights, parts, totals, values, largest, sums};
+    const float factor = c->softcap > 0.0f ? c->scale : c->scale * LOG2_E;
+    for (int64_t r = 0; r < all_rows; r++) {
+        const int64_t head = r / num_rows, row = r % num_rows;
+        const float *q = c->q + (first + row / group) * c->q_stride + ((first_head + head) * group + row % group) * d;
+        for (int64_t i = 0; i < d; i++) queries[(head * d + i) * num_rows + row] = q[i] * factor;
+        start(totals + r * width, d);
+    }
+    for (; split < split_end; split++) {
+        t.begin = MAX(first_key, split * SPLIT);
+        t.end = MIN(num_keys, (split + 1) * SPLIT);
+        if (c->kv.is_half) attend(&t, 1);
+        else attend(&t, 0);
+        for (int64_t r = 0; r < all_rows; r++) {
+            const int64_t token = first + r % num_rows / group, head = first_head + r / num_rows;
+            if (c->partials) memcpy(part_of(c, token, head * group + r % group, split), parts + r * width, 4 * width);
+            else merge(totals + r * width, parts + r * width, d);
+        }
+    }
+    if (!c->partials)
+        for (int64_t r = 0; r < all_rows; r++) {
+            const int64_t token = first + r % num_rows / group, head = first_head + r / num_rows;
+            divide_by_sum(c->y + token * c->y_stride + (head * group + r % group) * d, totals + r * width, d);
+        }
+}
+
+/* All heads of a tile's tokens. */
+static void merge_tile(void *context, int64_t index) {
+    const attention *c = context;
+    const int64_t d = c->kv.head_dim, seq = c->tile_seq[index], first = c->tile_begin[index];
+    const int64_t end = MIN(first + c->tokens_per_tile, c->query_start[seq + 1]);
+    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1];
+    float total[part_width(d)];
+    for (int64_t token = first; token < end; token++)
+        for (int64_t head = 0; head < c->num_heads; head++) {
+            start(total, d);
+            for (int64_t split = first_seen(c, token + shift) / SPLIT; split * SPLIT <= token + shift; split++)
+                merge(total, part_of(c, token, head, split), d);
+            divide_by_sum(c->y + token * c->y_stride + head * d, total, d);
+        }
 }
 
 /* Attention of new tokens over everything their sequences have cached, causal.
  *
  * q, y: [num_tokens, num_heads, head_dim]; block_tables [num_seqs, max_blocks]; query_start [num_seqs + 1]:
  * the batch's tokens query_start[s] .. query_start[s + 1] are the last of the context_lens[s] tokens of
- * sequence s. window 0, softcap 0, alibi_slopes NULL: without. tiles is scratch of 2 * num_tokens. */
+ * sequence s. window 0, softcap 0, alibi_slopes NULL: without. tiles is scratch of 2 * num_tokens, partials (NULL: a
+ * sequence's splits are not shared among threads) of num_tokens * num_heads * part_width for each SPLIT keys of the
+ * longest context. */
 EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y, int64_t y_stride, int64_t num_heads,
                                      void *k_cache, void *v_cache, int is_half, int64_t num_kv_heads, int64_t head_dim,
                                      int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
                                      const int32_t *query_start, const int32_t *context_lens, int64_t num_seqs,
                                      float scale, float softcap, int64_t window, const float *alibi_slopes,
-                                     int32_t *tiles) {
+                                     int32_t *tiles, float *partials) {
     const int64_t group = num_heads / num_kv_heads, tokens_per_tile = MAX(1, TILE_ROWS / group);
     int32_t *tile_begin = tiles + query_start[num_seqs];
-    int64_t num_tiles = 0;
-    for (int64_t s = 0; s < num_seqs; s++)
+    int64_t num_tiles = 0, num_keys = 0, most_tokens = 1;
+    for (int64_t s = 0; s < num_seqs; s++) {
+        num_keys = MAX(num_keys, context_lens[s]);
+        most_tokens = MAX(most_tokens, query_start[s + 1] - query_start[s]);
         for (int32_t t = query_start[s]; t < query_start[s + 1]; t += (int32_t)tokens_per_tile) {
             tiles[num_tiles] = (int32_t)s;
             tile_begin[num_tiles++] = t;
         }
+    }
+    const int64_t num_splits = (num_keys + SPLIT - 1) / SPLIT;
+    if (num_splits == 1) partials = NULL;
+    /* Long pieces of memory, and at least two tasks for each thread. */
+    const int64_t num_tasks = num_tiles * (partials ? num_splits : 1), wanted = 2 * (atomic_load(&pool.num_wanted) + 1);
+    const int64_t at_most = MAX(1, num_kv_heads * num_tasks / wanted);
+    const int64_t heads_per_task = MIN(at_most, MAX(1, TASK_ROWS / (MIN(most_tokens, tokens_per_tile) * group)));
     attention c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size},
-                   q, y, q_stride, y_stride, num_heads, tokens_per_tile, max_blocks,
+                   q, y, q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks,
                    block_tables, query_start, context_lens, tiles, tile_begin,
-                   scale, softcap, window, alibi_slopes};
-    parallel(num_tiles * num_kv_heads, attention_tile, &c);
+                   scale, softcap, window, alibi_slopes, partials, num_splits};
+    parallel(num_tasks * ((num_kv_heads + heads_per_task - 1) / heads_per_task), attention_task, &c);
+    if (partials) parallel(num_tiles, merge_tile, &c);
 }

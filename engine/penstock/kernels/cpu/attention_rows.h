@@ -1,0 +1,136 @@
+/* Attention's inner loops: scores of keys, their softmax, the mix of values. Part of attention.h. */
+#pragma once
+
+/* K is [num_blocks, num_kv_heads, head_dim, block_size] (16 keys of one dimension lie together, so that a
+ * vector holds 16 keys and scores need no sum over lanes), V is [num_blocks, num_kv_heads, block_size,
+ * head_dim]. */
+typedef struct {
+    void *k_cache, *v_cache;
+    int is_half;
+    int64_t num_kv_heads, head_dim, block_size;
+} kv_layout;
+
+/* The keys of a sequence are cut by position: SPLIT of them add up to one partial result (its weighted values, the
+ * largest score and the sum of the exponentials relative to that), and partial results are merged in order
+ * (arXiv 1805.02867, 2205.14135). Keys that a row does not see change nothing in it, bit for bit. So a row's result
+ * depends neither on the rows beside it nor on whether one thread walks through all splits or many share them. */
+enum { GROUP = 16, CHUNK = 2 * GROUP, SPLIT = 32 * CHUNK, SCORES_STRIDE = SPLIT + CHUNK };
+
+/* Sums that registers hold at a time beside what they are made of. */
+#if defined(__AVX512F__)
+enum { SUMS = 16 };
+#else
+enum { SUMS = 8 };
+#endif
+
+INLINE int64_t padded(int64_t d) { return (d + LANES - 1) / LANES * LANES; }
+
+INLINE vec load_cached(const char *at, int64_t index, const int is_half) {
+    return is_half ? load_half((const uint16_t *)at + index) : load((const float *)at + index);
+}
+/* `size` bytes of what is read next, a line at a time. */
+INLINE void fetch_lines(const char *at, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(at + i);
+}
+
+/* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, whose first dimensions lie
+ * at keys[n], into the rows of `scores`; and the largest, lane by lane. One chain of multiply-adds per row and key,
+ * over the dimensions in order. */
+INLINE void score_rows(const kv_layout *kv, const char *const *keys, const char *const *ahead, const float *q,
+                       int64_t q_stride, float *scores, vec *largest, const int is_half, const int rows,
+                       const int num) {
+    const int64_t d = kv->head_dim, step = kv->block_size * (is_half ? 2 : 4), fetched = num * LANES * (is_half ? 2 : 4);
+    vec sum[SUMS];
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) sum[n] = (vec){};
+    int64_t i = 0, at = 0;
+    for (int part = 0; part < 2; part++) {
+        const char *next = ahead[part];
+        for (const int64_t end = part ? d : d / 2; i < end; i++, at += step, q += q_stride, next += fetched) {
+            vec k[SUMS];
+            fetch_lines(next, fetched);
+#pragma GCC unroll 16
+            for (int n = 0; n < num; n++) {
+                k[n] = load_cached(keys[n] + at, 0, is_half);
+                IN_REGISTER(k[n]);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) {
+                const vec x = splat(q[r]);
+#pragma GCC unroll 16
+                for (int n = 0; n < num; n++) sum[r * num + n] += x * k[n];
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) {
+        store(scores + n / num * SCORES_STRIDE + n % num * LANES, sum[n]);
+        largest[n / num] = max_vec(largest[n / num], sum[n]);
+    }
+}
+
+/* Functions of their own: within a larger one GCC runs out of registers, and counts in memory. */
+#define SCORE_REGISTERS(rows) MIN(CHUNK / LANES, SUMS / (rows))
+typedef void score_fn(const kv_layout *, const char *const *, const char *const *, const float *, int64_t, float *,
+                      vec *);
+#define SCORE_FN(name, is_half, rows)                                                                              \
+    NOINLINE void name(const kv_layout *kv, const char *const *keys, const char *const *ahead, const float *q,     \
+                       int64_t q_stride, float *scores, vec *largest) {                                            \
+        score_rows(kv, keys, ahead, q, q_stride, scores, largest, is_half, rows, SCORE_REGISTERS(rows));           \
+    }
+#define SCORE_FNS(rows) SCORE_FN(score_##rows##_half, 1, rows) SCORE_FN(score_##rows##_float, 0, rows)
+SCORE_FNS(1)
+SCORE_FNS(2)
+SCORE_FNS(4)
+SCORE_FNS(8)
+#if defined(__AVX512F__)
+SCORE_FNS(16)
+#else
+#define score_16_half score_8_half
+#define score_16_float score_8_float
+#endif
+
+/* y += p[key] * values[key], keys in order, for `rows` rows and `num` registers of dimensions from `first` on. */
+INLINE void mix_rows(const char *const *values, const char *const *ahead, int64_t first, int64_t stride,
+                     int64_t num_keys, const float *p, float *const *y, const int is_half, const int rows,
+                     const int num) {
+    vec sum[SUMS];
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) sum[n] = load(y[n / num] + first + n % num * LANES);
+    for (int group = 0; group * GROUP < num_keys; group++, p += GROUP) {
+        const char *at = values[group], *next = ahead[group];
+        const int64_t end = MIN(GROUP, num_keys - group * GROUP), fetched = num * LANES * (is_half ? 2 : 4);
+        for (int64_t key = 0; key < end; key++, next += fetched) {
+            vec v[SUMS];
+            fetch_lines(next, fetched);
+#pragma GCC unroll 16
+            for (int i = 0; i < num; i++) {
+                v[i] = load_cached(at, key * stride + first + i * LANES, is_half);
+                IN_REGISTER(v[i]);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) {
+                const vec weight = splat(p[r * CHUNK + key]);
+#pragma GCC unroll 16
+                for (int i = 0; i < num; i++) sum[r * num + i] += weight * v[i];
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * num; n++) store(y[n / num] + first + n % num * LANES, sum[n]);
+}
+
+/* Scores of a chunk of keys -> softmax of the split, not yet divided by its sum: `num` registers of each row. */
+NOINLINE void exponentiate(const float *scores, const vec *largest, vec *sums, float *weights, int64_t num_rows, int num) {
+    for (int64_t r = 0; r < num_rows; r++, scores += SCORES_STRIDE, weights += CHUNK) {
+        vec sum = sums[r];
+#pragma GCC unroll 4
+        for (int n = 0; n < CHUNK / LANES; n++) {
+            if (n >= num) break;
+            const vec p = exp2_vec(load(scores + n * LANES) - largest[r]);
+            store(weights + n * LANES, p);
+            sum += p;
+        }
+        sums[r] = sum;
+    }
+}
