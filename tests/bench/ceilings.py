@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import statistics
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -56,34 +58,55 @@ def memory_read_gbps(repeats: int = 5) -> float:
 
 
 #: Flags of the compiler, and operations per round of peak.c: 12 * 64 pairs of INT8, or 12 * 16 of int16,
-#: which stand for two rows of INT8 each.
-PEAKS = {"avx512": (["-mavx512f", "-mavx512vnni"], 12 * 64 * 2), "avx2": (["-mavx2"], 12 * 16 * 2 * 2)}
+#: which stand for two rows of INT8 each; 12 * 16 or 12 * 8 floats.
+PEAKS = {
+    "avx512": (["-mavx512f", "-mavx512vnni"], 12 * 64 * 2, 12 * 16 * 2),
+    "avx2": (["-mavx2", "-mfma"], 12 * 16 * 2 * 2, 12 * 8 * 2),
+}
 
 
 def int8_gops(num_threads: int, repeats: int = 5, build: str | None = None) -> float:
     """10^9 INT8 multiplications and additions a second: what the cores do on registers alone (peak.c) with
     the instructions of that build of cpu.c (the best one that there is), where there is a compiler; otherwise
     the faster of torch's products of [1024, 2048] by [2048, 11264], plain and prepacked."""
-    peak = _peak_gops(build or compiled_builds()[0], num_threads, repeats) if compiled_builds() else 0.0
-    return peak or _gemm_gops(repeats)
+    build = build or next(iter(compiled_builds()), "generic")
+    peak = _peak(build, "penstock_peak") if build in PEAKS else None
+    if peak is None:
+        return _gemm_gops(repeats)
+    return _rounds_per_s(peak, num_threads, repeats) * PEAKS[build][1] / 1e9
 
 
-def _peak_gops(build: str, num_threads: int, repeats: int) -> float:
-    """0 without a compiler, and for builds that name no instructions."""
-    compiler = shutil.which("cc")
-    if compiler is None or build not in PEAKS:
-        return 0.0
-    flags, operations = PEAKS[build]
-    with tempfile.TemporaryDirectory() as folder:
-        library = f"{folder}/peak.so"
-        source = str(Path(__file__).parent / "peak.c")
-        subprocess.run([compiler, "-O3", *flags, "-shared", "-fPIC", source, "-o", library], check=True)
-        peak = ctypes.CDLL(library).penstock_peak
-    peak.argtypes = (ctypes.c_int64,)
+def float_gflops(num_threads: int, build: str, repeats: int = 5) -> float:
+    """10^9 float32 multiplications and additions a second, likewise; infinite where peak.c can't tell."""
+    peak = _peak(build, "penstock_peak_floats") if build in PEAKS else None
+    if peak is None:
+        return float("inf")
+    return _rounds_per_s(peak, num_threads, repeats) * PEAKS[build][2] / 1e9
+
+
+def _rounds_per_s(peak: Callable[[int], object], num_threads: int, repeats: int) -> float:
+    """Rounds a second, of all threads together."""
     rounds = 2_000_000
     with ThreadPoolExecutor(num_threads) as threads:
         seconds = median_seconds(lambda: list(threads.map(peak, [rounds] * num_threads)), repeats)
-    return num_threads * rounds * operations / seconds / 1e9
+    return num_threads * rounds / seconds
+
+
+@functools.cache
+def _peak(build: str, name: str) -> Callable[[int], object] | None:
+    """A function of peak.c, compiled for that build; None without a compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/peak.so"
+        source = str(Path(__file__).parent / "peak.c")
+        subprocess.run(
+            [compiler, "-O3", *PEAKS[build][0], "-shared", "-fPIC", source, "-o", library], check=True
+        )
+        peak = getattr(ctypes.CDLL(library), name)
+    peak.argtypes = (ctypes.c_int64,)
+    return cast(Callable[[int], object], peak)
 
 
 def _gemm_gops(repeats: int) -> float:

@@ -148,9 +148,11 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
                   : rows == 4 ? (is_half ? score_4_half : score_4_float)
                   : rows == 8 ? (is_half ? score_8_half : score_8_float)
                               : (is_half ? score_16_half : score_16_float);
+    vec unfinished[SUMS], *largest = t->largest + first_row;
+    if (!is_finished)
+        for (int r = 0; r < rows; r++) unfinished[r] = largest[r];
     for (int64_t key = c->key; key < c->end; key += num * LANES) {
         const char *keys[SUMS], *ahead[2];
-        vec unfinished[SUMS] = {};
         for (int n = 0; n < num; n++) {
             const int64_t at = key - c->key + n * LANES;
             keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
@@ -158,12 +160,12 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
         for (int part = 0; part < 2; part++) /* the first rows fetch for all */
             ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2, is_half);
         float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
-        add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? t->largest + first_row : unfinished);
+        add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
         if (is_finished) continue;
         for (int r = 0; r < rows; r++, scores += SCORES_STRIDE)
             for (int n = 0; n < num && key + n * LANES < c->end; n++) { /* what follows is another split's */
                 const vec v = finish_score(t, head, row + r, key + n * LANES, load(scores + n * LANES));
-                t->largest[first_row + r] = max_vec(t->largest[first_row + r], v);
+                largest[r] = max_vec(largest[r], v);
                 store(scores + n * LANES, v);
             }
     }
