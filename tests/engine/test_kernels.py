@@ -7,6 +7,8 @@ from typing import cast
 
 import pytest
 import torch
+from emulated_amx import COMPILER as AMX_COMPILER
+from emulated_amx import emulated_amx_kernels, num_tile_products
 from emulated_cuda import COMPILER, emulated_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,8 +32,14 @@ from penstock.kernels.reference import ReferenceKernels, quantize_activations, s
 from penstock.weights.quantize import quantize
 
 BUILDS = compiled_builds()
-#: Kernels that are not torch's: compiled C; the CUDA sources run on the CPU, and on a GPU where there is one.
-FAST = [*BUILDS, *(["emulated"] if COMPILER else []), *(["cuda"] if torch.cuda.is_available() else [])]
+#: Kernels that are not torch's: compiled C, AMX by emulation; the CUDA sources run on the CPU, and on a GPU
+#: where there is one.
+FAST = [
+    *BUILDS,
+    *(["emulated amx"] if AMX_COMPILER else []),
+    *(["emulated"] if COMPILER else []),
+    *(["cuda"] if torch.cuda.is_available() else []),
+]
 
 
 def kernels(kind: str, activations: str = "int16") -> Kernels:
@@ -39,6 +47,8 @@ def kernels(kind: str, activations: str = "int16") -> Kernels:
         return TorchKernels(activations)
     if kind == "emulated":
         return emulated_kernels(activations)
+    if kind == "emulated amx":
+        return emulated_amx_kernels(activations)
     if kind == "cuda":
         return cast(Kernels, OnGpu(CudaKernels(gpu_launcher(), activations)))
     return NativeKernels(activations, build=kind)
@@ -273,6 +283,22 @@ def test_paged_attention_equals_the_reference_to_rounding(
 
 #: (context, new tokens) of sequences that are cut into one, two and three parts.
 CUT = [(2 * SPLIT_KEYS + 5, 3), (SPLIT_KEYS, 1), (7, 7), (SPLIT_KEYS + 1, 2)]
+
+
+@pytest.mark.skipif(not AMX_COMPILER, reason="no AVX512-VNNI, or no compiler")
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("num_groups", [1, 5, 10])
+def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
+    """With more rows than the kernels for few take, and groups of whole tiles; bit for bit."""
+    generator = torch.Generator().manual_seed(num_groups)
+    x, weight = torch.randn(41, 640, generator=generator), random_matrix(150, 640, generator)
+    if num_groups > 1:
+        weight = QuantizedTensor(weight.qweight, torch.rand(150, num_groups, generator=generator))
+    before = num_tile_products()
+    mine = emulated_amx_kernels(activations).int8_linear(x, weight)
+    assert torch.equal(mine, ReferenceKernels(activations).int8_linear(x, weight))
+    rows, panels, tiles_per_panel = 41 * (2 if activations == "int16" else 1), 3, 4
+    assert num_tile_products() - before == rows // 16 * panels * tiles_per_panel * 640 // 64 > 0
 
 
 @pytest.mark.parametrize("kind", BUILDS)

@@ -30,9 +30,11 @@ from penstock.kernels.reference import (
 
 logger = logging.getLogger(__name__)
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 #: Builds of cpu.c, best first, and what /proc/cpuinfo must say for each.
 BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})),
+    ("amx", _AVX512 | {"amx_tile", "amx_int8"}),
+    ("avx512", _AVX512),
     ("avx2", frozenset({"avx2", "fma", "f16c"})),
     ("generic", frozenset()),
 )
@@ -109,6 +111,8 @@ class NativeKernels(ReferenceKernels):
         self.build: str
         self._library: Any
         self.build, self._library = _load(build)
+        if self.build == "amx" and not self._library.penstock_has_tiles():
+            logger.warning("AMX is not to be had (the system refuses it, or it fails a trial); AVX512 serves")
         self._activation_bits = 16 if activations == "int16" else 8
 
     def set_num_threads(self, num_threads: int) -> int:
@@ -255,17 +259,23 @@ def _load(build: str | None) -> tuple[str, ctypes.CDLL]:
         )
     path = _library_path(chosen)
     assert path is not None
+    return chosen, open_library(path)
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """A build of cpu.c, with the types of its functions."""
     library = ctypes.CDLL(str(path))
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
-    library.penstock_set_num_threads.restype = _I
-    return chosen, library
+    library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
+    return library
 
 
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
+    "penstock_has_tiles": (),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),

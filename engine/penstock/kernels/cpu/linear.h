@@ -168,3 +168,12 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     linear l = {&a, qweight, scale, bias, y, out_features, num_groups, columns_per_task, is_tiled};
     parallel((out_features + columns_per_task - 1) / columns_per_task, linear_task, &l);
 }
+
+/* Whether products with many tokens use AMX: the processor has it, the system lends it, and it computes as expected. */
+EXPORT int penstock_has_tiles(void) {
+#if HAS_VNNI
+    return has_tiles;
+#else
+    return 0;
+#endif
+}

@@ -41,7 +41,7 @@ enum {
 };
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
-    int32_t sums[PANEL_ROWS + 6][PANEL]; /* of a group that goes on in the next block; then, of one tile */
+    int32_t sums[PANEL_ROWS + 16][PANEL]; /* of a group that goes on in the next block; then, of one tile */
     double totals[PANEL_ROWS][PANEL], scales[MAX_GROUPS][PANEL]; /* with more than one group */
 } panel;
 
@@ -122,6 +122,15 @@ DEFINE_TILE(1)
 DEFINE_TILE(2)
 DEFINE_TILE(4)
 DEFINE_TILE(6)
+
+#if defined(__AMX_INT8__)
+#include "linear_amx.h"
+#else
+enum { has_tiles = 0, TILE = 16, TILE_INPUTS = 64 };
+#define tile_16 tile_6 /* never called */
+static void start_tiles(void) {}
+static void stop_tiles(void) {}
+#endif
 
 /* A block of tokens by up to 64 channels. */
 typedef struct {
@@ -208,7 +217,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
         stop = MIN((group + 1) * size, k_end);
         const bool begins = k == group * size, ends = stop == (group + 1) * size;
         int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
-        (rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
+        (rows == TILE ? tile_16 : rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
             x + k, a->padded, w, stop - k, begins ? a->corrections + row * n + group : NULL, n, &next, sums);
         w += PANEL * (stop - k), next.w += stop - k;
         if (!ends) continue;
@@ -223,7 +232,9 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const activations *a = b->l->a;
     const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
     const int64_t step = num_rows <= PANEL_FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
-    const int64_t parts = 1 + (num_rows + 5) / 6; /* of the work of a block: packing, and tiles */
+    const bool by_tiles = has_tiles && (a->num_groups == 1 || a->group_size % TILE_INPUTS == 0);
+    const int64_t at_once = by_tiles ? TILE : 6;
+    const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of the work of a block: packing, and tiles */
     const int8_t *w = b->l->qweight + b->column * k_end;
     memset(panel.totals, 0, a->num_groups > 1 ? b->num_tokens * sizeof *panel.totals : 0);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
@@ -233,7 +244,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
         pack_panel(w + k, k_end, b->channels, stop - k, &next);
         if (a->num_groups > 1) load_scales(b, k / a->group_size, (stop + a->group_size - 1) / a->group_size);
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
-            rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
+            rows = by_tiles && num_rows - r >= TILE ? TILE : num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
             next.w += next.lines * k_end, next.lines = MIN(lines, left), left -= next.lines;
             multiply_rows(b, r, (int)rows, k, stop, next);
         }
@@ -247,6 +258,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     if (!l->is_tiled) return column;
     if (is_few(l)) return few_rows(l, column, column_end);
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
+    if (has_tiles) start_tiles();
     for (; column < column_end; column += PANEL) {
         const int64_t next = next_column(l, column + PANEL, column_end);
         for (int64_t t = 0; t < a->num_tokens; t += tokens) {
@@ -255,5 +267,6 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
             linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * a->in_features);
         }
     }
+    if (has_tiles) stop_tiles();
     return column_end;
 }
