@@ -35,8 +35,8 @@ def paged_batch(
     dtype: torch.dtype,
     block_size: int = 16,
 ) -> tuple[Tensor, LayerKV, BatchLayout]:
-    """Sequences of (context, new tokens) in shuffled blocks, (query heads, KV heads): q, cache and layout. What
-    no sequence has written is NaN."""
+    """Sequences of (context, new tokens) in shuffled blocks, (query heads, KV heads): q, cache and layout.
+    What no sequence has written is NaN."""
     lengths, new = [length for length, _ in sequences], [count for _, count in sequences]
     num_blocks = [math.ceil(length / block_size) for length in lengths]
     order = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()

@@ -101,21 +101,26 @@ INLINE int64_t head_bytes(const query_tile *t, const int is_half) {
     return t->c->kv.head_dim * t->c->kv.block_size * (is_half ? 2 : 4);
 }
 
+/* Of all the tile's heads. */
+INLINE int64_t group_bytes(const query_tile *t) {
+    return t->num_heads * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
+}
+
 static void enter(const query_tile *t, chunk *c, int64_t key, places here, places next) {
     c->key = key, c->end = MIN(key + CHUNK, t->end);
     c->here = here, c->next = next;
-    c->group = 0, c->ahead = next.at[0], c->left = t->num_heads * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
+    c->group = 0, c->ahead = next.at[0], c->left = group_bytes(t);
 }
 
 /* While `bytes` of this chunk are read: as many of the next one, in the order in which they lie in memory (all heads
  * of a block, then the next block; blocks are of GROUP keys as a rule), whatever order it will be computed in. One
  * stream of addresses that goes straight on is what memory serves best. */
-INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes, const int is_half) {
+INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes) {
     const char *at = c->ahead;
     c->ahead += bytes, c->left -= bytes;
     if (c->left <= 0) {
         c->group = (c->group + 1) % (CHUNK / GROUP);
-        c->ahead = c->next.at[c->group], c->left = t->num_heads * GROUP * t->c->kv.head_dim * (is_half ? 2 : 4);
+        c->ahead = c->next.at[c->group], c->left = group_bytes(t);
     }
     return at;
 }
@@ -158,7 +163,7 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
             keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
         }
         for (int part = 0; part < 2; part++) /* the first rows fetch for all */
-            ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2, is_half);
+            ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2);
         float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
         add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
         if (is_finished) continue;
@@ -187,7 +192,7 @@ INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_
     for (; num <= most && i + num * LANES <= width; i += num * LANES) {                                \
         if (row == 0 && d % LANES == 0)                                                                \
             for (int64_t g = 0; g < CHUNK / GROUP; g++)                                                \
-                ahead[g] = look_ahead(t, c, GROUP * num * LANES * size, is_half);                      \
+                ahead[g] = look_ahead(t, c, GROUP * num * LANES * size);                               \
         mix_rows(values, ahead, i, width, num_keys, p, y, is_half, rows, num);                         \
     }
     SLICES(8)
@@ -324,7 +329,8 @@ static void attention_task(void *context, int64_t task) {
     }
 
     const int64_t all_rows = num_heads * num_rows, width = part_width(d);
-    float *scratch = scratch_of(all_rows * (2 * LANES + SCORES_STRIDE + 2 * width + d) + num_rows * CHUNK + CHUNK * padded(d));
+    float *scratch = scratch_of(all_rows * (2 * LANES + SCORES_STRIDE + 2 * width + d) + num_rows * CHUNK +
+                                CHUNK * padded(d));
     if (!scratch) abort(); /* some hundred KB: nothing else would get any either */
     vec *largest = (vec *)scratch, *sums = largest + all_rows;
     float *scores = (float *)(sums + all_rows), *weights = scores + all_rows * SCORES_STRIDE;
