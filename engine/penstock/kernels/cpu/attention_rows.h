@@ -1,4 +1,4 @@
-/* Attention's inner loops: scores of keys, their softmax, the mix of values. Part of attention.h. */
+/* Attention's inner loops: scores of keys, their softmax, the mix of values. Part of attention_tile.h. */
 #pragma once
 
 /* K is [num_blocks, num_kv_heads, head_dim, block_size] (16 keys of one dimension lie together, so that a
