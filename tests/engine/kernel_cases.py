@@ -63,7 +63,7 @@ def paged_case(
     return paged_batch(generator, [(1, 1), (37, 37), (90, 5), (16, 1)], (6, 2), head_dim, dtype)
 
 
-#: Of attention: in such cases the reference itself is up to half of it away from what float64 gives.
+#: Of attention: in such cases the reference itself is up to a third of it away from what float64 gives.
 ATTENTION_ERROR = 8e-6
 ATTENTION = {
     "plain": AttentionSpec(6, 0.2),
