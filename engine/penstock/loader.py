@@ -130,12 +130,12 @@ def _kv_dtype(config: EngineConfig) -> torch.dtype:
 def _measure_activations(
     opened: OpenModel, kernels: Kernels, config: EngineConfig, longest: int, device: torch.device | None
 ) -> int:
-    """Bytes of the largest step. `longest` is the longest sequence: only kernels that gather keys and values
-    take more for a longer one."""
+    """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
+    more for a longer one, and native ones keep partial results of it."""
     num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
     batch = largest_step(config, longest, num_past)
     num_positions = batch.scheduled[0].sequence.num_tokens
-    family = opened.family(opened.spec, kernels.without_arithmetic(), num_positions, device)
+    family = opened.family(opened.spec, kernels.without_arithmetic(longest), num_positions, device)
     num_bytes = measure_activations(family, opened.store.tensors, config, batch)
     if device is not None:
         torch.cuda.empty_cache()  # the weights of the warm-up were real

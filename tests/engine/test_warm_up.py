@@ -15,7 +15,10 @@ from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
 from penstock.generation.warm_up import largest_step
-from penstock.kernels.cpu import compiled_builds
+from penstock.kernels import cpu
+from penstock.kernels.cpu import SPLIT_KEYS, compiled_builds
+
+needs_native = pytest.mark.skipif(not compiled_builds(), reason="no compiled kernels here")
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -38,6 +41,28 @@ def test_the_largest_step_takes_what_was_measured(name: str, kernels: KernelChoi
                 engine.step()
         plan = engine.plan
     assert plan is not None and plan.is_workspace_measured
+    assert 0.7 * plan.workspace_bytes < peak_bytes(profiler) <= 1.05 * plan.workspace_bytes
+
+
+@needs_native
+@pytest.mark.parametrize("most_shared", [64, 60])
+def test_partial_results_of_long_contexts_are_measured(
+    most_shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the largest step has none, and a smaller one, here the prompt's last 60 tokens, has."""
+    build("GPT-2", tmp_path, n_positions=4096, n_inner=64)
+    num_prompt = 3 * SPLIT_KEYS + 60  # 48 steps of 64 tokens, and one
+    token_bytes = 4 * 4 * (16 + 16) * 4  # of 4 heads in 4 parts
+    monkeypatch.setattr(cpu, "MAX_PARTIAL_BYTES", most_shared * token_bytes)
+    config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4, num_kv_tokens=4096, num_threads=1)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:
+        engine.add("0", [3] * num_prompt, SamplingParams(max_tokens=2, ignore_eos=True))
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            while engine.has_work:
+                engine.step()
+        plan = engine.plan
+    assert plan is not None
     assert 0.7 * plan.workspace_bytes < peak_bytes(profiler) <= 1.05 * plan.workspace_bytes
 
 

@@ -50,8 +50,8 @@ MIN_CUDA_ROWS = 32
 BLOCK_CHANNELS = 1024
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
-#: Keys of a partial result of attention, and the most bytes that all of a step's may take: with many tokens
-#: there is work for all threads without sharing a sequence.
+#: Keys of a partial result of attention (SPLIT in attention_rows.h), and the most bytes that all of a step's
+#: may take: with many tokens there is work for all threads without sharing a sequence.
 SPLIT_KEYS, MAX_PARTIAL_BYTES = 1024, 16 << 20
 
 
@@ -101,6 +101,8 @@ class NativeKernels(ReferenceKernels):
     """cpu.c, called through ctypes. All tensors are float32 on the CPU, rows contiguous."""
 
     name = "native"
+    #: Of a twin without arithmetic: tokens of the longest sequence that its original will meet.
+    _longest = 0
 
     def __init__(self, activations: str = "int16", build: str | None = None) -> None:
         """`build` names one of BUILDS; None takes the best that was compiled and the processor runs.
@@ -123,9 +125,9 @@ class NativeKernels(ReferenceKernels):
             logger.warning("native kernels compute with %d threads instead of %d", there, num_threads)
         return there
 
-    def without_arithmetic(self) -> NativeKernels:
+    def without_arithmetic(self, longest: int) -> NativeKernels:
         twin = copy.copy(self)
-        twin._library = _Idle()
+        twin._library, twin._longest = _Idle(), longest
         return twin
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
@@ -196,10 +198,8 @@ class NativeKernels(ReferenceKernels):
         num_tokens = q.shape[0]
         y = torch.empty(num_tokens, spec.num_heads * head_dim)
         tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
-        num_splits = -(-batch.block_tables.shape[1] * block_size // SPLIT_KEYS)
-        num_partials = num_tokens * spec.num_heads * num_splits * (-(-head_dim // 16) * 16 + 16)
-        is_shared = num_splits > 1 and 4 * num_partials <= MAX_PARTIAL_BYTES
-        partials = torch.empty(num_partials) if is_shared else None
+        max_blocks = max(batch.block_tables.shape[1], -(-self._longest // block_size))
+        partials = self._partials(num_tokens * spec.num_heads, max_blocks * block_size, head_dim)
         self._library.penstock_paged_attention(
             q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
             kv.k.data_ptr(), kv.v.data_ptr(), kv.k.dtype == torch.float16,
@@ -210,6 +210,14 @@ class NativeKernels(ReferenceKernels):
             _pointer(partials),
         )  # fmt: skip
         return y
+
+    def _partials(self, num_rows: int, num_keys: int, head_dim: int) -> Tensor | None:
+        """Room for partial results, if threads are to share sequences."""
+        num_splits = -(-num_keys // SPLIT_KEYS)
+        num_bytes = 4 * num_rows * num_splits * (-(-head_dim // 16) * 16 + 16)
+        if self._longest:  # where it is too much for this step, a smaller one takes the most
+            num_bytes = min(num_bytes, MAX_PARTIAL_BYTES)
+        return torch.empty(num_bytes // 4) if num_splits > 1 and num_bytes <= MAX_PARTIAL_BYTES else None
 
 
 class _Idle:

@@ -58,9 +58,10 @@ class ReferenceKernels:
     def __init__(self, activations: str = "int16") -> None:
         self.activations = activations
 
-    def without_arithmetic(self) -> ReferenceKernels:
-        """Kernels that allocate what these allocate, whatever it then holds: to see what a step takes. Where
-        that can't be had apart from the arithmetic, these."""
+    def without_arithmetic(self, longest: int) -> ReferenceKernels:
+        """Kernels that allocate what these allocate, whatever it then holds: to see what a step takes, and
+        each smaller one, of sequences of up to `longest` tokens. Where that can't be had apart from the
+        arithmetic, these."""
         return self
 
     def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:

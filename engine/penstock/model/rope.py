@@ -47,9 +47,10 @@ class RopeTable:
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of int64 [num_tokens] positions, each [num_tokens, rotary_dim / 2]. Every layer of a
         step asks for those of the same tensor, which nobody writes to."""
-        if self._last is None or self._last[0] is not positions:
-            self._last = positions, (self._cos[positions], self._sin[positions])
-        return self._last[1]
+        last = self._last
+        if last is None or last[0] is not positions:
+            last = self._last = positions, (self._cos[positions], self._sin[positions])
+        return last[1]
 
 
 def _plain(rope: RopeSpec) -> Tensor:

@@ -236,10 +236,11 @@ class LayerTier:
     def _next_to_read(self) -> int | None:
         if len(self._arrivals) == len(self.resident) + self.num_slots:
             return None  # every place is taken
+        position = self._position  # may change meanwhile: who acquires a resident layer takes no lock
         for ahead in range(0 if self._is_closed else self._num_layers):
             if ahead and self._num_reads >= MAX_READS:
                 break  # what is waited for now is asked for in any case
-            index = (self._position + ahead) % self._num_layers
+            index = (position + ahead) % self._num_layers
             if index in self._arrivals or index in self._passed:
                 continue
             if index in self.resident or self._free_slots:

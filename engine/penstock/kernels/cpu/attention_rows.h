@@ -1,4 +1,4 @@
-/* Attention's inner loops: scores of keys, their softmax, the mix of values. Part of attention.h. */
+/* Attention's inner loops: scores of keys, their softmax, the mix of values. Part of attention_tile.h. */
 #pragma once
 
 /* K is [num_blocks, num_kv_heads, head_dim, block_size] (16 keys of one dimension lie together, so that a
@@ -13,7 +13,8 @@ typedef struct {
 /* The keys of a sequence are cut by position: SPLIT of them add up to one partial result (its weighted values, the
  * largest score and the sum of the exponentials relative to that), and partial results are merged in order
  * (arXiv 1805.02867, 2205.14135). Keys that a row does not see change nothing in it, bit for bit. So a row's result
- * depends neither on the rows beside it nor on whether one thread walks through all splits or many share them. */
+ * depends neither on the rows beside it nor on whether one thread walks through all splits or many share them. Rows
+ * of scores are a chunk longer than a split: 4096 bytes apart they would fall into the same sets of the L1 cache. */
 enum { GROUP = 16, CHUNK = 2 * GROUP, SPLIT = 32 * CHUNK, SCORES_STRIDE = SPLIT + CHUNK };
 
 /* Sums that registers hold at a time beside what they are made of. */
@@ -39,7 +40,7 @@ INLINE void fetch_lines(const char *at, int64_t size) {
 INLINE void score_rows(const kv_layout *kv, const char *const *keys, const char *const *ahead, const float *q,
                        int64_t q_stride, float *scores, vec *largest, const int is_half, const int rows,
                        const int num) {
-    const int64_t d = kv->head_dim, step = kv->block_size * (is_half ? 2 : 4), fetched = num * LANES * (is_half ? 2 : 4);
+    const int64_t d = kv->head_dim, size = is_half ? 2 : 4, step = kv->block_size * size, fetched = num * LANES * size;
     vec sum[SUMS];
 #pragma GCC unroll 16
     for (int n = 0; n < rows * num; n++) sum[n] = (vec){};
@@ -121,7 +122,8 @@ INLINE void mix_rows(const char *const *values, const char *const *ahead, int64_
 }
 
 /* Scores of a chunk of keys -> softmax of the split, not yet divided by its sum: `num` registers of each row. */
-NOINLINE void exponentiate(const float *scores, const vec *largest, vec *sums, float *weights, int64_t num_rows, int num) {
+NOINLINE void exponentiate(const float *scores, const vec *largest, vec *sums, float *weights, int64_t num_rows,
+                           int num) {
     for (int64_t r = 0; r < num_rows; r++, scores += SCORES_STRIDE, weights += CHUNK) {
         vec sum = sums[r];
 #pragma GCC unroll 4

@@ -90,7 +90,7 @@ INLINE vec exp_vec(vec x) {
 static const float LOG2_E = 1.44269504f;
 
 /* 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (through Chebyshev's points, relative error below 3e-9).
- * 0 for what is below every normal result. */
+ * Below every normal result: 0, or with AVX512 what float32 has there. */
 INLINE vec exp2_vec(vec x) {
     const vec clamped = max_vec(splat(-200.0f), x), magic = splat(12582912.0f);
     const vec shifted = clamped + magic, n = shifted - magic, r = clamped - n;

@@ -1,0 +1,235 @@
+/* A tile of queries meets one split of its keys. Part of attention.h. */
+#pragma once
+
+#include "attention_rows.h"
+
+/* Rows (of queries: a head's of a token) that meet a KV head's keys together, and rows of all KV heads that a thread
+ * takes at once: a block holds all heads' keys side by side, and memory gives most where it is read in long pieces. */
+enum { TILE_ROWS = 16, TASK_ROWS = 64 };
+
+/* Floats of a partial result: padded(d) weighted values, the largest score, the sum; the next begins on a new line. */
+INLINE int64_t part_width(int64_t d) { return (d + 15) / 16 * 16 + 16; }
+
+typedef struct {
+    kv_layout kv;
+    const float *q;
+    float *y;
+    int64_t q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks;
+    const int32_t *block_tables, *query_start, *context_lens;
+    const int32_t *tile_seq, *tile_begin; /* per tile: its sequence, its first token in the batch */
+    float scale, softcap;
+    int64_t window;
+    const float *alibi_slopes;
+    float *partials; /* [num_tokens, num_heads, num_splits] parts, or NULL: who begins a tile walks through all */
+    int64_t num_splits;
+} attention;
+
+/* A few tokens of one sequence, and some of its KV heads with all their query heads; one split of the keys. */
+typedef struct {
+    const attention *c;
+    const int32_t *blocks;
+    int64_t first_head, num_heads;   /* KV heads */
+    int64_t group, num_rows;         /* query heads of a KV head; tokens times that */
+    int64_t position, last_position; /* of the first token and the last */
+    int64_t begin, end;              /* of the split, the keys that some row sees; `begin` is a multiple of GROUP */
+    /* queries [num_heads, head_dim, num_rows]; scores [num_heads, num_rows, SCORES_STRIDE]; weights [num_rows, CHUNK];
+     * parts and totals [num_heads, num_rows, part_width]; values [CHUNK, padded head_dim] */
+    float *queries, *scores, *weights, *parts, *totals, *values;
+    vec *largest, *sums; /* of each row, lane by lane; then the largest in every lane */
+} query_tile;
+
+/* Where each group of a chunk's keys begins, in the block's first head. What is beyond the last group is that. */
+typedef struct {
+    const char *at[CHUNK / GROUP];
+} places;
+
+static places find(const query_tile *t, int64_t key, const int is_k) {
+    const kv_layout *kv = &t->c->kv;
+    const int64_t bs = kv->block_size, last = (t->end - 1) / GROUP * GROUP;
+    places found;
+    for (int g = 0; g < CHUNK / GROUP; g++) {
+        const uint32_t k = (uint32_t)MIN(key + g * GROUP, last), block = k / (uint32_t)bs, offset = k % (uint32_t)bs;
+        const int64_t index = (t->blocks[block] * kv->num_kv_heads + t->first_head) * kv->head_dim * bs +
+                              offset * (is_k ? 1 : kv->head_dim);
+        found.at[g] = (const char *)(is_k ? kv->k_cache : kv->v_cache) + index * (kv->is_half ? 2 : 4);
+    }
+    return found;
+}
+
+/* Keys `key` to `end` in one of the two caches, and what is read after them. */
+typedef struct {
+    int64_t key, end;
+    places here, next;
+    const char *ahead; /* to be fetched now: in next.at[group], of which so many bytes are left */
+    int64_t group, left;
+} chunk;
+
+INLINE int64_t head_bytes(const query_tile *t, const int is_half) {
+    return t->c->kv.head_dim * t->c->kv.block_size * (is_half ? 2 : 4);
+}
+
+/* Of all the tile's heads. */
+INLINE int64_t group_bytes(const query_tile *t) {
+    return t->num_heads * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
+}
+
+static void enter(const query_tile *t, chunk *c, int64_t key, places here, places next) {
+    c->key = key, c->end = MIN(key + CHUNK, t->end);
+    c->here = here, c->next = next;
+    c->group = 0, c->ahead = next.at[0], c->left = group_bytes(t);
+}
+
+/* While `bytes` of this chunk are read: as many of the next one, in the order in which they lie in memory (all heads
+ * of a block, then the next block; blocks are of GROUP keys as a rule), whatever order it will be computed in. One
+ * stream of addresses that goes straight on is what memory serves best. */
+INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes) {
+    const char *at = c->ahead;
+    c->ahead += bytes, c->left -= bytes;
+    if (c->left <= 0) {
+        c->group = (c->group + 1) % (CHUNK / GROUP);
+        c->ahead = c->next.at[c->group], c->left = group_bytes(t);
+    }
+    return at;
+}
+
+/* Sums of products -> scores times log2(e), -infinity where a row does not see a key. */
+INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t key, vec v) {
+    const attention *c = t->c;
+    const int64_t position = t->position + row / t->group;
+    const ivec key_positions = LANE_INDEX + (int32_t)key;
+    if (c->softcap > 0.0f) v = splat(LOG2_E * c->softcap) * tanh_vec(v / splat(c->softcap));
+    if (c->alibi_slopes)
+        v += splat(LOG2_E * c->alibi_slopes[(t->first_head + head) * t->group + row % t->group]) *
+             __builtin_convertvector(key_positions - (int32_t)position, vec);
+    ivec seen = key_positions <= (int32_t)position;
+    if (c->window) seen &= key_positions > (int32_t)(position - c->window);
+    return select_vec(seen, v, splat(-INFINITY));
+}
+
+/* Scores of some rows of a head against a chunk of keys, and the largest of each. Most keys are seen by all rows and
+ * need nothing more: the scale is in the queries. */
+INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, const int is_half, const int rows) {
+    const attention *a = t->c;
+    const int num = SCORE_REGISTERS(rows), size = is_half ? 2 : 4;
+    const int64_t first_row = head * t->num_rows + row, bytes = num * LANES * a->kv.head_dim * size;
+    const bool is_finished = a->softcap == 0.0f && !a->alibi_slopes && c->end == c->key + CHUNK &&
+                             c->end - 1 <= t->position && (!a->window || c->key > t->last_position - a->window);
+    const float *q = t->queries + head * a->kv.head_dim * t->num_rows + row;
+    score_fn *add = rows == 1 ? (is_half ? score_1_half : score_1_float)
+                  : rows == 2 ? (is_half ? score_2_half : score_2_float)
+                  : rows == 4 ? (is_half ? score_4_half : score_4_float)
+                  : rows == 8 ? (is_half ? score_8_half : score_8_float)
+                              : (is_half ? score_16_half : score_16_float);
+    vec unfinished[SUMS], *largest = t->largest + first_row;
+    if (!is_finished)
+        for (int r = 0; r < rows; r++) unfinished[r] = largest[r];
+    for (int64_t key = c->key; key < c->end; key += num * LANES) {
+        const char *keys[SUMS], *ahead[2];
+        for (int n = 0; n < num; n++) {
+            const int64_t at = key - c->key + n * LANES;
+            keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
+        }
+        for (int part = 0; part < 2; part++) /* the first rows fetch for all */
+            ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2);
+        float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
+        add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
+        if (is_finished) continue;
+        for (int r = 0; r < rows; r++, scores += SCORES_STRIDE)
+            for (int n = 0; n < num && key + n * LANES < c->end; n++) { /* what follows is another split's */
+                const vec v = finish_score(t, head, row + r, key + n * LANES, load(scores + n * LANES));
+                largest[r] = max_vec(largest[r], v);
+                store(scores + n * LANES, v);
+            }
+    }
+}
+
+INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_t num_keys, const int is_half,
+                const int rows) {
+    const int most = MIN(8, SUMS / rows), size = is_half ? 2 : 4;
+    const int64_t d = t->c->kv.head_dim, width = padded(d);
+    const char *values[CHUNK / GROUP], *ahead[CHUNK / GROUP];
+    float *y[SUMS];
+    for (int64_t g = 0; g < CHUNK / GROUP; g++)
+        values[g] = ahead[g] = d % LANES ? (const char *)(t->values + g * GROUP * width)
+                                         : c->here.at[g] + head * head_bytes(t, is_half);
+    for (int r = 0; r < rows; r++) y[r] = t->parts + (head * t->num_rows + row + r) * part_width(d);
+    const float *p = t->weights + row * CHUNK;
+    int64_t i = 0;
+#define SLICES(num)                                                                                    \
+    for (; num <= most && i + num * LANES <= width; i += num * LANES) {                                \
+        if (row == 0 && d % LANES == 0)                                                                \
+            for (int64_t g = 0; g < CHUNK / GROUP; g++)                                                \
+                ahead[g] = look_ahead(t, c, GROUP * num * LANES * size);                               \
+        mix_rows(values, ahead, i, width, num_keys, p, y, is_half, rows, num);                         \
+    }
+    SLICES(8)
+    SLICES(4)
+    SLICES(2)
+    SLICES(1)
+#undef SLICES
+}
+
+/* Values of a head dimension that is no multiple of a register's, as floats in whole vectors. */
+static void widen_values(const query_tile *t, const chunk *c, int64_t head, int64_t num_keys) {
+    const kv_layout *kv = &t->c->kv;
+    const int64_t d = kv->head_dim, width = padded(d);
+    for (int64_t j = 0; j < num_keys; j++) {
+        const char *at = c->here.at[j / GROUP] + head * head_bytes(t, kv->is_half);
+        for (int64_t i = 0; i < d; i++)
+            t->values[j * width + i] = kv->is_half ? half_to_float(((const uint16_t *)at)[j % GROUP * d + i])
+                                                   : ((const float *)at)[j % GROUP * d + i];
+    }
+}
+
+/* DO(rows) for all rows, as many at a time as registers hold. */
+#define FOR_ROWS(t, DO)                                                                            \
+    for (int64_t row = 0, left; (left = (t)->num_rows - row) > 0;) {                               \
+        if (SUMS >= 16 && left >= 16) { DO(MIN(SUMS, 16)); row += 16; }                            \
+        else if (SUMS >= 8 && left >= 8) { DO(MIN(SUMS, 8)); row += 8; }                           \
+        else if (left >= 4) { DO(4); row += 4; }                                                   \
+        else if (left >= 2) { DO(2); row += 2; }                                                   \
+        else { DO(1); row += 1; }                                                                  \
+    }
+
+/* The partial results of a split: two passes over its keys, scores first, then the values. */
+INLINE void attend(query_tile *t, const int is_half) {
+    const int64_t d = t->c->kv.head_dim, all_rows = t->num_heads * t->num_rows, begin = t->begin, end = t->end;
+    for (int64_t r = 0; r < all_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};
+    chunk c;
+    places here = find(t, begin, 1), next;
+    for (int64_t key = begin; key < end; key += CHUNK, here = next) {
+        next = key + CHUNK < end ? find(t, key + CHUNK, 1) : find(t, begin, 0);
+        enter(t, &c, key, here, next);
+        for (int64_t head = 0; head < t->num_heads; head++) {
+#define SCORE(rows) score(t, &c, head, row, is_half, rows)
+            FOR_ROWS(t, SCORE)
+#undef SCORE
+        }
+    }
+    for (int64_t r = 0; r < all_rows; r++) {
+        float *part = t->parts + r * part_width(d);
+        const float largest = max_lanes(t->largest[r]);
+        memset(part, 0, padded(d) * sizeof(float));
+        part[padded(d)] = largest;
+        t->largest[r] = splat(largest == -INFINITY ? 0.0f : largest); /* where a row sees nothing */
+    }
+    for (int64_t key = begin; key < end; key += CHUNK, here = next) {
+        next = find(t, key + CHUNK, 0);
+        enter(t, &c, key, here, next);
+        for (int64_t head = 0; head < t->num_heads; head++) {
+            const int64_t row = head * t->num_rows;
+            exponentiate(t->scores + row * SCORES_STRIDE + key - begin, t->largest + row, t->sums + row, t->weights,
+                         t->num_rows, (int)((c.end - key + LANES - 1) / LANES));
+#define MIX(rows) mix(t, &c, head, row, c.end - c.key, is_half, rows)
+#define MIX_WIDENED(rows) mix(t, &c, head, row, c.end - c.key, 0, rows)
+            if (d % LANES == 0) FOR_ROWS(t, MIX)
+            else {
+                widen_values(t, &c, head, c.end - c.key);
+                FOR_ROWS(t, MIX_WIDENED)
+            }
+#undef MIX
+#undef MIX_WIDENED
+        }
+    }
+    for (int64_t r = 0; r < all_rows; r++) t->parts[r * part_width(d) + padded(d) + 1] = sum_lanes(t->sums[r]);
+}
