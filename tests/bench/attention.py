@@ -112,8 +112,8 @@ def main() -> None:
                 result[f"{shape}, {order}: {what}"] for what in ("us", "of_reading", "of_multiplying")
             )
             print(
-                f"{shape:9}, {order:9}: {us:5.0f} us, {reading:.2f} times reading K and V once, "
-                f"{multiplying:.2f} times the multiplications"
+                f"{shape:9}, {order:9}: {us:5.0f} us, {reading:.2f} times reading K and V once"
+                + (f", {multiplying:.2f} times the multiplications" if multiplying else "")
             )
     print(json.dumps({"bench": "attention", "build": kernels.build, **result}))
 
