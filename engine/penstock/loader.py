@@ -135,8 +135,16 @@ def _measure_activations(
     num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
     batch = largest_step(config, longest, num_past)
     num_positions = batch.scheduled[0].sequence.num_tokens
-    family = opened.family(opened.spec, kernels.without_arithmetic(longest), num_positions, device)
-    num_bytes = measure_activations(family, opened.store.tensors, config, batch)
+    try:
+        family = opened.family(opened.spec, kernels.without_arithmetic(longest), num_positions, device)
+        num_bytes = measure_activations(family, opened.store.tensors, config, batch)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise CapacityError(
+            f"{device} has too little memory to try the largest step, of {batch.num_tokens} tokens: "
+            f"{gib(free)} of {gib(total)} are free. End the processes that take the rest (nvidia-smi shows "
+            "them), or lower --max-num-batched-tokens or --max-num-seqs"
+        ) from error
     if device is not None:
         torch.cuda.empty_cache()  # the weights of the warm-up were real
     return num_bytes
@@ -180,8 +188,8 @@ def _begin_reading(
         tied = None
         if device is not None:
             if "head" not in head:
-                tied = LayerWeights({"embedding": embedding.matrix("embedding")}).to(device.torch_device)
-            head = head.to(device.torch_device)
+                tied = LayerWeights({"embedding": embedding.matrix("embedding")}).map(device.upload)
+            head = head.map(device.upload)
     except BaseException:
         streamer.close()
         raise
@@ -190,8 +198,7 @@ def _begin_reading(
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: EngineConfig) -> None:
     """Say loudly what can't be as it was planned. Raises CapacityError, if the config wants it exactly so."""
-    streamed = [index for index in range(len(plan.layers)) if index not in plan.resident]
-    found = [*plan.warnings, *reader.detours(streamed)]
+    found = [*plan.warnings, *reader.detours(sorted(plan.at_home("disk")))]
     if streamer.unpinned_bytes:
         found.append(
             f"the system refused to pin {gib(streamer.unpinned_bytes)} of {gib(plan.layer_bytes('host'))}: "

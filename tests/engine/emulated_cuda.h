@@ -216,4 +216,5 @@ static void launch(void (*body)(void **), unsigned x, unsigned y, unsigned z, un
         unsigned x, unsigned y, unsigned z, unsigned num_threads, void **arguments, int order) {   \
         launch([](void **values) { call(name, values); }, x, y, z, num_threads, arguments, order); \
     }                                                                                              \
-    static const bool has_##name = emulated_kernels.emplace(#name, emulate_##name).second;
+    static const bool has_##name =                                                                 \
+        emulated_kernels.emplace(#name, Emulated{emulate_##name, #name, kinds}).second;

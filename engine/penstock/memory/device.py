@@ -62,7 +62,7 @@ class Device(Protocol):
         """Until everything queued is done."""
 
     def close(self) -> None:
-        """Wait for the link, and give pinned memory back."""
+        """Wait for the link, and give back what was pinned and what was allocated: nothing may use it."""
 
     @property
     def unpinned_bytes(self) -> int:
@@ -88,6 +88,7 @@ class CudaDevice:
         self._link = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._pinned: list[Tensor] = []
+        self._allocated: list[Tensor] = []
         self._lock = threading.Lock()
         #: By address: the copy that wrote (or read) a buffer last, and the last use of a target.
         self._copied: dict[int, torch.cuda.Event] = {}
@@ -113,7 +114,6 @@ class CudaDevice:
         try:
             buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.torch_device)
             torch.cuda.current_stream(self.torch_device).synchronize()  # the link knows nothing of the zeros
-            return buffer
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self.torch_device)
             raise CapacityError(
@@ -121,6 +121,13 @@ class CudaDevice:
                 "process may have taken them since the plan was made (nvidia-smi shows which); end it, or "
                 "lower --device-memory"
             ) from error
+        self._allocated.append(buffer)
+        return buffer
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        """A copy of host memory in memory from allocate(); waits for it. Raises CapacityError."""
+        copy = self.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        return copy.copy_(tensor)
 
     def pin(self, buffer: Tensor) -> None:
         # Torch's own pinned memory is rounded up to powers of two. And it is the driver's call, not the
@@ -186,9 +193,14 @@ class CudaDevice:
         self.traffic.busy_s += sum(started.elapsed_time(done) / 1e3 for started, done in ended)
 
     def close(self) -> None:
-        self._link.synchronize()
+        torch.cuda.synchronize(self.torch_device)
         while self._pinned:
             self._driver.cuMemHostUnregister(ctypes.c_void_p(self._pinned.pop().data_ptr()))
+        # Views of this memory live on in a closed engine; the next one needs the room before they are gone.
+        while self._allocated:
+            self._allocated.pop().untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
 
     @staticmethod
     def _timed_event() -> torch.cuda.Event:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -63,13 +63,13 @@ class LayerWeights:
         """A vector that some models have and others lack, such as a bias."""
         return self.vector(name) if name in self._tensors else None
 
-    def to(self, device: torch.device) -> LayerWeights:
-        """A copy on another device."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> LayerWeights:
+        """What `function` makes of each tensor, and of each part of a quantized one."""
         return LayerWeights(
             {
-                name: QuantizedTensor(*(part.to(device) for part in tensor))
+                name: QuantizedTensor(*(function(part) for part in tensor))
                 if isinstance(tensor, QuantizedTensor)
-                else tensor.to(device)
+                else function(tensor)
                 for name, tensor in self._tensors.items()
             }
         )

@@ -145,7 +145,9 @@ class LayerTier:
             self._position = (index + 1) % self._num_layers
             return
         with self._lock:
-            arrival = self._arrivals[index]
+            arrival = self._arrivals.get(index)
+            if arrival is None:  # closed in the meantime
+                return
             arrival.is_lent = False
             if index in self._passing:
                 self._passed.add(index)
@@ -187,6 +189,9 @@ class LayerTier:
         for read in reads:
             read.exception()
         self._reader.close()
+        with self._lock:  # reads know the tier, and the tier knows them: nothing else would part them soon
+            self._arrivals.clear()
+            self._settled.clear()
 
     def _give_up_the_last(self) -> None:
         """All slots hold layers of a sweep that ended early: drop the one that is needed last."""
