@@ -21,6 +21,7 @@ from unittest.mock import patch
 import emulated_cuda
 import torch
 from torch import Tensor
+from torch.cuda import _sanitizer
 
 from pretended_card.driver import Driver
 from pretended_card.memory import CardMemory
@@ -32,6 +33,10 @@ GIB = 1 << 30
 NAME = "Pretended GTX 1060"
 #: The handle of streams on which the pretended driver launches nothing.
 NO_LAUNCHES = 0x1000
+#: The race detector keeps a stack trace of each access, which takes as long as all the rest of it.
+NO_TRACES = SimpleNamespace(
+    walk_stack=lambda frame: (), StackSummary=SimpleNamespace(extract=lambda frames, lookup_lines: [])
+)
 
 
 class PretendedCard:
@@ -149,6 +154,7 @@ def pretend(capability: tuple[int, int] = (6, 1), total_bytes: int = 6 * GIB) ->
         factories.impl("empty_strided", card.empty_strided, "CUDA")
         with contextlib.ExitStack() as patches:
             patches.enter_context(patch.multiple(torch.cuda, **card.torch_cuda()))
+            patches.enter_context(patch.object(_sanitizer, "traceback", NO_TRACES))
             patches.enter_context(patch.object(torch.version, "cuda", "12.6"))
             patches.enter_context(patch.object(torch, "tensor", _tensor(torch.tensor)))
             patches.enter_context(patch.object(Tensor, "new_tensor", _new_tensor))
