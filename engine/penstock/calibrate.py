@@ -12,10 +12,11 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
-from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.gptq import inverse_factor, quantize_compensated
-from penstock.weights.store import LayerWeights
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec, UnitLayout
 
 #: Tokens of one sequence, and sequences of a step.
 LENGTH, STEP_SEQS = 256, 4
@@ -64,8 +65,8 @@ class Calibration:
         digest = hashlib.sha256(str(token_ids[: num_seqs * length]).encode()).hexdigest()
         self.name: str | None = f"GPTQ by {num_seqs} sequences of {length} tokens, {digest}"
         self._store = opened.store
-        first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.kind == "int8")
-        if opened.store.entry(first.parts[0]).dtype == "I8":
+        first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.is_matrix)
+        if first.format.holds(opened.store.entry(first.parts[0])):
             raise ConfigError(
                 "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
             )
@@ -79,14 +80,14 @@ class Calibration:
             torch.zeros(blocks, heads, dim, BLOCK_SIZE), torch.zeros(blocks, heads, BLOCK_SIZE, dim)
         )
         self._hidden: list[Tensor] = []
-        self._layers = {stack: index for index, stack in enumerate(self._store.tensors.layers)}
+        self._layers = {tensors: index for index, tensors in enumerate(self._store.tensors.layers)}
 
     # Not inference mode: views made in it can't be written to by the store's other threads.
     @torch.no_grad()
-    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
-        """The store's read_stack(), compensated for layers; the head is rounded plainly, and the errors are
-        those of plain rounding. Stacks have to come in their order, embedding first."""
-        errors = self._store.read_stack(tensors, buffer)
+    def read(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """The store's read_with_errors(), compensated for layers; the head is rounded plainly, and the errors
+        are those of plain rounding. Groups of tensors have to come in their order, embedding first."""
+        errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
         if tensors == self._store.tensors.embedding:
             self._embed(_views(tensors, buffer))
         index = self._layers.get(tensors)
@@ -95,13 +96,15 @@ class Calibration:
             self._listening.hessians.clear()
             self._sweep(index, weights, is_final=False)
             for tensor in tensors:
-                if tensor.kind == "int8":
-                    self._compensate(tensor, weights.matrix(tensor.name))
+                if tensor.is_matrix:
+                    matrix = weights.matrix(tensor.name)
+                    assert isinstance(matrix, QuantizedTensor)
+                    self._compensate(tensor, matrix)
             self._sweep(index, weights, is_final=True)
         return errors
 
     @torch.no_grad()
-    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
+    def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
         """What an earlier run has converted, as its files hold it."""
         index = self._layers.get(tensors)
         if tensors == self._store.tensors.embedding:
@@ -132,7 +135,7 @@ class Calibration:
             factor = inverse_factor(hessian)
             row = 0
             for rows in self._store.exact_rows(tensor, CHUNK_ELEMENTS):
-                quantized = quantize_compensated(rows, factor, tensor.group_size)
+                quantized = quantize_compensated(rows, factor, tensor.format.group_size)
                 end = row + rows.shape[0]
                 out.qweight[row:end], out.scale[row:end] = quantized
                 row = end
@@ -141,7 +144,7 @@ class Calibration:
 
 
 def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
-    return LayerWeights.views(LayerLayout.of(tensors), buffer)
+    return LayerWeights.views(UnitLayout.of(tensors), buffer)
 
 
 def _layout(num_seqs: int, length: int) -> BatchLayout:

@@ -21,7 +21,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
 from penstock.generation.sequence import SamplingParams
-from penstock.memory.direct_io import PAGE
+from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.weights import convert as conversion
 from penstock.weights import layer_file, whole_file

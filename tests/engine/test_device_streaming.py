@@ -21,7 +21,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, CorruptFile
 from penstock.generation.sequence import SamplingParams
-from penstock.memory.direct_io import PAGE
+from penstock.memory.pages import PAGE
 from penstock.memory.plan import resident_layers
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.store import WeightStore

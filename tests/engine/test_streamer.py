@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
-from penstock.memory.direct_io import PAGE, round_up
+from penstock.memory.pages import PAGE, round_up
 from penstock.memory.pools import MemoryPool
 from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.readers import StoreReader

@@ -16,6 +16,7 @@ from penstock.kernels.operands import (
     AttentionSpec,
     BatchLayout,
     LayerKV,
+    Matrix,
     QuantizedTensor,
 )
 from penstock.kernels.reference import ReferenceKernels
@@ -31,6 +32,7 @@ __all__ = [
     "BatchLayout",
     "Kernels",
     "LayerKV",
+    "Matrix",
     "QuantizedTensor",
     "choose_kernels",
 ]

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
+
+
+class Matrix(Protocol):
+    """What tokens are multiplied by, in some weight format: kernels know the format by the value's type."""
+
+    @property
+    def out_features(self) -> int: ...
+
+    def rows(self, start: int, stop: int) -> Matrix:
+        """These output channels, as a view."""
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+
+    def to(self, device: torch.device) -> Matrix:
+        """A copy on another device."""
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [out_features, in_features]."""
 
 
 class QuantizedTensor(NamedTuple):
@@ -21,6 +40,23 @@ class QuantizedTensor(NamedTuple):
     @property
     def num_groups(self) -> int:
         return 1 if self.scale.dim() == 1 else self.scale.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.qweight.shape[0]
+
+    def rows(self, start: int, stop: int) -> QuantizedTensor:
+        """These output channels, as a view."""
+        return QuantizedTensor(self.qweight[start:stop], self.scale[start:stop])
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+        rows = QuantizedTensor(self.qweight[row_ids], self.scale[row_ids])
+        return rows.dequantize() if self.num_groups > 1 else rows.qweight.float() * rows.scale.view(-1, 1)
+
+    def to(self, device: torch.device) -> QuantizedTensor:
+        """A copy on another device."""
+        return QuantizedTensor(self.qweight.to(device), self.scale.to(device))
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features]."""

@@ -12,8 +12,10 @@ from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Falcon(Family):
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -84,7 +86,7 @@ class Falcon(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def layer(
@@ -92,7 +94,7 @@ class Falcon(Family):
     ) -> Tensor:
         x = self.layer_norm("input_norm", weights, hidden)
         attended = attend(self, index, weights, x, kv, batch)
-        return hidden + attended + mlp(self.kernels, weights, x, self.spec.activation)
+        return hidden + attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -17,8 +17,10 @@ from penstock.model.family import (
 )
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class GPTNeoX(Family):
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -82,7 +84,7 @@ class GPTNeoX(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "gpt_neox.final_layer_norm")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def layer(
@@ -91,7 +93,7 @@ class GPTNeoX(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         attended = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
-        return attended + mlp(self.kernels, weights, x, self.spec.activation)
+        return attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)
