@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -146,8 +145,7 @@ def _kernels(
     # Native kernels have threads of their own, or are a GPU's; torch's would only fight for the cores,
     # which they keep busy for a while after each operation.
     torch.set_num_threads(1 if kernels.name == "native" else num_threads)
-    choice: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
-    return kernels, replace(config, kernels=kernels.name, device=choice, num_threads=num_threads)
+    return kernels, replace(config, kernels=kernels.name, device=lane.choice, num_threads=num_threads)
 
 
 def _kv_dtype(config: EngineConfig) -> torch.dtype:

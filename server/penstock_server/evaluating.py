@@ -18,7 +18,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.hub import find_model
 from penstock.weights.quantize import QuantizationError
-from penstock.weights.store import ModelTensors
+from penstock.weights.tensors import ModelTensors
 from penstock_server.converting import ProgressBar, open_source, read_text
 from penstock_server.loading import load_engine
 from penstock_server.settings import Settings
@@ -79,7 +79,7 @@ def run_eval(
             hardware = without(hardware, memory_bytes(reference, pieces))
         engine = closing.enter_context(load_engine(settings, hardware=hardware))
         found = measure(engine, reference, pieces, context)
-        tensors = engine.streamer.store.tensors
+        tensors = engine.model.store.tensors
     if is_json:
         print(json.dumps({"model": settings.model, "against": against} | dataclasses.asdict(found)))
     else:
@@ -91,7 +91,7 @@ def _reference(settings: Settings, against: str | None, opened: OpenModel) -> Un
     if against is not None:
         folder = find_model(against, offline=settings.offline)
         return UnquantizedModel(open_model(folder, settings.ignore_unexpected_tensors))
-    return None if opened.store.holds_int8 else UnquantizedModel(opened)
+    return None if opened.store.is_quantized else UnquantizedModel(opened)
 
 
 def without(hardware: HardwareProfile, num_bytes: int) -> HardwareProfile:
@@ -110,8 +110,8 @@ def measure(
         bar.close()
     weights, kind = [], None
     if reference is not None:
-        kind = "dequantized" if reference.store.holds_int8 else "unquantized"
-        errors = engine.streamer.store.quantization_errors(reference.store)
+        kind = "dequantized" if reference.store.is_quantized else "unquantized"
+        errors = engine.model.store.quantization_errors(reference.store)
         weights = list(tqdm(errors, "weights", unit="tensor", disable=not sys.stderr.isatty()))
     config = engine.config
     ways = config.activations, config.kv_dtype, config.kernels
@@ -150,7 +150,7 @@ def layer_table(
     names = ["embedding", *(f"layer {index}" for index in range(len(tensors.layers))), "head"]
     hidden = [None, *divergence.layer_errors, None]
     rows = [f"{'relative error of':12} {'hidden':>9} {'weights':>9}  worst tensor"]
-    for name, error, stack in zip(names, hidden, tensors.stacks, strict=True):
+    for name, error, stack in zip(names, hidden, tensors.groups, strict=True):
         of_stack = [errors[key] for tensor in stack if (key := ", ".join(tensor.parts)) in errors]
         row = f"{name:17} {'' if error is None else f'{error:.4%}':>9}"
         if of_stack:

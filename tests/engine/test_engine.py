@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from units import layer_bytes
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
@@ -111,9 +112,7 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     assert step.binding == "disk" and step.floor_s == pytest.approx(engine.plan.streamed_bytes / 2e9)
     assert metrics.floor_seconds == pytest.approx(metrics.num_steps * step.floor_s)
     assert metrics.predicted_seconds > metrics.floor_seconds
-    assert (
-        metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * engine.streamer.store.layouts[0].num_bytes
-    )
+    assert metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * layer_bytes(engine.model.store)
     with Engine.load(tiny_llama, config) as unmeasured:
         unmeasured.generate(PROMPTS[:1], PARAMS[0])
     assert unmeasured.metrics.floor_seconds == unmeasured.metrics.predicted_seconds == 0

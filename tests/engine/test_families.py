@@ -22,6 +22,7 @@ from emulated_cuda import COMPILER, emulated_kernels
 from safetensors.torch import load_file, save_file
 from tiny_models import MODELS, VOCAB_SIZE, build
 from torch import Tensor
+from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
@@ -38,10 +39,10 @@ from penstock.model.family import Family
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
 from penstock.model.registry import FAMILIES, find_family
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.quantize import quantize
 from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import LayerStreamer
+from penstock.weights.store import WeightStore
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY = 64
@@ -66,14 +67,13 @@ class Model:
         self.spec = family_type.read_spec(checkpoint.config)
         self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
         embedding = self.store.read_resident(self.store.tensors.embedding)
-        head = self.store.read_resident(self.store.tensors.head)
+        tensors = self.store.tensors
+        head = with_head(tensors, self.store.read_resident(tensors.head), embedding)
         dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
         family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
-        streamer = LayerStreamer(
-            self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
-        )
+        streamer = host_streamer(tensors, StoreReader(self.store), range(self.spec.num_layers), 0)
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         order = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -114,8 +114,8 @@ def dequantized(model: transformers.PreTrainedModel, folder: Path) -> transforme
     tensors = family_type.model_tensors(family_type.read_spec(config))
     parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for tensor in (tensor for stack in tensors.stacks for tensor in stack):
-            for part in tensor.parts if tensor.kind == "int8" else ():
+        for tensor in (tensor for group in tensors.groups for tensor in group):
+            for part in tensor.parts if tensor.is_matrix else ():
                 # transformers 5 saves GPT-NeoX's head under its old name.
                 weight = parameters["lm_head.weight" if part == "embed_out.weight" else part]
                 rows = weight.t() if tensor.is_transposed else weight
@@ -199,7 +199,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     tensors = model.store.tensors
     embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
-    layer = model.store.read_layer(0, torch.empty(model.store.layouts[0].num_bytes, dtype=torch.uint8))
+    layer = read_layer(model.store)
     kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)

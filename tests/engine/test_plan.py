@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.memory.cost import predict_step
-from penstock.memory.pages import PAGE
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
+from penstock.memory.pages import PAGE
 from penstock.memory.plan import (
     GPU_SCRATCH_BYTES,
     NUM_STAGING_SLOTS,

@@ -85,7 +85,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_convert_first_and_only_once(tiny_llama: Path, tmp_path: Path) -> None:
     settings = Settings(model=str(tiny_llama), convert_to=tmp_path / "out", resident_layers=1)
     with load_engine(settings) as engine:
-        assert all(engine.streamer.store.contiguous_layer(index) for index in range(3))
+        assert all(engine.model.store.contiguous_unit(key) for key in engine.model.store.units)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.safetensors")}
     with load_engine(settings):
         pass

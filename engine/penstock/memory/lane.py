@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +56,10 @@ class Lane(Protocol):
 
     @property
     def torch_device(self) -> torch.device: ...
+
+    @property
+    def choice(self) -> Literal["cpu", "cuda"]:
+        """What a config calls it."""
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -130,6 +134,7 @@ class HostLane:
     """The processor. Layers are computed where they arrive, at once; nothing is queued."""
 
     torch_device = torch.device("cpu")
+    choice: Literal["cpu", "cuda"] = "cpu"
     unpinned_bytes = 0
 
     def __init__(self) -> None:
@@ -221,6 +226,8 @@ class CudaMemory:
 
 class CudaLane:
     """A GPU through torch's streams and events."""
+
+    choice: Literal["cpu", "cuda"] = "cuda"
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
