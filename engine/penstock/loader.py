@@ -81,17 +81,11 @@ def load_model(
         device = find_device(config.device)
         if device is not None:
             undo.callback(device.close)
-            if opened.store.tensors.group_size:
-                raise ConfigError(
-                    "scales per group of inputs are computed on the processor only, so far: pass --device "
-                    "cpu, or take a model with scales per output channel"
-                )
         torch_device = device.torch_device if device else None
         kernels = choose_kernels(config, num_threads, torch_device, cache_folder)
-        # Native kernels have threads of their own, or are a GPU's; torch's would only fight for the cores,
-        # which they keep busy for a while after each operation.
-        torch.set_num_threads(1 if kernels.name == "native" else num_threads)
-        config = replace(config, kernels=kernels.name, device="cuda" if device else "cpu")
+        kernels.traits.require(opened.store.tensors.group_size)
+        torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
+        config = replace(config, kernels=kernels.traits.name, device="cuda" if device else "cpu")
         hardware = hardware or capacities()
         if device is not None and hardware.device is None:
             hardware = replace(hardware, device=device.profile())
@@ -132,7 +126,7 @@ def _measure_activations(
 ) -> int:
     """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
     more for a longer one, and native ones keep partial results of it."""
-    num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
+    num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
     batch = largest_step(config, longest, num_past)
     num_positions = batch.scheduled[0].sequence.num_tokens
     family = opened.family(opened.spec, kernels.without_arithmetic(longest), num_positions, device)

@@ -106,7 +106,7 @@ class Family(ABC):
         """hidden [num_sampled, hidden_size] -> logits float32 [num_sampled, vocab_size]."""
         matrix = weights.matrix("head") if "head" in weights else embedding.matrix("embedding")
         normed = self.norm_final(weights, hidden)
-        return self.kernels.int8_linear(normed, matrix, weights.optional("head.bias"))
+        return self.kernels.linear(normed, matrix, weights.optional("head.bias"))
 
 
 def linear_tensors(

@@ -52,7 +52,7 @@ def attend(
     """
     spec, kernels = family.spec, family.kernels
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
-    qkv = kernels.int8_linear(x, weights.matrix("qkv"), weights.optional("qkv.bias"))
+    qkv = kernels.linear(x, weights.matrix("qkv"), weights.optional("qkv.bias"))
     if is_per_head:
         q, k, v = (part.contiguous() for part in qkv.view(-1, num_heads, 3, spec.head_dim).unbind(2))
     else:
@@ -68,18 +68,18 @@ def attend(
         kernels.rope(k, cos, sin)
     kernels.write_kv(k, v, kv, batch.slot_mapping)
     mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
-    return kernels.int8_linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
+    return kernels.linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
 
 
 def gated_mlp(kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(gate x) * up x), with "gate_up" holding the gate's rows first (arXiv 2002.05202)."""
-    gate_up = kernels.int8_linear(x, weights.matrix("gate_up"), weights.optional("gate_up.bias"))
+    gate_up = kernels.linear(x, weights.matrix("gate_up"), weights.optional("gate_up.bias"))
     activated = kernels.gated_activation(gate_up, function)
-    return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))
+    return kernels.linear(activated, weights.matrix("down"), weights.optional("down.bias"))
 
 
 def mlp(kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(up x))."""
-    up = kernels.int8_linear(x, weights.matrix("up"), weights.optional("up.bias"))
+    up = kernels.linear(x, weights.matrix("up"), weights.optional("up.bias"))
     activated = kernels.activation(up, function)
-    return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))
+    return kernels.linear(activated, weights.matrix("down"), weights.optional("down.bias"))
