@@ -5,13 +5,12 @@ pair of its inputs: 6.6 GB for 14336 of them."""
 from __future__ import annotations
 
 import hashlib
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
-from penstock.kernels import BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
 from penstock.weights.gptq import inverse_factor, quantize_compensated
@@ -25,22 +24,20 @@ BLOCK_SIZE = 16
 CHUNK_ELEMENTS = 1 << 24
 
 
-class _Listening:
+class _ListeningKernels(ForwardingKernels):
     """Kernels that keep, for each matrix, the sum of x x^T over its inputs x."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        super().__init__(kernels)
         #: By address of the matrix.
         self.hessians: dict[int, Tensor] = {}
 
-    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-        width = x.shape[1]
-        hessian = self.hessians.setdefault(weight.qweight.data_ptr(), torch.zeros(width, width))
-        hessian.addmm_(x.t(), x)
-        return self._kernels.int8_linear(x, weight, bias)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, QuantizedTensor):
+            width = x.shape[1]
+            hessian = self.hessians.setdefault(weight.qweight.data_ptr(), torch.zeros(width, width))
+            hessian.addmm_(x.t(), x)
+        return super().linear(x, weight, bias)
 
 
 class Calibration:
@@ -70,9 +67,9 @@ class Calibration:
             raise ConfigError(
                 "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
             )
-        self._kernels, self._listening = kernels, _Listening(kernels)
+        self._kernels, self._listening = kernels, _ListeningKernels(kernels)
         self._plain = opened.family(opened.spec, kernels, length)
-        self._family = opened.family(opened.spec, cast(Kernels, self._listening), length)
+        self._family = opened.family(opened.spec, self._listening, length)
         self._ids = torch.tensor(token_ids[: num_seqs * length]).view(num_seqs, length)
         spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
         heads, dim = spec.num_kv_heads, spec.head_dim

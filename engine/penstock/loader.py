@@ -135,17 +135,10 @@ def _kernels(
 ) -> tuple[Kernels, EngineConfig]:
     """The kernels of a lane, and the config with what was "auto" decided. Raises ConfigError."""
     num_threads = config.num_threads or num_physical_cores()
-    device = lane.torch_device
-    if device.type == "cuda" and opened.store.tensors.group_size:
-        raise ConfigError(
-            "scales per group of inputs are computed on the processor only, so far: pass --device "
-            "cpu, or take a model with scales per output channel"
-        )
-    kernels = kernels or choose_kernels(config, num_threads, device, cache_folder)
-    # Native kernels have threads of their own, or are a GPU's; torch's would only fight for the cores,
-    # which they keep busy for a while after each operation.
-    torch.set_num_threads(1 if kernels.name == "native" else num_threads)
-    return kernels, replace(config, kernels=kernels.name, device=lane.choice, num_threads=num_threads)
+    kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
+    kernels.traits.require(opened.store.tensors.group_size)
+    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
+    return kernels, replace(config, kernels=kernels.traits.name, device=lane.choice, num_threads=num_threads)
 
 
 def _kv_dtype(config: EngineConfig) -> torch.dtype:
@@ -157,7 +150,7 @@ def _measure_activations(
 ) -> int:
     """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
     more for a longer one, and native ones keep partial results of it."""
-    num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
+    num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
     batch = largest_step(config, longest, num_past)
     num_positions = batch.scheduled[0].sequence.num_tokens
     without = kernels.without_arithmetic(longest)

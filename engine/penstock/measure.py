@@ -58,7 +58,7 @@ def _product_rates(num_threads: int) -> ProductRates:
         for x, found in zip(inputs, times, strict=True):
             for weight in weights if sum(found) < PRODUCT_S else ():
                 started = time.perf_counter()
-                kernels.int8_linear(x, weight)
+                kernels.linear(x, weight)
                 found.append(time.perf_counter() - started)
     return tuple(
         (2 * len(x), matrix_bytes / statistics.median(found) / 1e9)  # two rows of integers for each token
@@ -75,6 +75,6 @@ def _device_gops(device: torch.device, cache_folder: Path | None) -> float:
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        kernels.int8_linear(x, weight)[0, 0].item()  # waits for the GPU
+        kernels.linear(x, weight)[0, 0].item()  # waits for the GPU
         times.append(time.perf_counter() - started)
     return 2 * 2 * 256 * 4096 * 4096 / min(times) / 1e9  # two rows of integers for each token

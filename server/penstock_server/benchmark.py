@@ -19,7 +19,7 @@ from penstock.generation.block_manager import BlockManager
 from penstock.generation.scheduler import Scheduler
 from penstock.generation.sequence import SamplingParams, Sequence
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import MemoryPlan, plan_memory
+from penstock.memory.plan import MemoryPlan
 from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
@@ -27,7 +27,7 @@ from penstock.text.tokenizer import NoText
 from penstock.weights.formats import read_config
 from penstock.weights.hub import find_model
 from penstock_server.converting import ProgressBar
-from penstock_server.plan_report import footprint_of, hardware_lines, plan_table, profile
+from penstock_server.plan_report import estimated_plan, footprint_of, hardware_lines, plan_table, profile
 from penstock_server.settings import Settings
 
 #: Tokens before the steps that are timed, steps, and the length of the prompt.
@@ -117,7 +117,7 @@ def check_memory(
     sequences: tuple[int, ...], config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile
 ) -> None:
     """Raises ConfigError for more sequences than the plan has room for, CapacityError as the plan does."""
-    plan = plan_memory(size, hardware, config)
+    plan = estimated_plan(size, hardware, config)
     context = config.max_model_len or size.max_position_embeddings
     for num_seqs in sequences:
         longest = _longest(num_seqs, config, plan)

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
+from penstock.kernels import expected_traits
 from penstock.measure import measure_hardware
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
@@ -40,7 +41,7 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
-    plan = plan_memory(size, hardware, config)
+    plan = estimated_plan(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
     if is_json:
         print(json.dumps(as_data(plan, steps, hardware) | {"assumptions": assumptions}))
@@ -48,6 +49,13 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
         lines = [*plan_table(plan), "", *step_table(steps), *hardware_lines(hardware), *assumptions]
         print("\n".join(lines))
     return 0
+
+
+def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
+    """The plan for a model that is not loaded: activations are estimated. Raises CapacityError, as
+    plan_memory() does."""
+    traits = expected_traits(config, hardware.device is not None)
+    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:

@@ -67,7 +67,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     pool = MemoryPool("KV cache", num_blocks * config.block_size * spec.kv_bytes_per_token())
     cache = KVCache(spec, num_blocks, config.block_size, torch.float16, pool)
     kernels = choose_kernels(config, num_threads)
-    torch.set_num_threads(1 if kernels.name == "native" else num_threads)  # as Engine.load has it
+    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)  # as Engine.load has it
     family = family_type(spec, kernels, spec.max_position_embeddings)
     executor = Executor(
         family,

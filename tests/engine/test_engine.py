@@ -507,7 +507,7 @@ def test_native_kernels_serve_where_they_were_compiled(tiny_llama: Path) -> None
     """The generic build runs on any processor, so that a library is enough."""
     is_compiled = any(Path(cpu.__file__).parent.glob("_cpu_generic*.so"))
     with Engine.load(tiny_llama) as engine:
-        assert engine.executor._family.kernels.name == ("native" if is_compiled else "torch")
+        assert engine.executor._family.kernels.traits.name == ("native" if is_compiled else "torch")
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])

@@ -9,6 +9,16 @@ import torch
 from torch import Tensor
 
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
+#: How compiled kernels know them.
+ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+
+
+class Matrix(Protocol):
+    """A matrix of weights in some format: its type tells kernels which one."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
 
 
 class Matrix(Protocol):
@@ -36,6 +46,11 @@ class QuantizedTensor(NamedTuple):
 
     qweight: Tensor  # int8 [out_features, in_features], contiguous
     scale: Tensor  # float32 [out_features] or [out_features, num_groups], contiguous
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.qweight.shape[0], self.qweight.shape[1]
 
     @property
     def num_groups(self) -> int:

@@ -30,8 +30,6 @@ GPU_SCRATCH_BYTES = (32 + 16) << 20
 USUAL_TOKENS = 2048
 #: When not all layers fit, keys and values take at most this share of the budget, but hold one sequence.
 KV_SHARE = 0.125
-#: Times the activations of the native kernels: the other ones keep sums in float64 and make copies.
-FALLBACK_WORKSPACE = 2.5
 
 
 class TierPlan(NamedTuple):
@@ -150,17 +148,23 @@ def plan_memory(
     hardware: HardwareProfile,
     config: EngineConfig,
     activation_bytes: int | None = None,
+    workspace_factor: float = 1.0,
 ) -> MemoryPlan:
     """Decide where everything lies. `activation_bytes` is what the largest step takes on the compute device,
-    if that was measured. Raises CapacityError, which says what is the least that would work, and ConfigError
+    if that was measured; otherwise it is estimated, `workspace_factor` times what the native kernels take.
+    Raises CapacityError, which says what is the least that would work, and ConfigError
     for a budget of a device that is not there."""
     if config.device_memory_bytes is not None and not hardware.lane.has_own_memory:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
-    return _Planner(footprint, hardware, config, activation_bytes).plan()
+    is_measured = activation_bytes is not None
+    if activation_bytes is None:
+        activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
+    return _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
 
 
 def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int:
-    """An upper estimate of what activations take at the largest step, for models that are not here.
+    """An upper estimate of what activations take at the largest step, for models that are not here, with the
+    native kernels.
 
     Per token some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers of
     each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary. The
@@ -168,8 +172,7 @@ def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int
     """
     per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
     per_seq = 4 * 4 * footprint.vocab_size
-    times = 1.0 if config.kernels in ("auto", "native") else FALLBACK_WORKSPACE
-    return int(times * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq))
+    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
 
 
 def context(footprint: ModelFootprint, config: EngineConfig) -> int:
@@ -185,7 +188,8 @@ class _Planner:
         footprint: ModelFootprint,
         hardware: HardwareProfile,
         config: EngineConfig,
-        activation_bytes: int | None,
+        activation_bytes: int,
+        is_measured: bool,
     ) -> None:
         self.footprint = footprint
         self.hardware = hardware
@@ -199,11 +203,8 @@ class _Planner:
         shared = footprint.shared_head_bytes if lane.has_own_memory else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
         self.context = context(footprint, config)
-        self.is_measured = activation_bytes is not None
-        self.workspace = self.context * footprint.rope_bytes_per_token
-        self.workspace += (
-            estimate_activations(footprint, config) if activation_bytes is None else activation_bytes
-        )
+        self.is_measured = is_measured
+        self.workspace = self.context * footprint.rope_bytes_per_token + activation_bytes
         self.workspace += GPU_SCRATCH_BYTES if lane.has_own_memory else 0
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
         self.device_budget = (config.device_memory_bytes or lane.free_bytes) if lane.has_own_memory else 0

@@ -102,7 +102,7 @@ class Family(ABC):
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, with the bias that it may have ->
         float32 [num_tokens, out_features]."""
-        return self.kernels.int8_linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+        return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]."""
