@@ -112,7 +112,11 @@ def load_model(
         tokenizer,
         executor,
         Scheduler(
-            blocks, config.max_num_seqs, config.max_num_batched_tokens, config.step_time_target_s or 0.0
+            blocks,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.step_time_target_s or 0.0,
+            opened.spec.rope,
         ),
         streamer,
         plan,
@@ -133,7 +137,7 @@ def _measure_activations(
     """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
     more for a longer one, and native ones keep partial results of it."""
     num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
-    batch = largest_step(config, longest, num_past)
+    batch = largest_step(config, longest, num_past, opened.spec.rope)
     num_positions = batch.scheduled[0].sequence.num_tokens
     family = opened.family(opened.spec, kernels.without_arithmetic(longest), num_positions, device)
     num_bytes = measure_activations(family, opened.store.tensors, config, batch)

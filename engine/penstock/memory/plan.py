@@ -173,7 +173,7 @@ class _Planner:
         self.head_bytes = round_up(footprint.head_bytes + shared)
         self.context = context(footprint, config)
         self.is_measured = activation_bytes is not None
-        self.workspace = self.context * footprint.rope_bytes_per_token
+        self.workspace = footprint.rope.table_bytes(self.context) if footprint.rope else 0
         self.workspace += (
             estimate_activations(footprint, config) if activation_bytes is None else activation_bytes
         )
