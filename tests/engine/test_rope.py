@@ -131,7 +131,7 @@ def test_tables_take_the_bytes_that_are_planned(scaling: str, max_len: int) -> N
     ],
 )
 def test_how_long_a_stretched_model_can_be_served(scaling: dict[str, Any], longest: int) -> None:
-    """transformers sets no limit; these are vLLM's, but for linear, whose configs differ in what they mean."""
+    """transformers sets no limit; these are vLLM's, but for linear, whose configs mean one or the other."""
     config = LlamaConfig(**SIZES, rope_parameters=scaling | {"rope_theta": 1e4})
     assert Llama.read_spec(config.to_dict()).max_position_embeddings == longest
 
