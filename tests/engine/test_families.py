@@ -37,7 +37,6 @@ from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
 from penstock.model.registry import FAMILIES, find_family
-from penstock.spec import RopeSpec
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.quantize import quantize
 from penstock.weights.readers import StoreReader
@@ -86,16 +85,8 @@ class Model:
     def batch(self, sequences: list[Sequence]) -> Batch:
         """All that is pending, in one ragged batch."""
         for sequence in sequences:
-            self.follow_length(sequence)
             assert self.blocks.grow(sequence)
         return Batch(tuple(ScheduledSequence.of(s, s.num_pending_tokens) for s in sequences))
-
-    def follow_length(self, sequence: Sequence) -> None:
-        """As the scheduler does: what was turned by other frequencies is computed again."""
-        rope = self.spec.rope or RopeSpec()
-        length = rope.frequency_length(sequence.num_prompt_tokens, sequence.num_tokens)
-        if length != sequence.rope_length:
-            sequence.rope_length, sequence.num_computed_tokens = length, 0
 
     def all_logits(self, sequences: list[Sequence]) -> Tensor:
         """Logits of every token of the batch, not only of those that are sampled."""
