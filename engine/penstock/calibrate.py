@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
+from penstock.spec import RopeSpec
 from penstock.weights.gptq import inverse_factor, quantize_compensated
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
@@ -119,7 +120,7 @@ class Calibration:
         """All of the text through one layer: to listen, or to go on."""
         family = self._plain if is_final else self._family
         for part, hidden in enumerate(self._hidden):
-            layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1])
+            layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1], family.spec.rope)
             after = family.layer(index, weights, hidden, self._kv, layout)
             if is_final:
                 self._hidden[part] = after
@@ -144,16 +145,18 @@ def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
     return LayerWeights.views(UnitLayout.of(tensors), buffer)
 
 
-def _layout(num_seqs: int, length: int) -> BatchLayout:
+def _layout(num_seqs: int, length: int, rope: RopeSpec | None) -> BatchLayout:
     """Whole sequences of one length, each in blocks of its own."""
     width = -(-length // BLOCK_SIZE)
     tables = torch.arange(num_seqs * width, dtype=torch.int32).view(num_seqs, width)
     positions = torch.arange(length)
     slots = (tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)[:, :length]
+    rope_length = rope.frequency_length(length, length) if rope is not None else 0
     return BatchLayout(
         positions=positions.repeat(num_seqs),
         slot_mapping=slots.flatten(),
         block_tables=tables,
         query_start=torch.arange(num_seqs + 1, dtype=torch.int32) * length,
         context_lens=torch.full((num_seqs,), length, dtype=torch.int32),
+        rope_lengths=torch.full((num_seqs * length,), rope_length) if rope_length else None,
     )

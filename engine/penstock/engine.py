@@ -88,6 +88,7 @@ class Engine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
+            model.spec.rope,
         )
         self.scheduler.predict_s = self._predict_s
         streamer = model.streamer

@@ -151,7 +151,7 @@ def _measure_activations(
     """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
     more for a longer one, and native ones keep partial results of it."""
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
-    batch = largest_step(config, longest, num_past)
+    batch = largest_step(config, longest, num_past, opened.spec.rope)
     num_positions = batch.scheduled[0].sequence.num_tokens
     without = kernels.without_arithmetic(longest)
     family = opened.family(opened.spec, without, num_positions, lane.torch_device)

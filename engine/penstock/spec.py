@@ -28,6 +28,40 @@ class RopeSpec:
     scaling: str = "default"
     #: The scaling's own parameters, as config.json gives them.
     parameters: dict[str, object] = field(default_factory=dict)
+    #: Two scalings have other frequencies for longer sequences ("longrope", "dynamic"): the longest sequence
+    #: with the first ones. 0: one set of frequencies serves sequences of every length.
+    short_length: int = 0
+
+    def frequency_length(self, num_prompt_tokens: int, num_tokens: int) -> int:
+        """The length of sequence that the frequencies of a sequence's computed tokens belong to; 0 stands for
+        all lengths up to `short_length`. When a sequence grows and this changes, its keys were turned by
+        frequencies that hold no more: they must be computed again.
+
+        LongRoPE: one more than `short_length` stands for all longer sequences. All tokens of a sequence have
+        the same frequencies, as in transformers, which looks at the last position of a forward pass, and
+        whose Phi-3 computes all keys again when an answer crosses the border. (Its Llama keeps the old keys
+        beside new ones; we follow Phi-3, so that an answer's next token is that of a forward pass.)
+
+        Dynamic NTK: the prompt's length, which never changes. transformers computes a prompt with the
+        frequencies of the prompt's length and each token of the answer with those of the length that it
+        brings, and keeps all keys. So the frequencies of a token at position p belong to the length
+        max(p + 1, prompt): they depend on nothing but these two, and chunks, preemptions and company change
+        no bit.
+        """
+        if self.scaling == "longrope":
+            return self.short_length + 1 if num_tokens > self.short_length > 0 else 0
+        return num_prompt_tokens if num_prompt_tokens > self.short_length > 0 else 0
+
+    def table_bytes(self, max_model_len: int) -> int:
+        """Bytes of the cosines and sines, rotary_dim / 2 of each a row, that are kept for sequences of up to
+        max_model_len tokens. LongRoPE has a table for short sequences, and one for long ones where there can
+        be such; dynamic NTK has a table for no length."""
+        row_bytes, short = 4 * self.rotary_dim, self.short_length
+        if self.scaling == "dynamic":
+            return 0
+        if 0 < short < max_model_len:
+            return row_bytes * (short + max_model_len)
+        return row_bytes * max_model_len
 
 
 @dataclass(frozen=True)
@@ -97,8 +131,8 @@ class ModelFootprint:
     #: Of the embedding's bytes, those of the matrix that the head shares. A GPU needs a copy of them: the
     #: embedding lies on the host.
     shared_head_bytes: int = 0
-    #: Of rope's tables, for each position.
-    rope_bytes_per_token: int = 0
+    #: Its tables lie beside the weights.
+    rope: RopeSpec | None = None
     experts: ExpertFootprint = NO_EXPERTS
 
     @property

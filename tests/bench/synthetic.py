@@ -80,6 +80,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
         BlockManager(num_blocks, config.block_size, enable_prefix_caching=False),
         config.max_num_seqs,
         config.max_num_batched_tokens,
+        rope=spec.rope,
     )
     return Engine(spec, NoText(), executor, scheduler, streamer, spec.max_position_embeddings)
 

@@ -21,6 +21,7 @@ from penstock.generation.sequence import SamplingParams, Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
+from penstock.spec import RopeSpec
 from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
@@ -28,7 +29,9 @@ from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 _PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 
 
-def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch:
+def largest_step(
+    config: EngineConfig, longest: int, num_past: int = 0, rope: RopeSpec | None = None
+) -> Batch:
     """The most tokens of the most sequences, each after `num_past` computed ones, none longer than `longest`.
     All keys and values lie in block 0."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -39,6 +42,8 @@ def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch
         left -= num_new
         sequence = Sequence(index, [0] * (num_past + num_new), _PARAMS, longest + 1)
         sequence.num_computed_tokens = num_past
+        if rope is not None:
+            sequence.rope_length = rope.frequency_length(num_past + num_new, num_past + num_new)
         sequence.block_table = [0] * -(-sequence.num_tokens // config.block_size)
         scheduled.append(ScheduledSequence.of(sequence, num_new))
     return Batch(tuple(scheduled))

@@ -99,11 +99,16 @@ class BatchLayout:
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
     query_start: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs], the step's tokens included
+    #: RopeSpec.frequency_length() of each token's sequence, int64 [num_tokens]; None where all are 0.
+    rope_lengths: Tensor | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
         fields = (self.positions, self.slot_mapping, self.block_tables, self.query_start, self.context_lens)
-        return BatchLayout(*(field.to(device, non_blocking=True) for field in fields))
+        positions, slots, tables, starts, lens = (field.to(device, non_blocking=True) for field in fields)
+        lengths = self.rope_lengths
+        lengths = None if lengths is None else lengths.to(device, non_blocking=True)
+        return BatchLayout(positions, slots, tables, starts, lens, lengths)
 
     @property
     def num_tokens(self) -> int:

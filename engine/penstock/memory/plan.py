@@ -204,7 +204,8 @@ class _Planner:
         self.head_bytes = round_up(footprint.head_bytes + shared)
         self.context = context(footprint, config)
         self.is_measured = is_measured
-        self.workspace = self.context * footprint.rope_bytes_per_token + activation_bytes
+        self.workspace = activation_bytes
+        self.workspace += footprint.rope.table_bytes(self.context) if footprint.rope else 0
         self.workspace += GPU_SCRATCH_BYTES if lane.has_own_memory else 0
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
         self.device_budget = (config.device_memory_bytes or lane.free_bytes) if lane.has_own_memory else 0

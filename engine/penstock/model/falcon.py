@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.model.rope import read_rope
+from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
@@ -43,6 +43,7 @@ class Falcon(Family):
         hidden_size = int(read(config, "hidden_size", "n_embed"))
         num_heads = int(read(config, "num_attention_heads", "n_head"))
         head_dim = hidden_size // num_heads
+        rope = read_rope(config, head_dim)
         return FalconSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
@@ -53,10 +54,10 @@ class Falcon(Family):
             head_dim=head_dim,
             intermediate_size=int(config.get("ffn_hidden_size") or 4 * hidden_size),
             vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            max_position_embeddings=context_length(rope, int(config.get("max_position_embeddings", 2048))),
             norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
             is_tied=bool(config.get("tie_word_embeddings", True)),
-            rope=read_rope(config, head_dim),
+            rope=rope,
             activation=activation_function(config.get("activation", "gelu")),
             has_bias=bool(config.get("bias", False)),
         )

@@ -16,7 +16,7 @@ from penstock.model.family import (
     require,
 )
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.model.rope import read_rope
+from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
@@ -46,6 +46,7 @@ class GPTNeoX(Family):
         head_dim = hidden_size // num_heads
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("rotary_pct", 0.25)
+        rope = read_rope(config, int(head_dim * float(share)))
         return GPTNeoXSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
@@ -55,10 +56,10 @@ class GPTNeoX(Family):
             head_dim=head_dim,
             intermediate_size=int(read(config, "intermediate_size")),
             vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "max_position_embeddings")),
+            max_position_embeddings=context_length(rope, int(read(config, "max_position_embeddings"))),
             norm_eps=float(config.get("layer_norm_eps", 1e-5)),
             is_tied=bool(config.get("tie_word_embeddings", False)),
-            rope=read_rope(config, int(head_dim * float(share))),
+            rope=rope,
             activation=activation_function(config.get("hidden_act", "gelu")),
             is_parallel=bool(config.get("use_parallel_residual", True)),
         )

@@ -62,7 +62,7 @@ def attend(
         q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)
         k = kernels.rms_norm(k.contiguous(), weights.vector("k_norm"), spec.norm_eps, offset)
     if family.rope_table is not None:
-        cos, sin = family.rope_table.at(batch.positions)
+        cos, sin = family.rope_table.at(batch)
         kernels.rope(q, cos, sin)
         kernels.rope(k, cos, sin)
     kernels.write_kv(k, v, kv, batch.slot_mapping)

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, linear_tensors, read, require, sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
-from penstock.model.rope import read_rope
+from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
@@ -57,6 +57,7 @@ class Llama(Family):
             int(read(config, "num_hidden_layers")),
         )
         head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+        rope = read_rope(config, head_dim)
         numbers: dict[str, Any] = {
             "architecture": cls.architectures[0],
             "hidden_size": hidden_size,
@@ -66,10 +67,10 @@ class Llama(Family):
             "head_dim": head_dim,
             "intermediate_size": int(read(config, "intermediate_size")),
             "vocab_size": int(read(config, "vocab_size")),
-            "max_position_embeddings": int(read(config, "max_position_embeddings")),
+            "max_position_embeddings": context_length(rope, int(read(config, "max_position_embeddings"))),
             "norm_eps": float(read(config, "rms_norm_eps")),
             "is_tied": bool(config.get("tie_word_embeddings", False)),
-            "rope": read_rope(config, head_dim),
+            "rope": rope,
             "activation": activation_function(config.get("hidden_act", "silu")),
         }
         return LlamaSpec(**(numbers | differences))

@@ -40,7 +40,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int 
         ),
         vocab_size=spec.vocab_size,
         shared_head_bytes=UnitLayout.of((output,)).num_bytes if tensors.is_tied else 0,
-        rope_bytes_per_token=4 * spec.rope.rotary_dim if spec.rope else 0,  # rotary_dim / 2 cosines and sines
+        rope=spec.rope,
         experts=_experts(tensors, spec.num_experts_per_token),
     )
 
