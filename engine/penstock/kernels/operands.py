@@ -14,14 +14,6 @@ ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "g
 
 
 class Matrix(Protocol):
-    """A matrix of weights in some format: its type tells kernels which one."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
-
-
-class Matrix(Protocol):
     """What tokens are multiplied by, in some weight format: kernels know the format by the value's type."""
 
     @property

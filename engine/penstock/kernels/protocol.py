@@ -32,8 +32,8 @@ class KernelTraits:
     group_sizes: tuple[int, ...]
 
     def require(self, group_size: int | None) -> None:
-        """Raises ConfigError for weights that these kernels do not compute. A `group_size` of 0 or None stands
-        for a scale per output channel."""
+        """Raises ConfigError for weights that these kernels do not compute. A `group_size` of 0 or None
+        stands for a scale per output channel."""
         if group_size and group_size not in self.group_sizes:
             raise ConfigError(
                 f"the {self.name} kernels of this device don't compute weights with a scale per group of "

@@ -76,10 +76,22 @@ class Family(ABC):
         """What head() needs. Without a matrix "head" the embedding's serves (tied)."""
 
     @classmethod
+    def embedding_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "embedding", without what else embed() needs."""
+        return next(tensor for tensor in cls.embedding_tensors(spec) if tensor.name == "embedding")
+
+    @classmethod
+    def head_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "head" of a model that is not tied, whether `spec` is or not."""
+        tensors = cls.head_tensors(replace(spec, is_tied=False))
+        return next(tensor for tensor in tensors if tensor.name == "head")
+
+    @classmethod
     def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
         """All of the above."""
+        # A head that is the embedding's matrix; any other was found when the model was opened.
         unused = cls.unused_tensors + (
-            (r"(^|\.)(lm_head|embed_out)\.weight(_scale)?$",) if spec.is_tied else ()
+            (r"^(lm_head|embed_out)\.weight(_scale|_shape)?$",) if spec.is_tied else ()
         )
         return ModelTensors(
             cls.embedding_tensors(spec),
