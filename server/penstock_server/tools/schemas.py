@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.generation.grammar import Grammar
+from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import TOOL_CALL, TOOL_CALL_END
-from penstock_server.tools.request import Function
 
 #: Of a forced list: small models go on and on.
 MAX_CALLS = 16
