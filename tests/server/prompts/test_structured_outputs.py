@@ -33,6 +33,8 @@ SCHEMA = {
     "required": ["name", "kind", "count"],
     "additionalProperties": False,
 }
+#: As a plain pydantic model writes it: nothing is said of other properties.
+PLAIN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me of the water."}]
 
 
@@ -76,16 +78,25 @@ def test_both_routes_hand_the_grammar_to_the_engine(
         assert engine.streams[-1].params.grammar == grammar
 
 
-def test_objects_are_closed_on_demand(client: TestClient, engine: FakeAsyncEngine) -> None:
-    inner = {"properties": {"b": {"type": "integer"}}}
-    schema = {"type": "object", "properties": {"a": inner}, "$defs": {"x": [{"type": "object"}]}}
-    outputs = {"json": schema, "disable_additional_properties": True}
-    assert client.post("/v1/completions", json={"prompt": "x", "structured_outputs": outputs}).is_success
-    closed = {"additionalProperties": False}
-    assert json.loads(engine.streams[-1].params.grammar.text) == schema | closed | {
-        "properties": {"a": inner | closed},
-        "$defs": {"x": [{"type": "object"} | closed]},
-    }
+@pytest.mark.parametrize(
+    ("fields", "is_closed"),
+    [
+        ({"response_format": named(PLAIN)}, True),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": PLAIN}}}, True),
+        ({"json_schema": PLAIN}, True),
+        ({"structured_outputs": {"json": PLAIN}}, True),
+        ({"structured_outputs": {"json": PLAIN, "disable_additional_properties": True}}, True),
+        ({"structured_outputs": {"json": PLAIN, "disable_additional_properties": False}}, False),
+        ({"response_format": named(PLAIN | {"additionalProperties": True})}, False),
+    ],
+)
+def test_objects_are_closed_unless_the_client_opens_them(
+    client: TestClient, engine: FakeAsyncEngine, fields: dict[str, Any], is_closed: bool
+) -> None:
+    assert client.post("/v1/completions", json={"prompt": "x"} | fields).is_success
+    schema = json.loads(engine.streams[-1].params.grammar.text)
+    assert schema.get("additionalProperties", True) is not is_closed
+    assert schema["properties"] == PLAIN["properties"]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +174,24 @@ def test_parse_with_a_pydantic_model(demo: openai.OpenAI) -> None:
     for choice in answer.choices:
         assert isinstance(choice.message.parsed, Wheel) and choice.finish_reason == "stop"
     assert len({choice.message.content for choice in answer.choices}) > 1
+
+
+class Inner(BaseModel):
+    wheel: Wheel | None
+    many: list[Wheel] = Field(max_length=1)
+
+
+def test_a_plain_pydantic_schema_gets_no_other_properties(demo: openai.OpenAI) -> None:
+    """It says nothing of others, and this model would go on with them."""
+    schema = Inner.model_json_schema()
+    assert "additionalProperties" not in json.dumps(schema)
+    answer = demo.chat.completions.create(
+        model="demo", messages=MESSAGES, response_format=named(schema), n=4, seed=1, max_tokens=400
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        said = json.loads(choice.message.content or "")
+        assert said == Inner.model_validate(said).model_dump(mode="json")
 
 
 def test_a_schema_in_a_stream(demo: openai.OpenAI) -> None:
