@@ -8,8 +8,8 @@ import logging
 import torch
 
 from penstock.errors import UnexpectedTensor
-from penstock.spec import TensorSpec
 from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.tensors import TensorSpec
 
 logger = logging.getLogger(__name__)
 
