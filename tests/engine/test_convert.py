@@ -55,6 +55,9 @@ class Ids:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
 
 def store_of(folder: Path, group_size: int | None = None) -> WeightStore:
     return open_model(folder, group_size=group_size).store

@@ -35,6 +35,9 @@ class Ids:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
 
 def assert_computes(folder: Path, expected: Any, group_size: int = 0) -> None:
     """That the engine's log-probabilities are those of transformers' model, once its embedding and head have

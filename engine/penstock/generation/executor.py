@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class LayerSource(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
-    def layers(self) -> Generator[LayerWeights, None, None]: ...
+    def layers(self, stack: str) -> Generator[LayerWeights, None, None]: ...
 
     def synchronize(self) -> None: ...
 
@@ -81,13 +82,16 @@ class Executor:
         self._kv_cache.copy_blocks(inputs.block_copies)
         hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
         layout = inputs.layout.to(device)
-        with contextlib.closing(self._streamer.layers()) as sweep:
-            for index, weights in enumerate(sweep):
-                if is_cancelled():
-                    raise Cancelled
-                kv = LayerKV(*self._kv_cache.layer(index))
-                hidden = self._family.layer(index, weights, hidden, kv, layout)
-                observe(index, hidden)
+        counter = itertools.count()
+        for stack in self._family.stack_names:
+            compute = self._family.layer_of(stack)
+            with contextlib.closing(self._streamer.layers(stack)) as sweep:
+                for weights, index in zip(sweep, counter, strict=False):
+                    if is_cancelled():
+                        raise Cancelled
+                    kv = LayerKV(*self._kv_cache.layer(index))
+                    hidden = compute(index, weights, hidden, kv, layout)
+                    observe(index, hidden)
         return hidden
 
     @torch.inference_mode()

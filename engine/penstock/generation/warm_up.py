@@ -4,7 +4,7 @@ allows, before memory is planned. Layers are alike, so the sweep meets the large
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.spec import RopeSpec
-from penstock.weights.layer_weights import LayerWeights, with_head
+from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: Takes the sampler's longest way.
@@ -56,8 +56,7 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
     device = family.device
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
     head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
-    largest = max(tensors.layers, key=lambda layer: UnitLayout.of(layer).num_bytes)
-    layers = _Twice(_unread(largest, device), device)
+    layers = _LargestTwice(tensors, device)
     dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
     num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
     num_bytes *= config.block_size * dtype.itemsize
@@ -84,21 +83,40 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
     return recorder.peak_bytes
 
 
-def _unread(tensors: tuple[TensorSpec, ...], device: torch.device) -> LayerWeights:
+def _unread(
+    tensors: tuple[TensorSpec, ...], device: torch.device, ask: AskForExperts = no_experts
+) -> LayerWeights:
     layout = UnitLayout.of(tensors)
-    return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
+    return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device), ask)
 
 
-class _Twice:
-    """A LayerSource: one layer, which gets its own result, so that input and output are both there."""
+class _LargestTwice:
+    """A LayerSource: of each stack the largest layer, which gets its own result, so that input and output are
+    both there. All its experts are the largest one."""
 
-    def __init__(self, weights: LayerWeights, device: torch.device) -> None:
-        self._weights = weights
+    def __init__(self, tensors: ModelTensors, device: torch.device) -> None:
+        self._units = tensors.units
         self.torch_device = device
 
-    def layers(self) -> Generator[LayerWeights, None, None]:
-        yield self._weights
-        yield self._weights
+    def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
+        expert = self._largest(stack, is_expert=True)
+
+        def ask(numbers: Iterable[int]) -> Iterator[tuple[int, LayerWeights]]:
+            weights = _unread(expert, self.torch_device)
+            yield from ((number, weights) for number in numbers)
+
+        weights = _unread(self._largest(stack, is_expert=False), self.torch_device, ask)
+        yield weights
+        yield weights
+
+    def _largest(self, stack: str, is_expert: bool) -> tuple[TensorSpec, ...]:
+        """Of a stack's units of that kind; () if it has none."""
+        found = [
+            unit
+            for unit in self._units
+            if unit.key.stack == stack and (unit.key.expert is not None) == is_expert
+        ]
+        return max(found, key=lambda unit: unit.num_bytes).tensors if found else ()
 
     def synchronize(self) -> None:
         pass

@@ -19,7 +19,7 @@ from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 from penstock.weights.weight_format import INT8
 
-#: (index in its stack, weights, hidden, kv, batch) -> hidden; as Family.layer().
+#: (index, weights, hidden, kv, batch) -> hidden, as Family.layer() has it.
 LayerFunction = Callable[[int, LayerWeights, Tensor, LayerKV, BatchLayout], Tensor]
 
 
@@ -44,6 +44,8 @@ class Family(ABC):
         self.spec = spec
         self.kernels = kernels
         self.device = device or torch.device("cpu")
+        #: Of the stacks that a step sweeps, in this order.
+        self.stack_names = tuple(stack.name for stack in self.stacks(spec))
         self.rope_table = RopeTable(spec.rope, max_model_len, device) if spec.rope else None
         everywhere = self.attention_spec()
         #: Of each layer.
@@ -108,7 +110,7 @@ class Family(ABC):
         return decoder_only(tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)))
 
     def layer_of(self, stack: str) -> LayerFunction:
-        """What computes the layers of a stack, told a layer's index in its stack: layer()."""
+        """What computes the layers of a stack, told a layer's index as all stacks together count: layer()."""
         return self.layer
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:

@@ -14,19 +14,20 @@ from penstock.weights.tensors import ModelTensors, UnitLayout
 AskForExperts = Callable[[Sequence[int]], Iterator[tuple[int, "LayerWeights"]]]
 
 
-def _no_experts(numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
+def no_experts(numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
+    """Of a layer that has none."""
     raise LookupError("this layer has no experts")
 
 
 class LayerWeights:
     """Named views into a unit's buffer."""
 
-    def __init__(self, tensors: dict[str, Matrix | Tensor], ask: AskForExperts = _no_experts) -> None:
+    def __init__(self, tensors: dict[str, Matrix | Tensor], ask: AskForExperts = no_experts) -> None:
         self._tensors = tensors
         self._ask = ask
 
     @classmethod
-    def views(cls, layout: UnitLayout, buffer: Tensor, ask: AskForExperts = _no_experts) -> LayerWeights:
+    def views(cls, layout: UnitLayout, buffer: Tensor, ask: AskForExperts = no_experts) -> LayerWeights:
         """Views into `buffer` (uint8, at least [layout.num_bytes])."""
         return cls(
             {slot.tensor.name: slot.tensor.format.operand(slot.arrays(buffer)) for slot in layout.slots}, ask

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
 from penstock.weights.quantize import quantize
 from penstock.weights.tensor_quantizer import TensorQuantizer
 
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
 #: Bytes of integers that are read at a time.
 CHUNK_BYTES = 4 << 20
-#: Bytes of an element, and torch's name, by the names that safetensors has for dtypes.
-DTYPES: dict[str, tuple[int, torch.dtype]] = {
-    "F64": (8, torch.float64),
-    "F32": (4, torch.float32),
-    "F16": (2, torch.float16),
-    "BF16": (2, torch.bfloat16),
-    "I32": (4, torch.int32),
-    "I8": (1, torch.int8),
-    "U8": (1, torch.uint8),
-}
 
 
 class Component(NamedTuple):
@@ -51,7 +41,7 @@ class Component(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        return DTYPES[self.dtype][0]
+        return DTYPES[self.dtype].itemsize
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +49,7 @@ class Component(NamedTuple):
 
     def view(self, buffer: Tensor) -> Tensor:
         """`buffer` (uint8 [num_bytes]) as this array."""
-        return buffer.view(DTYPES[self.dtype][1]).view(self.shape)
+        return buffer.view(DTYPES[self.dtype]).view(self.shape)
 
 
 class Loss(NamedTuple):
