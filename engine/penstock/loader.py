@@ -32,7 +32,7 @@ from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, c
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
-from penstock.spec import ModelSpec
+from penstock.spec import KV_LAYOUTS, ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
@@ -83,13 +83,14 @@ def load_model(
             undo.callback(device.close)
         torch_device = device.torch_device if device else None
         kernels = choose_kernels(config, num_threads, torch_device, cache_folder)
-        kernels.traits.require(opened.store.tensors.group_size)
+        kv_layout = KV_LAYOUTS[config.kv_dtype]
+        kernels.traits.require(opened.store.tensors.group_size, kv_layout)
         torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
         config = replace(config, kernels=kernels.traits.name, device="cuda" if device else "cpu")
         hardware = hardware or capacities()
         if device is not None and hardware.device is None:
             hardware = replace(hardware, device=device.profile())
-        size = footprint(opened.spec, opened.store.tensors, _kv_dtype(config).itemsize)
+        size = footprint(opened.spec, opened.store.tensors, kv_layout)
         activation_bytes = _measure_activations(opened, kernels, config, context(size, config), torch_device)
         plan = plan_memory(size, hardware, config, activation_bytes)
         max_model_len = _max_model_len(opened.spec, config, plan)
@@ -117,10 +118,6 @@ def load_model(
     )
 
 
-def _kv_dtype(config: EngineConfig) -> torch.dtype:
-    return torch.float16 if config.kv_dtype == "float16" else torch.float32
-
-
 def _measure_activations(
     opened: OpenModel, kernels: Kernels, config: EngineConfig, longest: int, device: torch.device | None
 ) -> int:
@@ -140,7 +137,7 @@ def _allocate_kv(
     spec: ModelSpec, plan: MemoryPlan, config: EngineConfig, device: CudaDevice | None
 ) -> KVCache:
     pool = MemoryPool("KV cache", plan.kv_bytes, device.allocate if device else aligned_buffer)
-    return KVCache(spec, plan.num_kv_blocks, config.block_size, _kv_dtype(config), pool)
+    return KVCache(spec, plan.num_kv_blocks, config.block_size, KV_LAYOUTS[config.kv_dtype], pool)
 
 
 def _begin_reading(

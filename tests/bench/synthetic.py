@@ -17,7 +17,7 @@ from penstock.memory.hardware import num_physical_cores
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import find_family
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.spec import FLOAT16, LayerLayout, TensorSpec
 from penstock.text.tokenizer import NoText
 from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, ModelTensors
@@ -65,7 +65,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     streamer.wait_until_loaded()
     num_blocks = -(-num_kv_tokens // config.block_size)
     pool = MemoryPool("KV cache", num_blocks * config.block_size * spec.kv_bytes_per_token())
-    cache = KVCache(spec, num_blocks, config.block_size, torch.float16, pool)
+    cache = KVCache(spec, num_blocks, config.block_size, FLOAT16, pool)
     kernels = choose_kernels(config, num_threads)
     torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)  # as Engine.load has it
     family = family_type(spec, kernels, spec.max_position_embeddings)

@@ -37,6 +37,7 @@ from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
 from penstock.model.registry import FAMILIES, find_family
+from penstock.spec import KV_LAYOUTS
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.quantize import quantize
 from penstock.weights.readers import StoreReader
@@ -67,9 +68,8 @@ class Model:
         self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
         embedding = self.store.read_resident(self.store.tensors.embedding)
         head = self.store.read_resident(self.store.tensors.head)
-        dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
-        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
+        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, KV_LAYOUTS[config.kv_dtype], pool)
         family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
         streamer = LayerStreamer(
             self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
@@ -200,7 +200,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
     layer = model.store.read_layer(0, torch.empty(model.store.layouts[0].num_bytes, dtype=torch.uint8))
-    kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
+    kv = LayerKV(model.kv_cache.layout, tuple(part.to(device) for part in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
     hidden = family.layer(0, layer.to(device), hidden, kv, layout)

@@ -87,7 +87,7 @@ class Executor:
             for index, weights in enumerate(sweep):
                 if is_cancelled():
                     raise Cancelled
-                kv = LayerKV(*self._kv_cache.layer(index))
+                kv = LayerKV(self._kv_cache.layout, self._kv_cache.layer(index))
                 hidden = self._family.layer(index, weights, hidden, kv, layout)
                 observe(index, hidden)
         return hidden

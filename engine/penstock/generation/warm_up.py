@@ -21,7 +21,7 @@ from penstock.generation.sequence import SamplingParams, Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.spec import KV_LAYOUTS, LayerLayout, TensorSpec
 from penstock.weights.store import LayerWeights, ModelTensors
 
 #: Takes the sampler's longest way.
@@ -53,14 +53,15 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
     tied = None if "head" in head else _unread(tensors.embedding, device)
     largest = max(tensors.layers, key=lambda layer: LayerLayout.of(layer).num_bytes)
     layers = _Twice(_unread(largest, device), device)
-    dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
-    num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
-    num_bytes *= config.block_size * dtype.itemsize
+    layout = KV_LAYOUTS[config.kv_dtype]
+    num_bytes = config.block_size * family.spec.kv_bytes_per_token(layout)
 
     def make_arena(num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
-    kv_cache = KVCache(family.spec, 1, config.block_size, dtype, MemoryPool("warm-up", num_bytes, make_arena))
+    kv_cache = KVCache(
+        family.spec, 1, config.block_size, layout, MemoryPool("warm-up", num_bytes, make_arena)
+    )
     executor = Executor(family, embedding, head, layers, kv_cache, tied)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
-from penstock.spec import LayerLayout, ModelFootprint, ModelSpec, TensorSpec
+from penstock.spec import FLOAT16, KVLayout, LayerLayout, ModelFootprint, ModelSpec, TensorSpec
 from penstock.weights import layer_file, whole_file
 from penstock.weights.convert import check_space, quantization_config, stacks
 from penstock.weights.store import LayerWeights, ModelTensors
@@ -21,7 +21,7 @@ from penstock.weights.store import LayerWeights, ModelTensors
 NUM_DISTINCT = 2
 
 
-def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int = 2) -> ModelFootprint:
+def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
     """What the memory plan needs to know of a model."""
     head_elements = _matrix_elements(tensors.head)
     matrix = tuple(tensor for tensor in tensors.embedding if tensor.name == "embedding")
@@ -29,7 +29,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int 
         layer_bytes=tuple(LayerLayout.of(layer).num_bytes for layer in tensors.layers),
         embedding_bytes=LayerLayout.of(tensors.embedding).num_bytes,
         head_bytes=LayerLayout.of(tensors.head).num_bytes,
-        kv_bytes_per_token=spec.kv_bytes_per_token(kv_bytes_per_element),
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
         layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers),
         head_elements=head_elements or spec.vocab_size * spec.hidden_size,
         max_position_embeddings=spec.max_position_embeddings,
