@@ -12,8 +12,9 @@ from torch import Tensor
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
+from penstock.memory.kv_cache import kv_views
 from penstock.model.registry import OpenModel
-from penstock.spec import RopeSpec
+from penstock.spec import FLOAT32, RopeSpec
 from penstock.weights.gptq import inverse_factor, quantize_compensated
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
@@ -74,9 +75,8 @@ class Calibration:
         self._ids = torch.tensor(token_ids[: num_seqs * length]).view(num_seqs, length)
         spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
         heads, dim = spec.num_kv_heads, spec.head_dim
-        self._kv = LayerKV(
-            torch.zeros(blocks, heads, dim, BLOCK_SIZE), torch.zeros(blocks, heads, BLOCK_SIZE, dim)
-        )
+        buffer = torch.zeros(blocks * BLOCK_SIZE * FLOAT32.bytes_per_token(heads, dim), dtype=torch.uint8)
+        self._kv = LayerKV(FLOAT32, kv_views(FLOAT32, buffer, blocks, BLOCK_SIZE, heads, dim))
         self._hidden: list[Tensor] = []
         self._layers = {tensors: index for index, tensors in enumerate(self._store.tensors.layers)}
 

@@ -30,7 +30,7 @@ from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, c
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
-from penstock.spec import ModelSpec
+from penstock.spec import KV_LAYOUTS, KVLayout, ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
@@ -105,22 +105,28 @@ def assemble(
     cache_folder: Path | None = None,
     default_sampling: dict[str, object] | None = None,
     kernels: Kernels | None = None,
+    kv_layout: KVLayout | None = None,
 ) -> LoadedModel:
-    """Plan memory for a model whose files are open, allocate it and begin to read. `kernels` take the place
-    of those that the config asks for. The lane is closed, and the store is not, where this raises."""
+    """Plan memory for a model whose files are open, allocate it and begin to read. `kernels` and `kv_layout`
+    take the place of those that the config asks for. The lane is closed, and the store is not, where this
+    raises."""
     with contextlib.ExitStack() as undo:
         undo.callback(lane.close)
-        kernels, config = _kernels(opened, config, lane, cache_folder, kernels)
+        kernels, config = _kernels(config, lane, cache_folder, kernels)
+        kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
+        kernels.traits.require(opened.store.tensors.group_size, kv_layout)
         hardware = lane.describe(hardware or capacities())
-        size = footprint(opened.spec, opened.store.tensors, _kv_dtype(config).itemsize)
-        activation_bytes = _measure_activations(opened, kernels, config, context(size, config), lane)
+        size = footprint(opened.spec, opened.store.tensors, kv_layout)
+        activation_bytes = _measure_activations(
+            opened, kernels, config, kv_layout, context(size, config), lane
+        )
         plan = plan_memory(size, hardware, config, activation_bytes)
         max_model_len = _max_model_len(opened.spec, config, plan)
         resolved = ResolvedConfig.of(config, max_model_len)
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
         reader = StoreReader(opened.store, resolved.num_threads, direct)
         undo.callback(reader.close)
-        executor, streamer = _begin_reading(opened, reader, plan, resolved, kernels, lane, undo)
+        executor, streamer = _begin_reading(opened, reader, plan, resolved, kernels, kv_layout, lane, undo)
         _compare(plan, reader, streamer, resolved)
         undo.pop_all()
     model = Model(
@@ -131,22 +137,22 @@ def assemble(
 
 
 def _kernels(
-    opened: OpenModel, config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
+    config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
 ) -> tuple[Kernels, EngineConfig]:
     """The kernels of a lane, and the config with what was "auto" decided. Raises ConfigError."""
     num_threads = config.num_threads or num_physical_cores()
     kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
-    kernels.traits.require(opened.store.tensors.group_size)
     torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
     return kernels, replace(config, kernels=kernels.traits.name, device=lane.choice, num_threads=num_threads)
 
 
-def _kv_dtype(config: EngineConfig) -> torch.dtype:
-    return torch.float16 if config.kv_dtype == "float16" else torch.float32
-
-
 def _measure_activations(
-    opened: OpenModel, kernels: Kernels, config: EngineConfig, longest: int, lane: Lane
+    opened: OpenModel,
+    kernels: Kernels,
+    config: EngineConfig,
+    kv_layout: KVLayout,
+    longest: int,
+    lane: Lane,
 ) -> int:
     """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
     more for a longer one, and native ones keep partial results of it."""
@@ -155,7 +161,7 @@ def _measure_activations(
     num_positions = batch.scheduled[0].sequence.num_tokens
     without = kernels.without_arithmetic(longest)
     family = opened.family(opened.spec, without, num_positions, lane.torch_device)
-    num_bytes = measure_activations(family, opened.store.tensors, config, batch)
+    num_bytes = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
     lane.trim()  # a GPU's weights of the warm-up were real
     return num_bytes
 
@@ -166,6 +172,7 @@ def _begin_reading(
     plan: MemoryPlan,
     config: ResolvedConfig,
     kernels: Kernels,
+    kv_layout: KVLayout,
     lane: Lane,
     undo: contextlib.ExitStack,
 ) -> tuple[Executor, LayerStreamer]:
@@ -180,7 +187,7 @@ def _begin_reading(
     undo.callback(streamer.close)
     family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes, lane.allocate)
-    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, _kv_dtype(config), pool)
+    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool)
     embedding = embedding_there()
     head = with_head(tensors, head_there(), embedding).to(lane.torch_device)
     return Executor(family, embedding, head, streamer, kv_cache), streamer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,6 +66,49 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class KVPart:
+    """One tensor of a layer's keys and values: [num_blocks, *axes]."""
+
+    name: str
+    #: As torch calls it, and bytes of an element.
+    dtype: str
+    item_bytes: int
+    #: "heads" (of K and V), "head_dim", or a size of its own; "tokens" of a block comes once.
+    axes: tuple[str | int, ...]
+
+    def shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        sizes = {"heads": num_kv_heads, "head_dim": head_dim, "tokens": block_size}
+        return num_blocks, *(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """What a token's keys and values are: the tensors that a layer keeps of them. Kernels know a layout by
+    its name; plan, cache and scheduler know bytes and shapes."""
+
+    name: str
+    parts: tuple[KVPart, ...]
+
+    def bytes_per_token(self, num_kv_heads: int, head_dim: int) -> int:
+        """In one layer."""
+        return sum(
+            part.item_bytes * math.prod(part.shape(1, 1, num_kv_heads, head_dim)) for part in self.parts
+        )
+
+
+def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
+    """Keys and values as numbers of one type. A vector load holds 16 keys."""
+    k = KVPart("k", dtype, item_bytes, ("heads", "head_dim", "tokens"))
+    v = KVPart("v", dtype, item_bytes, ("heads", "tokens", "head_dim"))
+    return KVLayout(dtype, (k, v))
+
+
+FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
+#: What EngineConfig.kv_dtype comes to.
+KV_LAYOUTS: dict[str, KVLayout] = {layout.name: layout for layout in (FLOAT16, FLOAT32)}
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The shape of a decoder-only model. Families add their own constants by subclassing."""
 
@@ -86,9 +130,9 @@ class ModelSpec:
     #: Per layer: how many last tokens a token attends to, itself included; 0 is all of them.
     sliding_windows: tuple[int, ...] = ()
 
-    def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
+    def kv_bytes_per_token(self, layout: KVLayout = FLOAT16) -> int:
         """Bytes of K and V of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+        return self.num_layers * layout.bytes_per_token(self.num_kv_heads, self.head_dim)
 
     def sliding_window(self, layer_index: int) -> int:
         """The window of a layer in tokens; 0 is no window."""

@@ -26,6 +26,7 @@ from penstock.kernels.cuda import CudaKernels, CudaLauncher
 from penstock.kernels.nvrtc import find_nvrtc, source
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
+from penstock.spec import FLOAT16
 
 #: (out_features, in_features) of an 8-billion-parameter Llama.
 SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336))
@@ -123,7 +124,7 @@ def paged_batch(num_seqs: int, num_new: int) -> tuple[Tensor, LayerKV, BatchLayo
         torch.arange(0, (num_seqs + 1) * num_new, num_new, device="cuda").int(),
         torch.full((num_seqs,), CONTEXT, device="cuda").int(),
     )
-    return torch.randn(num_seqs * num_new, HEADS, HEAD_DIM, device="cuda"), LayerKV(k, v), layout
+    return torch.randn(num_seqs * num_new, HEADS, HEAD_DIM, device="cuda"), LayerKV(FLOAT16, (k, v)), layout
 
 
 def measure_attention(mine: CudaKernels, repeats: int) -> Iterator[dict[str, Any]]:

@@ -329,11 +329,12 @@ def test_attention_reads_no_slot_that_was_not_written(launcher: EmulatedLauncher
     q, kv, layout = paged_batch(torch.Generator().manual_seed(0), [(37, 5)], (4, 2), 64, torch.float16)
     expected = ReferenceKernels().paged_attention(q, kv, layout, AttentionSpec(4, 0.1))
     used = set(layout.block_tables[0].tolist())
-    for block in range(kv.k.shape[0]):
+    keys, values = kv.parts
+    for block in range(keys.shape[0]):
         end = 16 if block not in used else 37 % 16 if block == int(layout.block_tables[0, -1]) else None
         if end is not None:
-            kv.k[block, :, :, end % 16 :], kv.v[block, :, end % 16 :] = torch.nan, torch.nan
-    assert bool(kv.k.isnan().any())
+            keys[block, :, :, end % 16 :], values[block, :, end % 16 :] = torch.nan, torch.nan
+    assert bool(keys.isnan().any())
     close(kernels_of(launcher).paged_attention(q, kv, layout, AttentionSpec(4, 0.1)), expected)
 
 

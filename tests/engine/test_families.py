@@ -38,6 +38,7 @@ from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
 from penstock.model.registry import FAMILIES, find_family, open_model
+from penstock.spec import KV_LAYOUTS
 from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.quantize import quantize
 from penstock.weights.readers import StoreReader
@@ -64,9 +65,8 @@ class Model:
         embedding = self.store.read_resident(self.store.tensors.embedding)
         tensors = self.store.tensors
         head = with_head(tensors, self.store.read_resident(tensors.head), embedding)
-        dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
-        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
+        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, KV_LAYOUTS[config.kv_dtype], pool)
         family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
         streamer = host_streamer(tensors, StoreReader(self.store), range(self.spec.num_layers), 0)
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
@@ -193,7 +193,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
     layer = read_layer(model.store)
-    kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
+    kv = LayerKV(model.kv_cache.layout, tuple(part.to(device) for part in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
     hidden = family.layer(0, layer.to(device), hidden, kv, layout)

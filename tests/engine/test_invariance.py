@@ -84,7 +84,7 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(
     asked = requests(dice)
     with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
-        kv_bytes_per_token = engine.spec.kv_bytes_per_token(2)
+        kv_bytes_per_token = engine.spec.kv_bytes_per_token()
     num_preemptions = num_hits = 0
     for _ in range(4):
         with Engine.load(tmp_path, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:

@@ -31,6 +31,7 @@ from penstock.kernels.cuda import CudaKernels
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
+from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
 
 BUILDS = compiled_builds()
@@ -84,14 +85,28 @@ def test_an_unknown_format_of_weights_is_refused_by_name(kind: str) -> None:
         mine.linear(torch.ones(1, 8), Codes(torch.zeros(3, 4, dtype=torch.uint8)))
 
 
+@pytest.mark.parametrize("kind", ["torch", "reference", *FAST])
+def test_an_unknown_layout_of_keys_and_values_is_refused_by_name(kind: str) -> None:
+    mine = ReferenceKernels() if kind == "reference" else kernels(kind)
+    q, kv, layout = paged_case(torch.Generator().manual_seed(0), torch.float32, 16)
+    kv = kv._replace(layout=KVLayout("float64", kv.layout.parts))
+    with pytest.raises(TypeError, match="as float64; they know: float32, float16"):
+        mine.write_kv(torch.ones(1, 2, 16), torch.ones(1, 2, 16), kv, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(TypeError, match="as float64"):
+        mine.paged_attention(q, kv, layout, ATTENTION["plain"])
+    for traits in (CudaKernels.traits, NativeKernels.traits, TorchKernels.traits, ReferenceKernels.traits):
+        with pytest.raises(ConfigError, match="as float64; choose --kv-dtype float32 or float16"):
+            traits.require(None, kv.layout)
+
+
 def test_scales_per_group_are_refused_where_no_kernel_has_them() -> None:
     with pytest.raises(ConfigError, match="group of 64 inputs.*--device cpu"):
-        CudaKernels.traits.require(64)
+        CudaKernels.traits.require(64, FLOAT16)
     for traits in (CudaKernels.traits, NativeKernels.traits, TorchKernels.traits, ReferenceKernels.traits):
-        traits.require(None)
-    NativeKernels.traits.require(128)
+        traits.require(None, FLOAT32)
+    NativeKernels.traits.require(128, FLOAT16)
     with pytest.raises(ConfigError, match="group of 48 inputs"):
-        NativeKernels.traits.require(48)
+        NativeKernels.traits.require(48, FLOAT16)
 
 
 @pytest.mark.parametrize("kind", ["torch", *FAST])
@@ -374,12 +389,13 @@ def test_written_kv_is_found_again(kind: str, dtype: torch.dtype) -> None:
     k[3, 0, 0], v[5, 1, 1] = 1e6, -1e6  # beyond float16
     k[4, 0, 1], v[4, 0, 2] = 1e-7, 3e-6  # subnormal in float16
     slots = torch.randperm(48)[:20]
-    kv = LayerKV(torch.zeros(3, 2, 24, 16, dtype=dtype), torch.zeros(3, 2, 16, 24, dtype=dtype))
-    kernels(kind).write_kv(k, v, kv, slots)
+    keys, values = torch.zeros(3, 2, 24, 16, dtype=dtype), torch.zeros(3, 2, 16, 24, dtype=dtype)
+    layout = FLOAT16 if dtype == torch.float16 else FLOAT32
+    kernels(kind).write_kv(k, v, LayerKV(layout, (keys, values)), slots)
     limit = torch.finfo(torch.float16).max
     for token, slot in enumerate(slots.tolist()):
         block, offset = divmod(slot, 16)
-        for mine, source in ((kv.k[block, :, :, offset], k[token]), (kv.v[block, :, offset], v[token])):
+        for mine, source in ((keys[block, :, :, offset], k[token]), (values[block, :, offset], v[token])):
             stored = source.clamp(-limit, limit).half() if dtype == torch.float16 else source
             assert torch.equal(mine, stored)
 

@@ -89,7 +89,7 @@ class Executor:
                 for weights, index in zip(sweep, counter, strict=False):
                     if is_cancelled():
                         raise Cancelled
-                    kv = LayerKV(*self._kv_cache.layer(index))
+                    kv = LayerKV(self._kv_cache.layout, self._kv_cache.layer(index))
                     hidden = compute(index, weights, hidden, kv, layout)
                     observe(index, hidden)
         return hidden

@@ -21,7 +21,7 @@ from penstock.generation.sequence import SamplingParams, Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
-from penstock.spec import RopeSpec
+from penstock.spec import KVLayout, RopeSpec
 from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
@@ -50,21 +50,22 @@ def largest_step(
 
 
 @torch.inference_mode()
-def measure_activations(family: Family, tensors: ModelTensors, config: EngineConfig, batch: Batch) -> int:
+def measure_activations(
+    family: Family, tensors: ModelTensors, config: EngineConfig, kv_layout: KVLayout, batch: Batch
+) -> int:
     """Bytes at the peak of a step of this batch, on the family's device. Its weights are not initialized, and
     may be no more than addresses: on the CPU pages that nothing writes take no memory."""
     device = family.device
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
     head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
     layers = _LargestTwice(tensors, device)
-    dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
-    num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
-    num_bytes *= config.block_size * dtype.itemsize
+    num_bytes = config.block_size * family.spec.kv_bytes_per_token(kv_layout)
 
     def make_arena(num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
-    kv_cache = KVCache(family.spec, 1, config.block_size, dtype, MemoryPool("warm-up", num_bytes, make_arena))
+    pool = MemoryPool("warm-up", num_bytes, make_arena)
+    kv_cache = KVCache(family.spec, 1, config.block_size, kv_layout, pool)
     executor = Executor(family, embedding, head, layers, kv_cache)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 

@@ -18,6 +18,7 @@ from penstock.errors import ConfigError
 from penstock.kernels import reference
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
+    KV_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
@@ -54,6 +55,7 @@ class NativeKernels:
         workspace_factor=1.0,
         matrices=(QuantizedTensor,),
         group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
     )
     #: Of a twin without arithmetic: tokens of the longest sequence that its original will meet.
     _longest = 0
@@ -141,15 +143,17 @@ class NativeKernels:
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, head_dim, block_size = keys.shape
         self._library.penstock_write_kv(
             k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0],
-            slot_mapping.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr(),
-            kv.k.dtype == torch.float16, num_kv_heads, head_dim, block_size,
+            slot_mapping.data_ptr(), keys.data_ptr(), values.data_ptr(), code,
+            num_kv_heads, head_dim, block_size,
         )  # fmt: skip
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, head_dim, block_size = keys.shape
         if head_dim > MAX_HEAD_DIM:  # a rare shape, not worth a second code path in C
             return reference.paged_attention(q, kv, batch, spec)
         num_tokens = q.shape[0]
@@ -159,7 +163,7 @@ class NativeKernels:
         partials = self._partials(num_tokens * spec.num_heads, max_blocks * block_size, head_dim)
         self._library.penstock_paged_attention(
             q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
-            kv.k.data_ptr(), kv.v.data_ptr(), kv.k.dtype == torch.float16,
+            keys.data_ptr(), values.data_ptr(), code,
             num_kv_heads, head_dim, block_size,
             batch.block_tables.data_ptr(), batch.block_tables.shape[1],
             batch.query_start.data_ptr(), batch.context_lens.data_ptr(), batch.num_seqs,

@@ -13,6 +13,7 @@ from penstock.errors import ConfigError
 from penstock.kernels import reference
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
+    KV_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
@@ -94,6 +95,7 @@ class CudaKernels:
         workspace_factor=1.0,
         matrices=(QuantizedTensor,),
         group_sizes=(),
+        kv_layouts=tuple(KV_CODES),
     )
 
     def __init__(self, launcher: Launcher, activations: str = "int16") -> None:
@@ -201,17 +203,19 @@ class CudaKernels:
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, head_dim, block_size = keys.shape
         assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
         self._launcher.launch(
             "write_kv", (k.shape[0],), THREADS,
-            k, k.stride(0), v, v.stride(0), slot_mapping, kv.k, kv.v, kv.k.dtype == torch.float16,
+            k, k.stride(0), v, v.stride(0), slot_mapping, keys, values, code,
             num_kv_heads, head_dim, block_size,
         )  # fmt: skip
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         (num_tokens, num_heads, head_dim), num_seqs = q.shape, batch.num_seqs
-        _, num_kv_heads, _, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, _, block_size = keys.shape
         width = next((width for width in HEIGHTS if head_dim <= width), None)
         if width is None:  # a rare shape, not worth a kernel
             return reference.paged_attention(q, kv, batch, spec)
@@ -230,7 +234,7 @@ class CudaKernels:
         self._launcher.launch(
             f"attention_{width}_{height}",
             (num_tiles, num_kv_heads, 1 if partials is None else num_splits), ATTENTION_THREADS[width],
-            q, q.stride(0), kv.k, kv.v, kv.k.dtype == torch.float16,
+            q, q.stride(0), keys, values, code,
             num_heads, num_kv_heads, head_dim, block_size, batch.block_tables, max_blocks,
             batch.query_start, batch.context_lens, num_seqs,
             spec.scale, spec.softcap, spec.window, spec.alibi_slopes, y, partials, num_splits,

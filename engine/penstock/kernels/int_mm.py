@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
-from penstock.kernels.operands import Matrix, QuantizedTensor
+from penstock.kernels.operands import KV_CODES, Matrix, QuantizedTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.reference import (
     PLAIN_WORKSPACE,
@@ -33,6 +33,7 @@ class TorchKernels(PlainOperations):
         workspace_factor=PLAIN_WORKSPACE,
         matrices=(QuantizedTensor,),
         group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
     )
 
     def __init__(self, activations: str = "int16") -> None:

@@ -8,9 +8,12 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from penstock.spec import FLOAT16, FLOAT32, KVLayout
+
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
-#: How compiled kernels know them.
+#: How compiled kernels know activation functions, and layouts of keys and values: whether they are float16.
 ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1}
 
 
 class Matrix(Protocol):
@@ -72,10 +75,22 @@ class QuantizedTensor(NamedTuple):
 
 
 class LayerKV(NamedTuple):
-    """One layer's part of the KV cache, float16 or float32."""
+    """One layer's part of the KV cache."""
 
-    k: Tensor  # [num_blocks, num_kv_heads, head_dim, block_size]: a vector load holds 16 keys
-    v: Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+    layout: KVLayout
+    parts: tuple[Tensor, ...]  # the layout says their shapes
+
+    def plain(self) -> tuple[int, Tensor, Tensor]:
+        """Of a layout that all kernels know: its code; K [num_blocks, num_kv_heads, head_dim, block_size]; V
+        [num_blocks, num_kv_heads, block_size, head_dim]. Raises TypeError for another layout."""
+        code = KV_CODES.get(self.layout.name)
+        if code is None:
+            raise TypeError(
+                f"these kernels know no keys and values as {self.layout.name}; they know: "
+                + ", ".join(KV_CODES)
+            )
+        k, v = self.parts
+        return code, k, v
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.config import KernelChoice
 from penstock.errors import ConfigError
 from penstock.kernels.operands import ActivationFunction, AttentionSpec, BatchLayout, LayerKV, Matrix
+from penstock.spec import KVLayout
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,17 @@ class KernelTraits:
     matrices: tuple[type, ...]
     #: Inputs that may share a scale, beside all inputs of an output channel.
     group_sizes: tuple[int, ...]
+    #: Names of the layouts of keys and values that attention reads.
+    kv_layouts: tuple[str, ...]
 
-    def require(self, group_size: int | None) -> None:
-        """Raises ConfigError for weights that these kernels do not compute. A `group_size` of 0 or None
-        stands for a scale per output channel."""
+    def require(self, group_size: int | None, kv_layout: KVLayout) -> None:
+        """Raises ConfigError for what these kernels do not compute. A `group_size` of 0 or None stands for a
+        scale per output channel."""
+        if kv_layout.name not in self.kv_layouts:
+            raise ConfigError(
+                f"the {self.name} kernels of this device know no keys and values as {kv_layout.name}; choose "
+                f"--kv-dtype {' or '.join(self.kv_layouts)}"
+            )
         if group_size and group_size not in self.group_sizes:
             raise ConfigError(
                 f"the {self.name} kernels of this device don't compute weights with a scale per group of "
@@ -84,8 +92,9 @@ class Kernels(Protocol):
         """
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        """Store K and V, each [num_tokens, num_kv_heads, head_dim], at their slots. What exceeds
-        float16 becomes its largest finite value there."""
+        """Store K and V, each [num_tokens, num_kv_heads, head_dim], at their slots. What exceeds a layout's
+        range becomes its largest finite value. Raises TypeError for a layout that these kernels don't
+        know."""
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         """Causal attention of the step's tokens over all that their sequences have cached.

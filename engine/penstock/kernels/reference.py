@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels.operands import (
+    KV_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
@@ -26,7 +27,6 @@ from penstock.kernels.protocol import KernelTraits
 ACTIVATION_LIMIT = {"int16": 32512.0, "int8": 127.0}
 #: Below the smallest normal float32 a scale has too few bits to divide by: such rows count as zero.
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-MAX_HALF = torch.finfo(torch.float16).max
 #: Sums in float64, and copies: so many times the native kernels' memory.
 PLAIN_WORKSPACE = 2.5
 
@@ -90,11 +90,12 @@ def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionS
 
 def _attend(q: Tensor, kv: LayerKV, block_table: Tensor, position: int, spec: AttentionSpec) -> Tensor:
     """One token: q [num_heads, head_dim] -> [num_heads, head_dim]."""
-    num_kv_heads, head_dim, block_size = kv.k.shape[1:]
+    _, k, v = kv.plain()
+    num_kv_heads, head_dim, block_size = k.shape[1:]
     blocks = block_table[: position // block_size + 1].long()
     # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
-    keys = kv.k[blocks].permute(1, 2, 0, 3).flatten(2)[..., : position + 1].float()
-    values = kv.v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, : position + 1].float()
+    keys = k[blocks].permute(1, 2, 0, 3).flatten(2)[..., : position + 1].float()
+    values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, : position + 1].float()
     scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
@@ -146,12 +147,14 @@ class PlainOperations:
         second.copy_(new_second)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        block_size = kv.v.shape[2]
+        _, keys, values = kv.plain()
+        block_size = values.shape[2]
         block, offset = slot_mapping // block_size, slot_mapping % block_size
-        if kv.k.dtype == torch.float16:
-            k, v = k.clamp(-MAX_HALF, MAX_HALF), v.clamp(-MAX_HALF, MAX_HALF)
-        kv.k[block, :, :, offset] = k.to(kv.k.dtype)
-        kv.v[block, :, offset] = v.to(kv.v.dtype)
+        if keys.dtype != k.dtype:
+            limit = torch.finfo(keys.dtype).max
+            k, v = k.clamp(-limit, limit), v.clamp(-limit, limit)
+        keys[block, :, :, offset] = k.to(keys.dtype)
+        values[block, :, offset] = v.to(values.dtype)
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         return paged_attention(q, kv, batch, spec)
@@ -167,6 +170,7 @@ class ReferenceKernels(PlainOperations):
         workspace_factor=PLAIN_WORKSPACE,
         matrices=(QuantizedTensor,),
         group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
     )
 
     def __init__(self, activations: str = "int16") -> None:

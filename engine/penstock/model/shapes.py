@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
-from penstock.spec import NO_EXPERTS, ExpertFootprint, ModelFootprint, ModelSpec
+from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights import layer_file, whole_file
 from penstock.weights.convert import check_space, quantization_config, unit_files
 from penstock.weights.layer_weights import LayerWeights
@@ -22,14 +22,14 @@ from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 NUM_DISTINCT = 2
 
 
-def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int = 2) -> ModelFootprint:
+def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
     """What the memory plan needs to know of a model."""
     output = tensors.output_matrix
     return ModelFootprint(
         layer_bytes=tuple(UnitLayout.of(layer).num_bytes for layer in tensors.layers),
         embedding_bytes=UnitLayout.of(tensors.embedding).num_bytes,
         head_bytes=UnitLayout.of(tensors.head).num_bytes,
-        kv_bytes_per_token=spec.kv_bytes_per_token(kv_bytes_per_element),
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
         layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers),
         head_elements=output.num_elements,
         max_position_embeddings=spec.max_position_embeddings,

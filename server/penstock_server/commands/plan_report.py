@@ -20,7 +20,7 @@ from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, gib, plan
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
-from penstock.spec import ModelFootprint
+from penstock.spec import KV_LAYOUTS, ModelFootprint
 from penstock.weights.formats import check_quantization, read_config
 from penstock.weights.hub import find_config
 from penstock_server.settings.settings import Settings
@@ -64,7 +64,7 @@ def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFoot
     spec = family.read_spec(config_json)
     group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
     tensors = tensors.grouped(group_size) if group_size else tensors
-    return footprint(spec, tensors, 2 if config.kv_dtype == "float16" else 4)
+    return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:
