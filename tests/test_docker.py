@@ -25,12 +25,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine
 from penstock.metrics import Traffic
-from penstock_server.app import create_app
-from penstock_server.command_line import build_parser
-from penstock_server.metrics import RequestMetrics
-from penstock_server.serve import _CLOSE_TIMEOUT_S
-from penstock_server.setting_sources import make_settings, read_environment
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.commands.command_line import build_parser
+from penstock_server.serving.serve import _CLOSE_TIMEOUT_S
+from penstock_server.settings.settings import Settings
+from penstock_server.settings.sources import make_settings, read_environment
+from penstock_server.telemetry.metrics import RequestMetrics
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"

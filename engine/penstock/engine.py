@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import (
     CheckpointError,
     ContextOverflow,
@@ -19,21 +19,20 @@ from penstock.errors import (
     StepFailed,
 )
 from penstock.generation.batch import ModelInputs
-from penstock.generation.executor import Cancelled, Executor
+from penstock.generation.block_manager import BlockManager
+from penstock.generation.executor import Cancelled
 from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.prompt_scorer import positions_to_score, score_prompts
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import SampledToken, Sampler
 from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
-from penstock.loader import load_model
+from penstock.loader import Model, load_model
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
-from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.streamer import LayerStreamer
 
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]
@@ -63,43 +62,44 @@ class Engine:
 
     def __init__(
         self,
-        spec: ModelSpec,
-        tokenizer: Tokenizer,
-        executor: Executor,
-        scheduler: Scheduler,
-        streamer: LayerStreamer,
-        max_model_len: int,
+        model: Model,
+        plan: MemoryPlan,
+        config: ResolvedConfig,
+        predict: Callable[[int, int], StepPrediction],
     ) -> None:
-        """Puts loaded parts together; Engine.load() makes them from a model."""
-        self.spec = spec
-        self.tokenizer = tokenizer
-        manager = scheduler.block_manager
-        num_kv_tokens = manager.num_blocks * manager.block_size
-        self.max_model_len = min(max_model_len, num_kv_tokens)
-        #: It is the KV cache that holds no more.
-        self.is_context_cut = self.max_model_len == num_kv_tokens
-        self.scheduler = scheduler
-        self.executor = executor
-        self.streamer = streamer
-        self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
-        self.grammars = GrammarCompiler(tokenizer, spec.vocab_size)
+        """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
+        num_sampled) should take by what was measured of the hardware."""
+        self.model = model
+        self.plan = plan
+        self.config = config
+        self.predict = predict
+        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.executor, self.streamer = model.executor, model.streamer
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
-        self.default_sampling: dict[str, object] = {}
+        self.default_sampling = model.default_sampling
+        self.max_model_len = min(model.max_model_len, plan.num_kv_tokens)
+        #: It is the KV cache that holds no more.
+        self.is_context_cut = self.max_model_len == plan.num_kv_tokens
+        self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
+        self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
+        self._measured = MeasuredSteps()
+        self.scheduler = Scheduler(
+            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.step_time_target_s or 0.0,
+            model.spec.rope,
+        )
+        self.scheduler.predict_s = self._predict_s
+        streamer = model.streamer
         self.metrics = EngineMetrics(
-            kv_blocks_total=scheduler.block_manager.num_blocks,
+            kv_blocks_total=plan.num_kv_blocks,
             num_resident_layers=streamer.num_resident,
-            num_streamed_layers=streamer.store.num_layers - streamer.num_resident,
+            num_streamed_layers=streamer.num_layers - streamer.num_resident,
             pinned_bytes=streamer.pinned_bytes,
             unpinned_bytes=streamer.unpinned_bytes,
             links=streamer.traffic,
         )
-        #: What lies where, if load() made this engine; and how long a step of (num_tokens, num_sampled)
-        #: should take by what was measured of the hardware.
-        self.plan: MemoryPlan | None = None
-        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
-        self.config = EngineConfig()
-        self._measured = MeasuredSteps()
-        scheduler.predict_s = self._predict_s
         self._requests: dict[str, Request] = {}
         self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
@@ -130,16 +130,7 @@ class Engine:
         loaded = load_model(
             model, config or EngineConfig(), offline, revision, tokenizer, hardware, cache_folder
         )
-        engine = cls(
-            loaded.spec,
-            loaded.tokenizer,
-            loaded.executor,
-            loaded.scheduler,
-            loaded.streamer,
-            loaded.max_model_len,
-        )
-        engine.plan, engine.config, engine.predict = loaded.plan, loaded.config, loaded.predict
-        engine.default_sampling = loaded.default_sampling
+        engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict)
         if is_patient:
             try:
                 engine.streamer.wait_until_loaded(report_progress)
@@ -151,8 +142,7 @@ class Engine:
     def close(self) -> None:
         """Stop reading and close the files. Nothing can be computed afterwards."""
         self.grammars.close()
-        self.streamer.close()
-        self.streamer.store.close()
+        self.model.close()
 
     def __enter__(self) -> Engine:
         return self

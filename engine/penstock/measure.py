@@ -11,9 +11,9 @@ import torch
 from penstock.config import DeviceChoice, EngineConfig
 from penstock.kernels import QuantizedTensor, choose_kernels
 from penstock.kernels.cpu import fingerprint
-from penstock.memory.device import find_device
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, hardware_profile
+from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, capacities, hardware_profile
+from penstock.memory.lane import find_lane
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with so many tokens, by matrices in turn, together larger than any last-level cache.
@@ -31,16 +31,15 @@ def measure_hardware(
 ) -> HardwareProfile:
     """This machine, the GPU that the choice comes to, and the disk under `folder`, with rates measured once
     and kept in the file `cache`."""
-    device = find_device(choice)
+    lane = find_lane(choice)
 
     def measure_device() -> dict[str, float]:
-        assert device is not None
-        memory, link = device_gbps(device.torch_device)
-        gops = _device_gops(device.torch_device, cache.parent if cache else None)
+        memory, link = device_gbps(lane.torch_device)
+        gops = _device_gops(lane.torch_device, cache.parent if cache else None)
         return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
 
     measure = Measure(fingerprint(), memory_read_gbps, _product_rates, measure_disk, measure_device)
-    return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
+    return hardware_profile(folder, measure, cache, is_forced, lane.describe(capacities()).device)
 
 
 def _product_rates(num_threads: int) -> ProductRates:
@@ -59,7 +58,7 @@ def _product_rates(num_threads: int) -> ProductRates:
         for x, found in zip(inputs, times, strict=True):
             for weight in weights if sum(found) < PRODUCT_S else ():
                 started = time.perf_counter()
-                kernels.int8_linear(x, weight)
+                kernels.linear(x, weight)
                 found.append(time.perf_counter() - started)
     return tuple(
         (2 * len(x), matrix_bytes / statistics.median(found) / 1e9)  # two rows of integers for each token
@@ -76,6 +75,6 @@ def _device_gops(device: torch.device, cache_folder: Path | None) -> float:
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        kernels.int8_linear(x, weight)[0, 0].item()  # waits for the GPU
+        kernels.linear(x, weight)[0, 0].item()  # waits for the GPU
         times.append(time.perf_counter() - started)
     return 2 * 2 * 256 * 4096 * 4096 / min(times) / 1e9  # two rows of integers for each token

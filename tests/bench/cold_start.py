@@ -25,7 +25,8 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.sequence import SamplingParams
 from penstock.measure import measure_hardware
-from penstock.memory.direct_io import PAGE, DirectReader, PopulatedAhead, aligned_buffer
+from penstock.memory.direct_io import DirectReader, PopulatedAhead, aligned_buffer
+from penstock.memory.pages import PAGE
 from penstock.text.tokenizer import NoText
 
 PROMPT = [5] * 16

@@ -59,7 +59,7 @@ def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
 def outside_matrices(engine: Engine) -> float:
     """Which share of a step with one sequence is spent in anything but INT8 products."""
     kernels, spent = engine.executor._family.kernels, 0.0
-    multiply = kernels.int8_linear
+    multiply = kernels.linear
 
     def timed(*operands: Any) -> torch.Tensor:
         nonlocal spent
@@ -70,14 +70,14 @@ def outside_matrices(engine: Engine) -> float:
 
     engine.add("0", prompt_tokens(CONTEXT, 0), SamplingParams(temperature=0, ignore_eos=True))
     engine.step()
-    kernels.int8_linear = timed  # type: ignore[method-assign]
+    kernels.linear = timed  # type: ignore[method-assign]
     try:
         started = time.perf_counter()
         for _ in range(OUTSIDE_STEPS):
             engine.step()
         return 1 - spent / (time.perf_counter() - started)
     finally:
-        del kernels.int8_linear  # the method is there again
+        del kernels.linear  # the method is there again
         engine.abort("0")
 
 
@@ -212,7 +212,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
 
 def engine_kernels(engine: Engine) -> str:
     kernels = engine.executor._family.kernels
-    return f"{kernels.name} {getattr(kernels, 'build', '')}".strip()
+    return f"{kernels.traits.name} {getattr(kernels, 'build', '')}".strip()
 
 
 def main() -> None:

@@ -76,10 +76,10 @@ def check_products(mine: CudaKernels) -> None:
     weight = matrices((4096, 4096))[0]
     for num_tokens in (*FEW, *MANY):
         x = torch.randn(num_tokens, 4096)
-        expected = ReferenceKernels(mine.activations).int8_linear(
+        expected = ReferenceKernels(mine.activations).linear(
             x, QuantizedTensor(weight.qweight.cpu(), weight.scale.cpu())
         )
-        assert torch.equal(mine.int8_linear(x.cuda(), weight).cpu(), expected), num_tokens
+        assert torch.equal(mine.linear(x.cuda(), weight).cpu(), expected), num_tokens
 
 
 def measure_products(mine: CudaKernels, repeats: int) -> Iterator[dict[str, Any]]:
@@ -88,7 +88,7 @@ def measure_products(mine: CudaKernels, repeats: int) -> Iterator[dict[str, Any]
         weights = matrices(shape)
         for num_tokens in (*FEW, *MANY):
             x = torch.randn(num_tokens, shape[1], device="cuda")
-            seconds = median_s([partial(mine.int8_linear, x, weight) for weight in weights], repeats)
+            seconds = median_s([partial(mine.linear, x, weight) for weight in weights], repeats)
             operations = 2 * rows * num_tokens * shape[0] * shape[1]
             yield {
                 "shape": shape,

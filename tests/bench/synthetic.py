@@ -17,11 +17,11 @@ from penstock.memory.hardware import num_physical_cores
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import find_family
-from penstock.spec import LayerLayout, TensorSpec
 from penstock.text.tokenizer import NoText
 from penstock.weights.readers import StoreReader
 from penstock.weights.store import LayerWeights, ModelTensors
 from penstock.weights.streamer import LayerStreamer
+from penstock.weights.tensors import TensorSpec, UnitLayout
 
 
 class RandomStore:
@@ -30,7 +30,7 @@ class RandomStore:
 
     def __init__(self, tensors: ModelTensors) -> None:
         self.tensors = tensors
-        self.layouts = tuple(LayerLayout.of(layer) for layer in tensors.layers)
+        self.layouts = tuple(UnitLayout.of(layer) for layer in tensors.layers)
         self.num_layers = len(self.layouts)
         self.bytes_read = 0
 
@@ -41,10 +41,10 @@ class RandomStore:
         return self._fill(self.layouts[index], buffer)
 
     def read_resident(self, tensors: tuple[TensorSpec, ...]) -> LayerWeights:
-        layout = LayerLayout.of(tensors)
+        layout = UnitLayout.of(tensors)
         return self._fill(layout, torch.empty(layout.num_bytes, dtype=torch.uint8))
 
-    def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
+    def _fill(self, layout: UnitLayout, buffer: Tensor) -> LayerWeights:
         weights = LayerWeights.views(layout, buffer)
         for _, tensor in weights.items():
             if isinstance(tensor, QuantizedTensor):
@@ -67,7 +67,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     pool = MemoryPool("KV cache", num_blocks * config.block_size * spec.kv_bytes_per_token())
     cache = KVCache(spec, num_blocks, config.block_size, torch.float16, pool)
     kernels = choose_kernels(config, num_threads)
-    torch.set_num_threads(1 if kernels.name == "native" else num_threads)  # as Engine.load has it
+    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)  # as Engine.load has it
     family = family_type(spec, kernels, spec.max_position_embeddings)
     executor = Executor(
         family,
@@ -80,6 +80,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
         BlockManager(num_blocks, config.block_size, enable_prefix_caching=False),
         config.max_num_seqs,
         config.max_num_batched_tokens,
+        rope=spec.rope,
     )
     return Engine(spec, NoText(), executor, scheduler, streamer, spec.max_position_embeddings)
 
@@ -87,4 +88,4 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
 def step_weight_bytes(engine: Engine) -> int:
     """Bytes of weights that a step reads: all layers and the head, but only rows of the embedding."""
     layers = sum(layout.num_bytes for layout in engine.streamer.store.layouts)
-    return layers + LayerLayout.of(engine.streamer.store.tensors.head).num_bytes
+    return layers + UnitLayout.of(engine.streamer.store.tensors.head).num_bytes

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from units import layer_bytes
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
@@ -111,9 +112,7 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     assert step.binding == "disk" and step.floor_s == pytest.approx(engine.plan.streamed_bytes / 2e9)
     assert metrics.floor_seconds == pytest.approx(metrics.num_steps * step.floor_s)
     assert metrics.predicted_seconds > metrics.floor_seconds
-    assert (
-        metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * engine.streamer.store.layouts[0].num_bytes
-    )
+    assert metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * layer_bytes(engine.model.store)
     with Engine.load(tiny_llama, config) as unmeasured:
         unmeasured.generate(PROMPTS[:1], PARAMS[0])
     assert unmeasured.metrics.floor_seconds == unmeasured.metrics.predicted_seconds == 0
@@ -508,7 +507,7 @@ def test_native_kernels_serve_where_they_were_compiled(tiny_llama: Path) -> None
     """The generic build runs on any processor, so that a library is enough."""
     is_compiled = any(Path(cpu.__file__).parent.glob("_cpu_generic*.so"))
     with Engine.load(tiny_llama) as engine:
-        assert engine.executor._family.kernels.name == ("native" if is_compiled else "torch")
+        assert engine.executor._family.kernels.traits.name == ("native" if is_compiled else "torch")
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])

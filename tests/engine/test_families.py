@@ -22,6 +22,7 @@ from emulated_cuda import COMPILER, emulated_kernels
 from safetensors.torch import load_file, save_file
 from tiny_models import MODELS, VOCAB_SIZE, build
 from torch import Tensor
+from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
@@ -36,12 +37,10 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
-from penstock.model.registry import FAMILIES, find_family
-from penstock.weights.checkpoint import Checkpoint
+from penstock.model.registry import FAMILIES, find_family, open_model
+from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.quantize import quantize
 from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import LayerStreamer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY = 64
@@ -61,19 +60,15 @@ class Model:
     """One of our models, driven by hand: no scheduler, no sampler, blocks in shuffled order."""
 
     def __init__(self, folder: Path, config: EngineConfig, kernels: Kernels | None = None) -> None:
-        checkpoint = Checkpoint.open(folder)
-        family_type = find_family(checkpoint.config)
-        self.spec = family_type.read_spec(checkpoint.config)
-        self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
+        family_type, self.spec, self.store = open_model(folder)
         embedding = self.store.read_resident(self.store.tensors.embedding)
-        head = self.store.read_resident(self.store.tensors.head)
+        tensors = self.store.tensors
+        head = with_head(tensors, self.store.read_resident(tensors.head), embedding)
         dtype = getattr(torch, config.kv_dtype)
         pool = MemoryPool("test", 1 << 30)
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
         family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
-        streamer = LayerStreamer(
-            self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
-        )
+        streamer = host_streamer(tensors, StoreReader(self.store), range(self.spec.num_layers), 0)
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         order = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -109,13 +104,11 @@ class Model:
 
 def dequantized(model: transformers.PreTrainedModel, folder: Path) -> transformers.PreTrainedModel:
     """transformers' model with each INT8 tensor replaced by what its integers stand for."""
-    config = json.loads((folder / "config.json").read_text())
-    family_type = find_family(config)
-    tensors = family_type.model_tensors(family_type.read_spec(config))
+    tensors = open_model(folder).store.tensors
     parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for tensor in (tensor for stack in tensors.stacks for tensor in stack):
-            for part in tensor.parts if tensor.kind == "int8" else ():
+        for tensor in (tensor for group in tensors.groups for tensor in group):
+            for part in tensor.parts if tensor.is_matrix else ():
                 # transformers 5 saves GPT-NeoX's head under its old name.
                 weight = parameters["lm_head.weight" if part == "embed_out.weight" else part]
                 rows = weight.t() if tensor.is_transposed else weight
@@ -199,7 +192,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     tensors = model.store.tensors
     embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
-    layer = model.store.read_layer(0, torch.empty(model.store.layouts[0].num_bytes, dtype=torch.uint8))
+    layer = read_layer(model.store)
     kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
@@ -268,11 +261,12 @@ def test_the_bare_model_without_its_prefix_loads(name: str, tmp_path: Path) -> N
 )
 def test_buffers_of_old_checkpoints_are_ignored(name: str, buffers: list[str], tmp_path: Path) -> None:
     """Causal masks, inverse frequencies and copies of tied matrices follow from the rest."""
-    build(name, tmp_path)
+    copied = build(name, tmp_path).get_input_embeddings().weight
     tensors = load_file(tmp_path / "model.safetensors")
     expected = Model(tmp_path, EngineConfig())
     assert not set(buffers) & set(tensors)
-    save_file(tensors | {buffer: torch.ones(1, 1) for buffer in buffers}, tmp_path / "model.safetensors")
+    idle = {name: copied.clone() if "head" in name else torch.ones(1, 1) for name in buffers}
+    save_file(tensors | idle, tmp_path / "model.safetensors")
     model = Model(tmp_path, EngineConfig())
     assert torch.equal(model.all_logits(model.sequences()), expected.all_logits(expected.sequences()))
 

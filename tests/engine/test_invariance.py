@@ -20,6 +20,13 @@ from penstock.generation.sequence import SamplingParams
 
 PLAIN = EngineConfig(max_model_len=96, enable_prefix_caching=False)
 NUM_REQUESTS, MAX_TOKENS = 8, 34
+#: Models, and what they change of their configs: here some prompts are longer than what rope's frequencies
+#: depend on, and some answers cross that.
+CROSSING: list[tuple[str, dict[str, int]]] = [
+    ("Phi-3, rope longrope", {"original_max_position_embeddings": 40}),
+    ("Llama, rope dynamic", {"max_position_embeddings": 48}),
+]
+EVERY = [(name, {}) for name in MODELS] + CROSSING
 
 
 def requests(dice: random.Random) -> list[tuple[list[int], SamplingParams]]:
@@ -68,9 +75,11 @@ def arriving(
     return completions
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_request_gets_in_any_company_what_it_gets_alone(name: str, tmp_path: Path) -> None:
-    build(name, tmp_path)
+@pytest.mark.parametrize(("name", "changes"), EVERY)
+def test_a_request_gets_in_any_company_what_it_gets_alone(
+    name: str, changes: dict[str, int], tmp_path: Path
+) -> None:
+    build(name, tmp_path, **changes)
     dice = random.Random(name)
     asked = requests(dice)
     with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:

@@ -18,7 +18,7 @@ class Clocked:
     def __init__(self) -> None:
         self.now_s = 0.0
 
-    def int8_linear(self, x: torch.Tensor, weight: QuantizedTensor) -> None:
+    def linear(self, x: torch.Tensor, weight: QuantizedTensor) -> None:
         self.now_s += weight.qweight.numel() / 1e6 * (1e-3 + 2e-6 * 2 * len(x))
 
 

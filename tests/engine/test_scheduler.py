@@ -15,14 +15,20 @@ from hypothesis import strategies as st
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.scheduler import Batch, Scheduler
 from penstock.generation.sequence import FinishReason, SamplingParams, Sequence
+from penstock.spec import RopeSpec
 
 BLOCK_SIZE = 16
 
 
 def scheduler(
-    num_blocks: int, max_num_seqs: int = 8, max_num_batched_tokens: int = 32, is_caching: bool = True
+    num_blocks: int,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    is_caching: bool = True,
+    rope: RopeSpec | None = None,
 ) -> Scheduler:
-    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE, is_caching), max_num_seqs, max_num_batched_tokens)
+    manager = BlockManager(num_blocks, BLOCK_SIZE, is_caching)
+    return Scheduler(manager, max_num_seqs, max_num_batched_tokens, rope=rope)
 
 
 def sequence(
@@ -39,10 +45,23 @@ class PlainCache:
 
     def __init__(self, decider: Scheduler) -> None:
         self.decider = decider
+        self.rope = decider._rope
         self.slots: dict[tuple[int, int], object] = {}
 
     def value(self, seq: Sequence, position: int) -> object:
-        return seq.cache_salt, tuple(seq.token_ids[: position + 1])
+        frequencies = [self.frequencies(seq, at) for at in range(position + 1)] if self.rope else []
+        return seq.cache_salt, tuple(seq.token_ids[: position + 1]), tuple(frequencies)
+
+    def frequencies(self, seq: Sequence, position: int) -> int:
+        """Which ones turn a key: as spec.py says it, and what the kernels are told must lead there."""
+        assert self.rope is not None
+        border, told = self.rope.short_length, seq.rope_length
+        if self.rope.scaling == "longrope":
+            assert (told > 0) == (seq.num_tokens > border)
+            return int(seq.num_tokens > border)
+        longest = max(position + 1, seq.num_prompt_tokens, border)
+        assert longest == max(position + 1, told, border)
+        return longest
 
     def compute(self, batch: Batch, is_failing: bool = False) -> None:
         for source, destination in batch.block_copies:
@@ -348,6 +367,70 @@ def test_a_step_that_was_not_computed_leaves_nothing_to_be_found() -> None:
     run(decider, cache)
 
 
+# ---------------------------------------------------------------- lengths that change keys
+
+LONGROPE, DYNAMIC = (RopeSpec(scaling=scaling, short_length=30) for scaling in ("longrope", "dynamic"))
+
+
+def test_a_sequence_that_outgrows_its_frequencies_is_computed_again_in_its_place() -> None:
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=LONGROPE)
+    cache = PlainCache(decider)
+    (one,) = prompt_of(decider, list(range(28)), num_output=10)
+    steps = [sizes(run_step(decider, cache))[0] for _ in range(6)]
+    assert steps == [28, 1, 1, 31, 1, 1]
+    assert decider.running == [one] and decider.num_preemptions == one.num_preemptions == 0
+    run(decider, cache)
+    assert decider.block_manager.num_free == 40
+
+
+def test_dynamic_ntk_computes_nothing_again() -> None:
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=DYNAMIC)
+    cache = PlainCache(decider)
+    prompt_of(decider, list(range(28)), num_output=10)
+    assert [sizes(run_step(decider, cache))[0] for _ in range(10)] == [28] + 9 * [1]
+
+
+def test_who_crosses_may_take_blocks_from_the_youngest() -> None:
+    """Its old blocks are shared, so that they become nobody's when it leaves them."""
+    decider = scheduler(num_blocks=5, max_num_batched_tokens=100, rope=LONGROPE)
+    cache = PlainCache(decider)
+    prompt_of(decider, *[list(range(28))] * 3, num_output=10)
+    run(decider, cache)
+    assert decider.num_preemptions and decider.block_manager.num_free == 5
+
+
+@pytest.mark.parametrize(
+    ("rope", "num_second", "num_found"),
+    [
+        (None, 32, 16), (None, 29, 16),
+        (LONGROPE, 29, 16),  # both are short
+        (LONGROPE, 31, 0),  # 31 tokens have other frequencies than 30
+        (DYNAMIC, 29, 16), (DYNAMIC, 31, 0),
+    ],
+)  # fmt: skip
+def test_keys_of_other_frequencies_are_not_found(
+    rope: RopeSpec | None, num_second: int, num_found: int
+) -> None:
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=rope)
+    cache = PlainCache(decider)
+    prompt_of(decider, list(range(30)), num_output=1)
+    run(decider, cache)
+    (second,) = prompt_of(decider, [*range(20), *range(100, 80 + num_second)], num_output=1)
+    run(decider, cache)
+    assert second.num_cached_tokens == num_found
+
+
+@pytest.mark.parametrize(("rope", "num_found"), [(LONGROPE, 32), (DYNAMIC, 0)])
+def test_long_prompts_share_where_their_frequencies_are_the_same(rope: RopeSpec, num_found: int) -> None:
+    """LongRoPE has one set for all of them, dynamic NTK one for each length."""
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=rope)
+    cache = PlainCache(decider)
+    for num_prompt, found in ((40, 0), (41, num_found), (41, 40)):
+        (seq,) = prompt_of(decider, list(range(num_prompt)), num_output=1)
+        run(decider, cache)
+        assert seq.num_cached_tokens == found
+
+
 # ---------------------------------------------------------------- all together
 
 PROMPTS = st.tuples(
@@ -377,6 +460,7 @@ def text(number: int, length: int) -> list[int]:
     failures=st.sets(st.integers(0, 40), max_size=3),
     seed=st.integers(0, 100),
     is_caching=st.booleans(),
+    rope=st.sampled_from([None, None, LONGROPE, DYNAMIC]),
 )
 def test_random_work_ends_whole(
     asked: list[tuple[int, int, int, int, int, str]],
@@ -387,9 +471,10 @@ def test_random_work_ends_whole(
     failures: set[int],
     seed: int,
     is_caching: bool,
+    rope: RopeSpec | None,
 ) -> None:
     """7 blocks of 16 hold the largest sequence (100 tokens), so everything can run."""
-    decider = scheduler(num_blocks, max_num_seqs, max_num_batched_tokens, is_caching)
+    decider = scheduler(num_blocks, max_num_seqs, max_num_batched_tokens, is_caching, rope)
     cache, dice = PlainCache(decider), random.Random(seed)
     sequences, arrivals = [], {}
     for i, (number, length, output, step, priority, salt) in enumerate(asked):

@@ -22,7 +22,12 @@ needs_native = pytest.mark.skipif(not compiled_builds(), reason="no compiled ker
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "GPT-2", "Falcon, untied, biases", "BLOOM, 6 heads"])
+@pytest.mark.parametrize("name", 
+    [
+        "Llama", "Gemma 2", "GPT-2", "Falcon, untied, biases", "BLOOM, 6 heads", "Llama, rope dynamic",
+        "Phi-3, rope longrope",
+    ],
+)  # fmt: skip
 def test_the_largest_step_takes_what_was_measured(name: str, kernels: KernelChoice, tmp_path: Path) -> None:
     """No step of the largest size takes more, and what is set aside for nothing is a layer streamed."""
     if kernels == "native" and not compiled_builds():

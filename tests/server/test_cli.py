@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import CheckpointNotFound, PenstockError
-from penstock_server import cli, serve, terminal
-from penstock_server.listener import bind
-from penstock_server.settings import Settings
+from penstock_server import cli
+from penstock_server.commands import terminal
+from penstock_server.serving import serve
+from penstock_server.serving.listener import bind
+from penstock_server.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)

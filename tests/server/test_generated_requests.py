@@ -19,8 +19,8 @@ from schemathesis.specs.openapi.checks import (
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.settings.settings import Settings
 
 CHECKS: Any = [
     not_a_server_error,

@@ -21,8 +21,8 @@ from penstock.async_engine import AsyncEngine
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CorruptFile
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.settings.settings import Settings
 
 from .conftest import sse_events
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from fakes import FakeAsyncEngine, Script
 from penstock.errors import EngineDead
 from penstock.generation.sequence import SamplingParams
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.settings.settings import Settings
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 

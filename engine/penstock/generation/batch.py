@@ -51,6 +51,16 @@ class ModelInputs:
             block_tables=torch.tensor(tables, dtype=torch.int32),
             query_start=torch.tensor(query_start, dtype=torch.int32),
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
+            rope_lengths=_rope_lengths(batch),
         )
         logits_rows = torch.tensor(logits_indices, dtype=torch.int64)
         return cls(torch.tensor(input_ids), logits_rows, layout, batch.block_copies)
+
+
+def _rope_lengths(batch: Batch) -> Tensor | None:
+    """What BatchLayout says. Most models know no length but 0, and nothing is made for them."""
+    lengths = [item.sequence.rope_length for item in batch.scheduled]
+    if not any(lengths):
+        return None
+    counts = torch.tensor([item.num_new_tokens for item in batch.scheduled])
+    return torch.tensor(lengths).repeat_interleave(counts)

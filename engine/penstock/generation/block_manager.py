@@ -2,9 +2,10 @@
 
 Sequences that begin with the same tokens share blocks. A block is found by its key: SHA-256 of its tokens and
 of the key before it, so it stands for all tokens from the sequence's beginning, and nobody finds what another
-prompt wrote. The first key of a chain comes from the sequence's cache_salt. A block gets its key when it is
-full; the last one of a prompt, which the answer goes on in, gets one at once that stands for the prompt's
-part of it.
+prompt wrote. The first key of a chain comes from the sequence's cache_salt and from the length that rope's
+frequencies belong to: blocks whose K was turned by other frequencies are not found. A block gets its key when
+it is full; the last one of a prompt, which the answer goes on in, gets one at once that stands for the
+prompt's part of it.
 
 Keys are given when tokens are scheduled, before they are computed: within a layer all K and V of a step are
 written before attention reads any, so others may share them in the very same step. A step that fails takes
@@ -176,7 +177,8 @@ class BlockManager:
     def _key_before(self, sequence: Sequence, index: int) -> bytes:
         if index:
             return self._key(sequence, index - 1)
-        return hashlib.sha256(sequence.cache_salt.encode("utf-8", "surrogatepass")).digest()
+        salt = hashlib.sha256(sequence.cache_salt.encode("utf-8", "surrogatepass")).digest()
+        return _chain(salt, [sequence.rope_length]) if sequence.rope_length else salt
 
     def _is_diverging(self, sequence: Sequence) -> bool:
         """Whether the next token would go over what others see in the same block."""

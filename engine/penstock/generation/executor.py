@@ -13,7 +13,7 @@ from penstock.generation.batch import ModelInputs
 from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
-from penstock.weights.store import LayerWeights
+from penstock.weights.layer_weights import LayerWeights
 
 
 class Cancelled(Exception):
@@ -41,13 +41,11 @@ class Executor:
         head: LayerWeights,
         streamer: LayerSource,
         kv_cache: KVCache,
-        tied: LayerWeights | None = None,
     ) -> None:
-        """`embedding` is on the host; everything else where the streamer brings the layers. `tied` is the
-        embedding's matrix there, if it is another place and serves as the head."""
+        """`embedding` is on the host; everything else where the streamer brings the layers. `head` is
+        complete (with_head())."""
         self._family = family
         self._embedding = embedding
-        self._tied = tied or embedding
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
@@ -95,6 +93,6 @@ class Executor:
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits float32 [num_rows, vocab_size], on the host, of rows of what sweep() returned."""
-        logits = self._family.head(self._head, self._tied, hidden).to("cpu")
+        logits = self._family.head(self._head, hidden).to("cpu")
         self._streamer.synchronize()
         return logits

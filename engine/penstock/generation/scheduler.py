@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.fair_queue import OUTPUT_WEIGHT, FairQueue
 from penstock.generation.sequence import FinishReason, Sequence
+from penstock.spec import RopeSpec
 
 #: Tokens that each prompt advances by in a step, if there is room at all.
 MIN_CHUNK = 32
@@ -73,7 +74,9 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         step_time_target_s: float = 0.0,
+        rope: RopeSpec | None = None,
     ) -> None:
+        """`rope` is the model's: it says when a sequence's keys must be computed again."""
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -85,6 +88,8 @@ class Scheduler:
         #: By priority, then in order of admission.
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        #: None where no sequence's length changes anything.
+        self._rope = rope if rope is not None and rope.short_length else None
 
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences that are not finished."""
@@ -97,6 +102,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. It must be able to run when alone: all blocks together hold it at its longest."""
+        self._follow_length(sequence)
         self.waiting.add(sequence)
 
     def schedule(self) -> Batch:
@@ -159,6 +165,9 @@ class Scheduler:
         to give way: whoever came in now would be thrown out again."""
         num_before = self.num_preemptions
         for sequence in list(self.running):
+            if self._follow_length(sequence):
+                self._drop(sequence)
+                self.block_manager.adopt(sequence)
             while sequence in self.running and not self.block_manager.grow(sequence):
                 self._preempt(self.running[-1])
         return self.num_preemptions == num_before
@@ -171,10 +180,28 @@ class Scheduler:
 
     def _suspend(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._drop(sequence)
+        self._follow_length(sequence)
+        self.waiting.put_back(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Let go of all that a sequence has computed."""
         self.block_manager.release(sequence)
         sequence.num_computed_tokens = 0
         sequence.was_preempted = True
-        self.waiting.put_back(sequence)
+
+    def _follow_length(self, sequence: Sequence) -> bool:
+        """Note which frequencies a sequence's length asks for. True if they have changed: its keys are of no
+        use then, and other blocks hold its tokens. Whoever waits does not grow, so this is asked when a
+        sequence begins to wait and before each step that it may have a part in."""
+        if self._rope is None:
+            return False
+        length = self._rope.frequency_length(sequence.num_prompt_tokens, sequence.num_tokens)
+        if length == sequence.rope_length:
+            return False
+        sequence.rope_length = length
+        sequence.block_keys.clear()
+        return True
 
     def _admit(self, sequence: Sequence) -> bool:
         """Only what fits whole: a sequence that got half its blocks would be the next to be preempted, and

@@ -164,6 +164,9 @@ class Sequence:
         self.cache_salt = cache_salt
         #: Tokens whose K and V are in the cache. Preemption sets it back to 0.
         self.num_computed_tokens = 0
+        #: RopeSpec.frequency_length() of its computed tokens and those of the next step. The scheduler keeps
+        #: it.
+        self.rope_length = 0
         self.block_table: list[int] = []
         #: Of the prompt's tokens as far as they are known, if asked for; nothing comes before the first.
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
@@ -176,7 +179,8 @@ class Sequence:
         #: It has been in a step, or was about to be.
         self.has_started = False
         self.num_preemptions = 0
-        #: It was preempted at some time, or its step was not computed.
+        #: What it had computed was dropped at some time: it was preempted, or its step was not computed, or
+        #: it has grown out of the frequencies of its keys.
         self.was_preempted = False
         self.finish_reason: FinishReason | None = None
 

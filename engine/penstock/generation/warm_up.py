@@ -21,14 +21,17 @@ from penstock.generation.sequence import SamplingParams, Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
-from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights.store import LayerWeights, ModelTensors
+from penstock.spec import RopeSpec
+from penstock.weights.layer_weights import LayerWeights, with_head
+from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: Takes the sampler's longest way.
 _PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 
 
-def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch:
+def largest_step(
+    config: EngineConfig, longest: int, num_past: int = 0, rope: RopeSpec | None = None
+) -> Batch:
     """The most tokens of the most sequences, each after `num_past` computed ones, none longer than `longest`.
     All keys and values lie in block 0."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -39,6 +42,8 @@ def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch
         left -= num_new
         sequence = Sequence(index, [0] * (num_past + num_new), _PARAMS, longest + 1)
         sequence.num_computed_tokens = num_past
+        if rope is not None:
+            sequence.rope_length = rope.frequency_length(num_past + num_new, num_past + num_new)
         sequence.block_table = [0] * -(-sequence.num_tokens // config.block_size)
         scheduled.append(ScheduledSequence.of(sequence, num_new))
     return Batch(tuple(scheduled))
@@ -50,8 +55,8 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
     may be no more than addresses: on the CPU pages that nothing writes take no memory."""
     device = family.device
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
-    tied = None if "head" in head else _unread(tensors.embedding, device)
-    largest = max(tensors.layers, key=lambda layer: LayerLayout.of(layer).num_bytes)
+    head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
+    largest = max(tensors.layers, key=lambda layer: UnitLayout.of(layer).num_bytes)
     layers = _Twice(_unread(largest, device), device)
     dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
     num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
@@ -61,7 +66,7 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     kv_cache = KVCache(family.spec, 1, config.block_size, dtype, MemoryPool("warm-up", num_bytes, make_arena))
-    executor = Executor(family, embedding, head, layers, kv_cache, tied)
+    executor = Executor(family, embedding, head, layers, kv_cache)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 
     def step() -> None:
@@ -80,7 +85,7 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
 
 
 def _unread(tensors: tuple[TensorSpec, ...], device: torch.device) -> LayerWeights:
-    layout = LayerLayout.of(tensors)
+    layout = UnitLayout.of(tensors)
     return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
 
 

@@ -52,6 +52,23 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
+class LaneProfile:
+    """What computes, as plans see it: the processor, or a GPU. Bytes, and 1e9 bytes or operations a second; a
+    rate of 0 is unknown."""
+
+    #: Layers are computed in a memory of the lane's own, fed over a link from pinned RAM, and not in RAM.
+    has_own_memory: bool
+    free_bytes: int
+    memory_gbps: float
+    int8_gops: float
+    #: Of products with weights that come from memory; empty where nothing was measured.
+    products: ProductRates = ()
+    #: From RAM to the lane's own memory, and the RAM that can be pinned for it.
+    link_gbps: float = 0.0
+    pinnable_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class HardwareProfile:
     """Capacities in bytes; rates in 1e9 bytes (or operations) a second, measured."""
 
@@ -66,6 +83,22 @@ class HardwareProfile:
     device: DeviceProfile | None = None
     #: Of products on the CPU with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
+
+    @property
+    def lane(self) -> LaneProfile:
+        """What computes: the GPU if there is one."""
+        if self.device is None:
+            free, gbps, gops = self.free_ram_bytes, self.memory_read_gbps, self.int8_gops
+            return LaneProfile(False, free, gbps, gops, self.products)
+        device = self.device
+        return LaneProfile(
+            True,
+            device.free_bytes,
+            device.memory_gbps,
+            device.int8_gops,
+            link_gbps=device.host_to_device_gbps,
+            pinnable_bytes=device.pinnable_bytes,
+        )
 
 
 def total_memory_bytes() -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from penstock.errors import CapacityError
-from penstock.memory.direct_io import PAGE, DirectReader, aligned_buffer
+from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import DiskProfile
+from penstock.memory.pages import PAGE
 
 #: What is tried: bytes per read and reads in flight. One at a time does on an idle machine; beside computing
 #: threads the next one is asked for late, which costs 7% of the rate (measured on two cores).

@@ -19,8 +19,10 @@ from penstock.model.family import (
     require,
 )
 from penstock.model.layers import attend, mlp
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 class Bloom(Family):
@@ -57,7 +59,7 @@ class Bloom(Family):
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape, name = (spec.vocab_size, spec.hidden_size), "transformer.word_embeddings"
         return (
-            TensorSpec("embedding", shape, (f"{name}.weight",), "int8"),
+            TensorSpec("embedding", shape, (f"{name}.weight",), INT8),
             *layer_norm_tensors("embedding_norm", spec.hidden_size, f"{name}_layernorm"),
         )
 
@@ -77,7 +79,7 @@ class Bloom(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ class Bloom(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         hidden = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden)
-        return hidden + mlp(self.kernels, weights, x, "gelu_tanh")
+        return hidden + mlp(self, weights, x, "gelu_tanh")
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -11,9 +11,11 @@ from torch import Tensor
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.model.rope import context_length, read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Falcon(Family):
         hidden_size = int(read(config, "hidden_size", "n_embed"))
         num_heads = int(read(config, "num_attention_heads", "n_head"))
         head_dim = hidden_size // num_heads
+        rope = read_rope(config, head_dim)
         return FalconSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
@@ -51,10 +54,10 @@ class Falcon(Family):
             head_dim=head_dim,
             intermediate_size=int(config.get("ffn_hidden_size") or 4 * hidden_size),
             vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            max_position_embeddings=context_length(rope, int(config.get("max_position_embeddings", 2048))),
             norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
             is_tied=bool(config.get("tie_word_embeddings", True)),
-            rope=read_rope(config, head_dim),
+            rope=rope,
             activation=activation_function(config.get("activation", "gelu")),
             has_bias=bool(config.get("bias", False)),
         )
@@ -62,7 +65,7 @@ class Falcon(Family):
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -84,7 +87,7 @@ class Falcon(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def layer(
@@ -92,7 +95,7 @@ class Falcon(Family):
     ) -> Tensor:
         x = self.layer_norm("input_norm", weights, hidden)
         attended = attend(self, index, weights, x, kv, batch)
-        return hidden + attended + mlp(self.kernels, weights, x, self.spec.activation)
+        return hidden + attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -4,6 +4,7 @@ and head compute. Families are code and hold no weights: those are handed in."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,10 +12,15 @@ import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.rope import RopeTable
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights, ModelTensors
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
+from penstock.weights.weight_format import INT8
+
+#: (index in its stack, weights, hidden, kv, batch) -> hidden; as Family.layer().
+LayerFunction = Callable[[int, LayerWeights, Tensor, LayerKV, BatchLayout], Tensor]
 
 
 class Family(ABC):
@@ -67,25 +73,52 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """What head() needs; without a "head" matrix the embedding's serves (tied)."""
+        """What head() needs. Without a matrix "head" the embedding's serves (tied)."""
+
+    @classmethod
+    def embedding_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "embedding", without what else embed() needs."""
+        return next(tensor for tensor in cls.embedding_tensors(spec) if tensor.name == "embedding")
+
+    @classmethod
+    def head_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "head" of a model that is not tied, whether `spec` is or not."""
+        tensors = cls.head_tensors(replace(spec, is_tied=False))
+        return next(tensor for tensor in tensors if tensor.name == "head")
 
     @classmethod
     def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
         """All of the above."""
+        # A head that is the embedding's matrix; any other was found when the model was opened.
         unused = cls.unused_tensors + (
-            (r"(^|\.)(lm_head|embed_out)\.weight(_scale)?$",) if spec.is_tied else ()
+            (r"^(lm_head|embed_out)\.weight(_scale|_shape)?$",) if spec.is_tied else ()
         )
         return ModelTensors(
             cls.embedding_tensors(spec),
-            tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)),
+            cls.stacks(spec),
             cls.head_tensors(spec),
             cls.optional_prefix,
             unused,
         )
 
+    @classmethod
+    def stacks(cls, spec: ModelSpec) -> tuple[Stack, ...]:
+        """The layers. A family with more than one stack, or with experts, declares them here, and what a
+        layer of another stack computes in layer_of()."""
+        return decoder_only(tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)))
+
+    def layer_of(self, stack: str) -> LayerFunction:
+        """What computes the layers of a stack, told a layer's index in its stack: layer()."""
+        return self.layer
+
+    def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
+        """x float32 [num_tokens, in_features] times the matrix `name`, with the bias that it may have ->
+        float32 [num_tokens, out_features]."""
+        return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]."""
-        return look_up(weights.matrix("embedding"), input_ids)
+        return weights.matrix("embedding").look_up(input_ids)
 
     @abstractmethod
     def layer(
@@ -102,11 +135,10 @@ class Family(ABC):
         bias = weights.optional(f"{name}.bias")
         return self.kernels.layer_norm(x, weights.vector(name), bias, self.spec.norm_eps)
 
-    def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
-        """hidden [num_sampled, hidden_size] -> logits float32 [num_sampled, vocab_size]."""
-        matrix = weights.matrix("head") if "head" in weights else embedding.matrix("embedding")
-        normed = self.norm_final(weights, hidden)
-        return self.kernels.int8_linear(normed, matrix, weights.optional("head.bias"))
+    def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        """hidden [num_rows, hidden_size] -> logits float32 [num_rows, vocab_size]. The matrix "head" of
+        `weights` is the embedding's where the two are tied (with_head())."""
+        return self.project(weights, "head", self.norm_final(weights, hidden))
 
 
 def linear_tensors(
@@ -118,7 +150,7 @@ def linear_tensors(
 ) -> tuple[TensorSpec, ...]:
     """The INT8 matrix `name` (out_features, in_features) of checkpoint modules `parts`, and its bias."""
     weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
-    matrix = TensorSpec(name, shape, weights, "int8", is_transposed)
+    matrix = TensorSpec(name, shape, weights, INT8, is_transposed)
     bias = TensorSpec(f"{name}.bias", shape[:1], biases)
     return (matrix, bias) if has_bias else (matrix,)
 
@@ -129,11 +161,6 @@ def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, Te
         TensorSpec(name, (width,), (f"{part}.weight",)),
         TensorSpec(f"{name}.bias", (width,), (f"{part}.bias",)),
     )
-
-
-def look_up(embedding: QuantizedTensor, input_ids: Tensor) -> Tensor:
-    """Rows of an INT8 embedding as float32 [num_tokens, hidden_size]."""
-    return embedding.qweight[input_ids].float() * embedding.scale[input_ids, None]
 
 
 def require(config: dict[str, Any], name: str, *allowed: object) -> None:

@@ -12,8 +12,9 @@ from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.model.family import read, require, sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.llama import Llama, LlamaSpec
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ class Gemma2(Llama):
         x = attend(self, index, weights, x, kv, batch)
         hidden = hidden + self._norm("post_norm", weights, x)
         x = self._norm("pre_mlp_norm", weights, hidden)
-        x = gated_mlp(self.kernels, weights, x, spec.activation)
+        x = gated_mlp(self, weights, x, spec.activation)
         return hidden + self._norm("post_mlp_norm", weights, x)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self._norm("final_norm", weights, hidden)
 
-    def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
-        logits, cap = super().head(weights, embedding, hidden), self.spec.logits_softcap
+    def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        logits, cap = super().head(weights, hidden), self.spec.logits_softcap
         if not cap:
             return logits
         # float64: torch's vector and scalar tanh differ in the last bit, and which one an element meets

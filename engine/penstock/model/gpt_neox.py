@@ -16,9 +16,11 @@ from penstock.model.family import (
     require,
 )
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.model.rope import context_length, read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class GPTNeoX(Family):
         head_dim = hidden_size // num_heads
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("rotary_pct", 0.25)
+        rope = read_rope(config, int(head_dim * float(share)))
         return GPTNeoXSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
@@ -53,10 +56,10 @@ class GPTNeoX(Family):
             head_dim=head_dim,
             intermediate_size=int(read(config, "intermediate_size")),
             vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "max_position_embeddings")),
+            max_position_embeddings=context_length(rope, int(read(config, "max_position_embeddings"))),
             norm_eps=float(config.get("layer_norm_eps", 1e-5)),
             is_tied=bool(config.get("tie_word_embeddings", False)),
-            rope=read_rope(config, int(head_dim * float(share))),
+            rope=rope,
             activation=activation_function(config.get("hidden_act", "gelu")),
             is_parallel=bool(config.get("use_parallel_residual", True)),
         )
@@ -64,7 +67,7 @@ class GPTNeoX(Family):
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -82,7 +85,7 @@ class GPTNeoX(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "gpt_neox.final_layer_norm")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def layer(
@@ -91,7 +94,7 @@ class GPTNeoX(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         attended = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
-        return attended + mlp(self.kernels, weights, x, self.spec.activation)
+        return attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -11,9 +11,11 @@ from torch import Tensor
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family, linear_tensors, read, require, sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
-from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.model.rope import context_length, read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Llama(Family):
             int(read(config, "num_hidden_layers")),
         )
         head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+        rope = read_rope(config, head_dim)
         numbers: dict[str, Any] = {
             "architecture": cls.architectures[0],
             "hidden_size": hidden_size,
@@ -64,10 +67,10 @@ class Llama(Family):
             "head_dim": head_dim,
             "intermediate_size": int(read(config, "intermediate_size")),
             "vocab_size": int(read(config, "vocab_size")),
-            "max_position_embeddings": int(read(config, "max_position_embeddings")),
+            "max_position_embeddings": context_length(rope, int(read(config, "max_position_embeddings"))),
             "norm_eps": float(read(config, "rms_norm_eps")),
             "is_tied": bool(config.get("tie_word_embeddings", False)),
-            "rope": read_rope(config, head_dim),
+            "rope": rope,
             "activation": activation_function(config.get("hidden_act", "silu")),
         }
         return LlamaSpec(**(numbers | differences))
@@ -75,7 +78,7 @@ class Llama(Family):
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -107,7 +110,7 @@ class Llama(Family):
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = TensorSpec("final_norm", (spec.hidden_size,), ("model.norm.weight",))
         shape = (spec.vocab_size, spec.hidden_size)
-        head = TensorSpec("head", shape, ("lm_head.weight",), "int8")
+        head = TensorSpec("head", shape, ("lm_head.weight",), INT8)
         return (norm,) if spec.is_tied else (norm, head)
 
     def layer(
@@ -118,7 +121,7 @@ class Llama(Family):
         head_norm_offset = 0.0 if spec.has_head_norms else None
         hidden = hidden + attend(self, index, weights, x, kv, batch, head_norm_offset=head_norm_offset)
         x = kernels.rms_norm(hidden, weights.vector("post_norm"), spec.norm_eps)
-        return hidden + gated_mlp(kernels, weights, x, spec.activation)
+        return hidden + gated_mlp(self, weights, x, spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.kernels.rms_norm(hidden, weights.vector("final_norm"), self.spec.norm_eps)

@@ -18,6 +18,8 @@ class Phi3(Llama):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        # transformers' own default, which a config.json may leave out.
+        config = {"original_max_position_embeddings": 4096} | config
         head_dim = int(read(config, "hidden_size")) // int(read(config, "num_attention_heads"))
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
 from penstock.weights.formats import activation_note, open_checkpoint
 from penstock.weights.manifest import check_finished
+from penstock.weights.own_head import has_own_head
 from penstock.weights.store import TIED_HEAD, WeightStore
 
 logger = logging.getLogger(__name__)
@@ -64,8 +66,15 @@ def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | 
     check_finished(folder)
     checkpoint = open_checkpoint(folder)
     family = find_family(checkpoint.config)
-    tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
-    spec = family.read_spec(checkpoint.config | tied)
+    spec = family.read_spec(checkpoint.config)
+    if checkpoint.config.get(TIED_HEAD):
+        spec = replace(spec, is_tied=True)
+    elif spec.is_tied and has_own_head(
+        checkpoint, family.embedding_matrix(spec), family.head_matrix(spec), family.optional_prefix
+    ):
+        # From here on the config says what the files say, also in a folder that is converted from them.
+        checkpoint.config |= {"tie_word_embeddings": False}
+        spec = replace(spec, is_tied=False)
     store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size)
     _tell_how_it_is_read(store)
     return OpenModel(family, spec, store)

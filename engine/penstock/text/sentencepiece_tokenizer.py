@@ -51,9 +51,9 @@ def find_model(folder: Path) -> Path | None:
 class SentencePieceTokenizer(PreTrainedTokenizer):
     """What Tokenizer asks of a transformers tokenizer.
 
-    Control pieces ("<s>", "[INST]") and added tokens in a text are these tokens, as with a tokenizer.json. Each
-    text between them is encoded by itself, so it begins with the model's dummy prefix, if it has one. Where
-    tokenizer_config.json says `"legacy": false`, only the beginning of the whole text has the dummy prefix.
+    Control pieces ("<s>", "[INST]") and added tokens in a text are these tokens, as with a tokenizer.json.
+    Each text between them is encoded by itself, so it begins with the model's dummy prefix, if it has one.
+    Where tokenizer_config.json says `"legacy": false`, only the beginning of the whole text has the prefix.
     """
 
     def __init__(

@@ -171,6 +171,7 @@ class NoText(Tokenizer):
 
     def __init__(self) -> None:
         self.eos_token_ids = frozenset()
+        self.token_bytes = lru_cache(self._token_bytes)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return []

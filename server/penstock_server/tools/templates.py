@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidParameter, RequestError
+from penstock_server.protocol.tools import Tool, is_too_deep
 from penstock_server.tools.parsers import (
     PYTHON_TAG,
     TOOL_CALL,
@@ -23,7 +24,6 @@ from penstock_server.tools.parsers import (
     ParserChoice,
     ParserName,
 )
-from penstock_server.tools.request import Tool, is_too_deep
 
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]

@@ -11,7 +11,8 @@ from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import SamplingParams
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.protocol.tools import AllowedToolChoice, Function, Tool, ToolRef
 from penstock_server.tools import schemas, templates
 from penstock_server.tools.parsers import (
     PYTHON_TAG,
@@ -26,7 +27,6 @@ from penstock_server.tools.parsers import (
     MistralParser,
     ParserChoice,
 )
-from penstock_server.tools.request import AllowedToolChoice, Function, Tool, ToolRef
 from penstock_server.tools.templates import TemplateMessage, ToolStyle
 
 #: none: no tools are shown. named: one is called, and the answer is its arguments.

@@ -12,10 +12,10 @@ from conftest import save_byte_tokenizer
 from penstock.errors import InvalidParameter
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.protocol.tools import Tool
 from penstock_server.tools import templates
 from penstock_server.tools.parsers import ParserChoice
-from penstock_server.tools.request import Tool
 from penstock_server.tools.templates import ToolStyle, detect_style
 
 from .chat_templates import DEAF, HERMES, LLAMA3, MISTRAL, NO_SYSTEM, PLAIN

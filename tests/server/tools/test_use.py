@@ -21,10 +21,10 @@ from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.app import create_app
-from penstock_server.inputs import read_messages
-from penstock_server.protocol import ChatCompletionRequest
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.prompts.inputs import read_messages
+from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.settings.settings import Settings
 from penstock_server.tools.parsers import FirstCall, HermesParser, Llama3Parser, MistralParser
 from penstock_server.tools.use import ToolUse
 
@@ -175,7 +175,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """Random weights: what comes out is as unlikely to be a call as can be."""
-    monkeypatch.setattr("penstock_server.inputs.render_chat", render_chat)
+    monkeypatch.setattr("penstock_server.prompts.inputs.render_chat", render_chat)
     app = create_app(AsyncEngine(lambda report: Engine.load(model_folder)), Settings(model="tiny"))
     with TestClient(app) as client:
         while client.get("/health").status_code != 200:
