@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import save_byte_level, save_sentencepiece
 
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import NoText, Tokenizer
 
 INCOMPLETE = "\ufffd"
 SNIPPETS = [*"ab 中文模型😀é", "\u200d", "\u0301", "👨‍👩‍👧", "the ", " pipe", "🇩🇪", "👍🏽", "\n", "ß"]
@@ -162,6 +162,10 @@ def test_characters_that_are_out_stay_where_the_answer_ends_within_one(
     before = llama2.encode("Launch 🚀🚀", add_special_tokens=False)
     assert "".join(feed(Detokenizer(llama2, before), rocket[:num_bytes])) == rest
     assert "".join(feed(Detokenizer(llama2, before), [*rocket, *rocket[:num_bytes]])) == "🚀" + rest
+
+
+def test_where_nothing_is_a_word() -> None:
+    assert feed(Detokenizer(NoText(), range(20)), range(3)) == [""] * 4
 
 
 def test_sentencepiece_keeps_the_space_after_a_special_token(llama2: Tokenizer) -> None:

@@ -1,5 +1,5 @@
-"""GPT-2 (Radford et al., 2019), which is also CPM-1 (arXiv 2012.00413): learned positions, layer norms,
-weights stored [in_features, out_features]."""
+"""GPT-2 (Radford et al., 2019): learned positions, layer norms, weights stored
+[in_features, out_features]."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from penstock.text.tokenizer import Tokenizer
 #: Prompt tokens that are decoded before the answer's, so that its first token meets its context:
 #: sentencepiece drops the space of whatever it is given first.
 CONTEXT_TOKENS = 6
-#: A character has four bytes at most, so a token within one is at most so many tokens from the character's
-#: first.
+#: A character has four bytes at most, so a token that continues one is at most so many behind its first.
 MAX_TOKENS_BACK = 3
 #: For the same reason, a longer run of tokens without a complete character is not UTF-8.
 MAX_INCOMPLETE_TOKENS = 8
