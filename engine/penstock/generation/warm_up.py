@@ -1,5 +1,6 @@
 """What a step takes beside weights, keys and values: measured by computing the largest one that the config
-allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice."""
+allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice (once where
+there is one layer)."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
     tied = None if "head" in head else _unread(tensors.embedding, device)
     largest = max(tensors.layers, key=lambda layer: LayerLayout.of(layer).num_bytes)
-    layers = _Twice(_unread(largest, device), device)
+    layers = _Largest(_unread(largest, device), min(2, len(tensors.layers)), device)
     dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
     num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
     num_bytes *= config.block_size * dtype.itemsize
@@ -84,16 +85,17 @@ def _unread(tensors: tuple[TensorSpec, ...], device: torch.device) -> LayerWeigh
     return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
 
 
-class _Twice:
-    """A LayerSource: one layer, which gets its own result, so that input and output are both there."""
+class _Largest:
+    """A LayerSource: one layer, which gets its own result if the model has several, so that input and output
+    are both there."""
 
-    def __init__(self, weights: LayerWeights, device: torch.device) -> None:
-        self._weights = weights
+    def __init__(self, weights: LayerWeights, num_sweeps: int, device: torch.device) -> None:
+        self._weights, self._num_sweeps = weights, num_sweeps
         self.torch_device = device
 
     def layers(self) -> Generator[LayerWeights, None, None]:
-        yield self._weights
-        yield self._weights
+        for _ in range(self._num_sweeps):
+            yield self._weights
 
     def synchronize(self) -> None:
         pass
