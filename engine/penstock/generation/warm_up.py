@@ -1,5 +1,6 @@
 """What a step takes beside weights, keys and values: measured by computing the largest one that the config
-allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice."""
+allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice (once where
+there is one layer)."""
 
 from __future__ import annotations
 
@@ -92,11 +93,12 @@ def _unread(
 
 
 class _LargestTwice:
-    """A LayerSource: of each stack the largest layer, which gets its own result, so that input and output are
-    both there. All its experts are the largest one."""
+    """A LayerSource: of each stack the largest layer, which gets its own result if the stack has several, so
+    that input and output are both there. All its experts are the largest one."""
 
     def __init__(self, tensors: ModelTensors, device: torch.device) -> None:
         self._units = tensors.units
+        self._num_layers = {stack.name: len(stack.layers) for stack in tensors.stacks}
         self.torch_device = device
 
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
@@ -107,8 +109,7 @@ class _LargestTwice:
             yield from ((number, weights) for number in numbers)
 
         weights = _unread(self._largest(stack, is_expert=False), self.torch_device, ask)
-        yield weights
-        yield weights
+        yield from [weights] * min(2, self._num_layers[stack])
 
     def _largest(self, stack: str, is_expert: bool) -> tuple[TensorSpec, ...]:
         """Of a stack's units of that kind; () if it has none."""

@@ -11,13 +11,8 @@ from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.kernels.reference import ReferenceKernels
-from penstock.model.family import (
-    Family,
-    layer_norm_tensors,
-    linear_tensors,
-    read,
-    require,
-)
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -38,21 +33,21 @@ class Bloom(Family):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
         require(config, "apply_residual_connection_post_layernorm", False)
-        hidden_size = int(read(config, "hidden_size", "n_embed"))
-        num_heads = int(read(config, "n_head", "num_attention_heads"))
+        hidden_size = count(config, "hidden_size", "n_embed")
+        num_heads = count(config, "n_head", "num_attention_heads")
         return ModelSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "n_layer", "num_hidden_layers")),
+            num_layers=num_layers_of(config, "n_layer", "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
             intermediate_size=4 * hidden_size,
-            vocab_size=int(read(config, "vocab_size")),
+            vocab_size=count(config, "vocab_size"),
             # ALiBi has no table that ends; this is the length of the training texts.
-            max_position_embeddings=int(config.get("seq_length", 2048)),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            max_position_embeddings=count(config, "seq_length", default=2048),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", True),
         )
 
     @classmethod

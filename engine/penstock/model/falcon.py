@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
@@ -40,26 +41,28 @@ class Falcon(Family):
         require(config, "parallel_attn", True)
         require(config, "num_ln_in_parallel_attn", None, 1)
         require(config, "alibi", False)
-        hidden_size = int(read(config, "hidden_size", "n_embed"))
-        num_heads = int(read(config, "num_attention_heads", "n_head"))
+        hidden_size = count(config, "hidden_size", "n_embed")
+        num_heads = count(config, "num_attention_heads", "n_head")
         head_dim = hidden_size // num_heads
         rope = read_rope(config, head_dim)
         return FalconSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "num_hidden_layers", "n_layer")),
+            num_layers=num_layers_of(config, "num_hidden_layers", "n_layer"),
             num_heads=num_heads,
             # The config's num_kv_heads counts for the refused architecture alone.
             num_kv_heads=1,
             head_dim=head_dim,
-            intermediate_size=int(config.get("ffn_hidden_size") or 4 * hidden_size),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=context_length(rope, int(config.get("max_position_embeddings", 2048))),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            intermediate_size=count(config, "ffn_hidden_size", default=4 * hidden_size),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=context_length(
+                rope, count(config, "max_position_embeddings", default=2048)
+            ),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", True),
             rope=rope,
             activation=activation_function(config.get("activation", "gelu")),
-            has_bias=bool(config.get("bias", False)),
+            has_bias=flag(config, "bias", False),
         )
 
     @classmethod

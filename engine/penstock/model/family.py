@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from penstock.errors import UnsupportedModel
+from penstock.errors import InvalidConfig
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.model.config_values import count, refuse
 from penstock.model.rope import RopeTable
-from penstock.spec import ModelSpec
+from penstock.spec import ModelSpec, RopeSpec
+from penstock.weights.formats import MALFORMED
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 from penstock.weights.weight_format import INT8
@@ -46,7 +48,7 @@ class Family(ABC):
         self.device = device or torch.device("cpu")
         #: Of the stacks that a step sweeps, in this order.
         self.stack_names = tuple(stack.name for stack in self.stacks(spec))
-        self.rope_table = RopeTable(spec.rope, max_model_len, device) if spec.rope else None
+        self.rope_table = _rope_table(spec.rope, max_model_len, device) if spec.rope else None
         everywhere = self.attention_spec()
         #: Of each layer.
         self.attentions = [
@@ -143,6 +145,17 @@ class Family(ABC):
         return self.project(weights, "head", self.norm_final(weights, hidden))
 
 
+def _rope_table(rope: RopeSpec, max_model_len: int, device: torch.device | None) -> RopeTable:
+    """Raises UnsupportedModel and, for parameters that are no numbers or too few, InvalidConfig."""
+    try:
+        return RopeTable(rope, max_model_len, device)
+    except (*MALFORMED, RuntimeError) as error:
+        raise InvalidConfig(
+            f"the parameters that config.json gives to {rope.scaling} rope make no sense ({error}); download "
+            "it again"
+        ) from error
+
+
 def linear_tensors(
     name: str,
     shape: tuple[int, int],
@@ -165,31 +178,15 @@ def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, Te
     )
 
 
-def require(config: dict[str, Any], name: str, *allowed: object) -> None:
-    """Refuse a config whose `name` is set to something that the family does not compute."""
-    value = config.get(name, allowed[0])
-    if value not in allowed:
-        raise UnsupportedModel(
-            f"config.json has {name} = {value!r}; for {config.get('model_type')} Penstock computes only "
-            f"{' or '.join(repr(choice) for choice in allowed)}"
-        )
-
-
-def read(config: dict[str, Any], *names: str) -> Any:
-    """The first of `names` that config.json has. Raises UnsupportedModel if it has none."""
-    for name in names:
-        if config.get(name) is not None:
-            return config[name]
-    raise UnsupportedModel(f"config.json lacks {names[0]}; is it a {config.get('model_type')} model?")
-
-
 def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none."""
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
+    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none.
+    Raises InvalidConfig."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return ()
-    types = config.get("layer_types")
+    window, types = count(config, "sliding_window"), config.get("layer_types")
     if types is None:
-        return (int(window),) * num_layers
-    windows = tuple(int(window) if kind == "sliding_attention" else 0 for kind in types)
+        return (window,) * num_layers
+    if not isinstance(types, list) or len(types) != num_layers:
+        refuse("layer_types", types, f"a list with the kind of each of {num_layers} layers")
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
     return windows if any(windows) else ()

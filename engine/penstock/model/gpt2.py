@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -37,19 +38,19 @@ class GPT2(Family):
         require(config, "scale_attn_weights", True)
         require(config, "scale_attn_by_inverse_layer_idx", False)
         require(config, "add_cross_attention", False)
-        hidden_size, num_heads = int(read(config, "n_embd")), int(read(config, "n_head"))
+        hidden_size, num_heads = count(config, "n_embd"), count(config, "n_head")
         return GPT2Spec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "n_layer")),
+            num_layers=num_layers_of(config, "n_layer"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
-            intermediate_size=int(config.get("n_inner") or 4 * hidden_size),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "n_positions")),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            intermediate_size=count(config, "n_inner", default=4 * hidden_size),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=count(config, "n_positions"),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", True),
             activation=activation_function(config.get("activation_function", "gelu_new")),
         )
 

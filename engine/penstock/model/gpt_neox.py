@@ -8,13 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import (
-    Family,
-    layer_norm_tensors,
-    linear_tensors,
-    read,
-    require,
-)
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
@@ -42,7 +37,7 @@ class GPTNeoX(Family):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> GPTNeoXSpec:
         require(config, "attention_bias", True)
-        hidden_size, num_heads = int(read(config, "hidden_size")), int(read(config, "num_attention_heads"))
+        hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
         head_dim = hidden_size // num_heads
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("rotary_pct", 0.25)
@@ -50,18 +45,18 @@ class GPTNeoX(Family):
         return GPTNeoXSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "num_hidden_layers")),
+            num_layers=num_layers_of(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=head_dim,
-            intermediate_size=int(read(config, "intermediate_size")),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=context_length(rope, int(read(config, "max_position_embeddings"))),
-            norm_eps=float(config.get("layer_norm_eps", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", False)),
+            intermediate_size=count(config, "intermediate_size"),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=context_length(rope, count(config, "max_position_embeddings")),
+            norm_eps=number(config, "layer_norm_eps", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", False),
             rope=rope,
             activation=activation_function(config.get("hidden_act", "gelu")),
-            is_parallel=bool(config.get("use_parallel_residual", True)),
+            is_parallel=flag(config, "use_parallel_residual", True),
         )
 
     @classmethod

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
+from penstock.model.config_values import count, flag, num_layers_of, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -38,20 +39,20 @@ class OPT(Family):
         require(config, "_remove_final_layer_norm", False)
         require(config, "enable_bias", True)
         require(config, "layer_norm_elementwise_affine", True)
-        hidden_size, num_heads = int(read(config, "hidden_size")), int(read(config, "num_attention_heads"))
+        hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
         require(config, "word_embed_proj_dim", hidden_size)
         return OPTSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "num_hidden_layers")),
+            num_layers=num_layers_of(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
-            intermediate_size=int(read(config, "ffn_dim")),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "max_position_embeddings")),
+            intermediate_size=count(config, "ffn_dim"),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=count(config, "max_position_embeddings"),
             norm_eps=1e-5,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            is_tied=flag(config, "tie_word_embeddings", True),
             activation=activation_function(config.get("activation_function", "relu")),
         )
 

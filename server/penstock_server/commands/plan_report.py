@@ -18,7 +18,7 @@ from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.plan import CUDA_CONTEXT_BYTES, Home, MemoryPlan, gib, plan_memory
 from penstock.model.known_shapes import find_shape
-from penstock.model.registry import find_family
+from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, ModelFootprint
 from penstock.weights.formats import check_quantization, read_config
@@ -59,9 +59,8 @@ def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: Engi
 
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
-    """What a plan must know of a model, from its config.json. Raises UnsupportedModel."""
-    family = find_family(config_json)
-    spec = family.read_spec(config_json)
+    """What a plan must know of a model, from its config.json. Raises UnsupportedModel and InvalidConfig."""
+    family, spec = read_spec(config_json)
     group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
     tensors = tensors.grouped(group_size) if group_size else tensors
     return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
