@@ -15,6 +15,8 @@ from penstock_server.tools.request import Function
 MAX_CALLS = 16
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 def arguments_schema(function: Function) -> dict[str, Any]:
     """Of an object."""
     return _NO_ARGUMENTS if function.parameters is None else {"type": "object"} | function.parameters
