@@ -156,7 +156,7 @@ class OpenAIRoutes:
             prompt,
             use if use.parser() else None,
         )
-        return await self.respond(request, body, form, [prompt], params, bool(body.return_token_ids))
+        return await self.respond(request, body, form, [prompt], params, bool(body.return_token_ids), use)
 
     async def respond(
         self,
@@ -166,6 +166,7 @@ class OpenAIRoutes:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         tells_end_token: bool = False,
+        tools: ToolUse | None = None,
     ) -> Response:
         """All answers, whole or as they come, for any route."""
         token_ids = [prompt.token_ids for prompt in prompts]
@@ -178,6 +179,7 @@ class OpenAIRoutes:
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
             tells_end_token=tells_end_token,
+            ending=tools.ending if tools else lambda: None,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None

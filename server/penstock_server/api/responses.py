@@ -83,7 +83,7 @@ class ResponsesRoutes:
             use if use.parser() else None,
             tokens_as_ids=self._settings.return_tokens_as_token_ids,
         )
-        return await self._openai.respond(request, body, form, [prompt], [params])
+        return await self._openai.respond(request, body, form, [prompt], [params], tools=use)
 
     async def count(self, body: ResponsesRequest) -> InputTokens:
         """How many tokens the input of such a request has."""

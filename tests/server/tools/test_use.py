@@ -25,7 +25,8 @@ from penstock_server.api.app import create_app
 from penstock_server.prompts.inputs import read_messages
 from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.settings.settings import Settings
-from penstock_server.tools.parsers import FirstCall, HermesParser, Llama3Parser, MistralParser
+from penstock_server.tools.call_filters import FirstCall
+from penstock_server.tools.parsers import HermesParser, Llama3Parser, MistralParser
 from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events
