@@ -16,7 +16,6 @@ from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
-from penstock.generation.scheduler import Scheduler
 from penstock.generation.warm_up import largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.cost import StepPrediction, predict_step
@@ -50,7 +49,7 @@ class LoadedModel:
     spec: ModelSpec
     tokenizer: Tokenizer
     executor: Executor
-    scheduler: Scheduler
+    block_manager: BlockManager
     streamer: LayerStreamer
     plan: MemoryPlan
     #: (num_tokens, num_sampled) of a step -> how long it should take.
@@ -106,14 +105,11 @@ def load_model(
         undo.callback(streamer.close)
         _compare(plan, reader, streamer, config)
         undo.pop_all()
-    blocks = BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching)
     return LoadedModel(
         opened.spec,
         tokenizer,
         executor,
-        Scheduler(
-            blocks, config.max_num_seqs, config.max_num_batched_tokens, config.step_time_target_s or 0.0
-        ),
+        BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching),
         streamer,
         plan,
         functools.partial(predict_step, plan, size, hardware, config),
@@ -185,7 +181,7 @@ def _begin_reading(
     except BaseException:
         streamer.close()
         raise
-    return Executor(family, embedding, head, streamer, kv_cache, tied), streamer
+    return Executor(family, embedding, head, streamer, kv_cache, tied, config.max_num_seqs), streamer
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: EngineConfig) -> None:

@@ -11,7 +11,6 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
-from penstock.generation.scheduler import Scheduler
 from penstock.kernels import QuantizedTensor, choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.memory.kv_cache import KVCache
@@ -75,13 +74,10 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
         store.read_resident(store.tensors.head),
         streamer,
         cache,
+        max_rows=config.max_num_seqs,
     )
-    scheduler = Scheduler(
-        BlockManager(num_blocks, config.block_size, enable_prefix_caching=False),
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-    )
-    return Engine(spec, NoText(), executor, scheduler, streamer, spec.max_position_embeddings)
+    blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=False)
+    return Engine(spec, NoText(), executor, blocks, streamer, spec.max_position_embeddings, config)
 
 
 def step_weight_bytes(engine: Engine) -> int:
