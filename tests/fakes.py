@@ -16,9 +16,10 @@ from penstock.async_engine import EngineStatus
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
+from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
@@ -104,9 +105,9 @@ class FakeModel:
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
-    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def validate(self, request: GenerationRequest) -> ValidRequest:
         fake: Any = self
-        Engine.validate(fake, prompt_token_ids, params)
+        return Engine.validate(fake, request)
 
 
 def echo_script(prompt: list[int], params: SamplingParams) -> Script:
@@ -229,7 +230,7 @@ class FakeAsyncEngine:
         request_id: str | None = None,
         **options: Any,
     ) -> FakeStream:
-        self.engine.validate(prompt_token_ids, params)
+        self.engine.validate(GenerationRequest(prompt_token_ids, params))
         script = self.scripts(prompt_token_ids, params)
         name = request_id or f"r{len(self.streams)}"
         stream = FakeStream(name, prompt_token_ids, params, script)
@@ -252,10 +253,10 @@ class FakeEngine(FakeModel):
         self._left: list[str | Callable[[], None]] = []
         self._num_output_tokens = 0
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        self.validate(prompt_token_ids, params)
-        self.prompts.append(self.tokenizer.decode(prompt_token_ids))
-        self.params.append(params)
+    def add(self, request: GenerationRequest) -> None:
+        self.validate(request)
+        self.prompts.append(self.tokenizer.decode(list(request.prompt_token_ids)))
+        self.params.append(request.params)
         self._left = list(self.script)
         self._num_output_tokens = 0
 

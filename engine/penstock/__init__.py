@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
     from penstock.config import EngineConfig
     from penstock.engine import Completion, Engine
+    from penstock.generation.generation_request import GenerationRequest, SamplingParams
     from penstock.generation.grammar import Grammar
     from penstock.generation.request import RequestOutput
-    from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+    from penstock.generation.sequence import FinishReason, TokenLogprobs
 
 __version__ = "0.1.0"
 
@@ -27,10 +28,11 @@ _HOMES = {
     "EngineConfig": "penstock.config",
     "EngineStatus": "penstock.async_engine",
     "FinishReason": "penstock.generation.sequence",
+    "GenerationRequest": "penstock.generation.generation_request",
     "Grammar": "penstock.generation.grammar",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.async_engine",
-    "SamplingParams": "penstock.generation.sequence",
+    "SamplingParams": "penstock.generation.generation_request",
     "TokenLogprobs": "penstock.generation.sequence",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "EngineConfig",
     "EngineStatus",
     "FinishReason",
+    "GenerationRequest",
     "Grammar",
     "RequestOutput",
     "RequestStream",

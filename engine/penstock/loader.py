@@ -190,7 +190,7 @@ def _begin_reading(
     kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool)
     embedding = embedding_there()
     head = with_head(tensors, head_there(), embedding).to(lane.torch_device)
-    return Executor(family, embedding, head, streamer, kv_cache), streamer
+    return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.measure import measure_hardware
 from penstock.memory.direct_io import DirectReader, PopulatedAhead, aligned_buffer
 from penstock.memory.pages import PAGE
@@ -73,7 +73,7 @@ def first_token_s(folder: Path, cache: Path) -> float:
     config = EngineConfig(device="cpu", num_kv_tokens=2048)
     started = time.perf_counter()
     with Engine.load(folder, config, tokenizer=NoText(), hardware=hardware, is_patient=False) as engine:
-        engine.add("first", PROMPT, SamplingParams(temperature=0, ignore_eos=True))
+        engine.add(GenerationRequest(PROMPT, SamplingParams(temperature=0, ignore_eos=True), "first"))
         while not engine.step():
             pass
         return time.perf_counter() - started

@@ -22,7 +22,7 @@ from synthetic import step_weight_bytes, synthetic_engine
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.known_shapes import find_shape
 
@@ -42,7 +42,7 @@ def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
     """Median seconds of a step in which each of `num_seqs` sequences gains a token."""
     params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
     for index in range(num_seqs):
-        engine.add(str(index), prompt_tokens(CONTEXT, index), params)
+        engine.add(GenerationRequest(prompt_tokens(CONTEXT, index), params, str(index)))
     while any(seq.num_pending_tokens > 1 for seq in engine.scheduler):
         engine.step()
     times = []
@@ -68,7 +68,8 @@ def outside_matrices(engine: Engine) -> float:
         spent += time.perf_counter() - started
         return y
 
-    engine.add("0", prompt_tokens(CONTEXT, 0), SamplingParams(temperature=0, ignore_eos=True))
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    engine.add(GenerationRequest(prompt_tokens(CONTEXT, 0), params, "0"))
     engine.step()
     kernels.linear = timed  # type: ignore[method-assign]
     try:
@@ -83,7 +84,8 @@ def outside_matrices(engine: Engine) -> float:
 
 def prompt_s(engine: Engine) -> float:
     """Seconds of the one step that computes a prompt of 512."""
-    engine.add("prompt", prompt_tokens(PROMPT, 0), SamplingParams(temperature=0, max_tokens=1))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    engine.add(GenerationRequest(prompt_tokens(PROMPT, 0), params, "prompt"))
     started = time.perf_counter()
     outputs = engine.step()
     assert len(outputs) == 1

@@ -29,8 +29,9 @@ from penstock.errors import UnsupportedModel
 from penstock.generation.batch import ModelInputs
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.sequence import Sequence
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
@@ -75,7 +76,7 @@ class Model:
         self.blocks._free = OrderedDict.fromkeys(order)
 
     def sequences(self) -> list[Sequence]:
-        return [Sequence(i, p, SamplingParams(), MAX_LEN) for i, p in enumerate(PROMPTS)]
+        return [Sequence(i, GenerationRequest(p, SamplingParams()), MAX_LEN) for i, p in enumerate(PROMPTS)]
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """All that is pending, in one ragged batch."""
@@ -93,12 +94,12 @@ class Model:
         sequences, likeliest = self.sequences(), []
         for step in range(NUM_GREEDY):
             batch = self.batch(sequences)
-            logits = self.executor.forward(ModelInputs.of(batch, BLOCK_SIZE))
+            (logits,) = self.executor.forward(ModelInputs.of(batch, BLOCK_SIZE))
             likeliest.append(logits.argmax(-1).tolist())
             next_tokens = likeliest[-1] if given is None else [answer[step] for answer in given]
             for sequence, token in zip(sequences, next_tokens, strict=True):
-                sequence.num_computed_tokens = sequence.num_tokens
-                sequence.token_ids.append(token)
+                sequence.advance(sequence.num_pending_tokens)
+                sequence.append(token)
         return [list(tokens) for tokens in zip(*likeliest, strict=True)]
 
 

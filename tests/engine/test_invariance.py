@@ -16,7 +16,7 @@ from tiny_models import MODELS, VOCAB_SIZE, build
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 
 PLAIN = EngineConfig(max_model_len=96, enable_prefix_caching=False)
 NUM_REQUESTS, MAX_TOKENS = 8, 34
@@ -69,7 +69,7 @@ def arriving(
     while pending or engine.has_work:
         while pending and (not engine.has_work or dice.random() < 0.4):
             index = pending.pop()
-            engine.add(str(index), *asked[index])
+            engine.add(GenerationRequest(*asked[index], str(index)))
         for output in engine.step():
             completions[int(output.request_id)].extend(output)
     return completions

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.kernels import (
     BatchLayout,
     ForwardingKernels,

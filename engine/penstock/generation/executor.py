@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 import torch
@@ -42,27 +42,35 @@ class Executor:
         head: LayerWeights,
         streamer: LayerSource,
         kv_cache: KVCache,
+        max_rows: int = 64,
     ) -> None:
         """`embedding` is on the host; everything else where the streamer brings the layers. `head` is
-        complete (with_head())."""
+        complete (with_head()). `max_rows`: logits of at most so many tokens are in memory at a time."""
         self._family = family
         self._embedding = embedding
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
+        self._max_rows = max_rows
 
     @torch.inference_mode()
     def forward(
         self,
         inputs: ModelInputs,
         is_cancelled: Callable[[], bool] = lambda: False,
-        score: Callable[[Tensor], None] = lambda hidden: None,
-    ) -> Tensor:
-        """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest. score(hidden) is
-        shown what sweep() returns, and may put rows of it through head()."""
-        hidden = self.sweep(inputs, is_cancelled)
-        score(hidden)
-        return self.head(hidden[inputs.logits_indices.to(hidden.device)])
+        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+    ) -> Iterator[Tensor]:
+        """Sweeps, as sweep() says. Returns the logits of the wanted rows in order, float32
+        [at most max_rows, vocab_size] at a time, on the host; each part is computed when it is asked for, and
+        Cancelled is raised there once is_cancelled() says yes."""
+        hidden = self.sweep(inputs, is_cancelled, observe)
+        return self._logits(hidden[inputs.wanted_rows.to(hidden.device)], is_cancelled)
+
+    def _logits(self, wanted: Tensor, is_cancelled: Callable[[], bool]) -> Iterator[Tensor]:
+        for first in range(0, len(wanted), self._max_rows):
+            if is_cancelled():
+                raise Cancelled
+            yield self.head(wanted[first : first + self._max_rows])
 
     @torch.inference_mode()
     def sweep(

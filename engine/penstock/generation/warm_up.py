@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 from penstock.config import EngineConfig
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Executor
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.sequence import Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
@@ -41,11 +42,15 @@ def largest_step(
     for index in range(num_seqs):
         num_new = min(longest - num_past, left - (num_seqs - index - 1))
         left -= num_new
-        sequence = Sequence(index, [0] * (num_past + num_new), _PARAMS, longest + 1)
-        sequence.num_computed_tokens = num_past
-        if rope is not None:
-            sequence.rope_length = rope.frequency_length(num_past + num_new, num_past + num_new)
-        sequence.block_table = [0] * -(-sequence.num_tokens // config.block_size)
+        num_tokens = num_past + num_new
+        sequence = Sequence(
+            index,
+            GenerationRequest([0] * num_tokens, _PARAMS),
+            longest + 1,
+            num_computed_tokens=num_past,
+            block_table=[0] * -(-num_tokens // config.block_size),
+            rope_length=rope.frequency_length(num_tokens, num_tokens) if rope is not None else 0,
+        )
         scheduled.append(ScheduledSequence.of(sequence, num_new))
     return Batch(tuple(scheduled))
 
@@ -67,12 +72,12 @@ def measure_activations(
 
     pool = MemoryPool("warm-up", num_bytes, make_arena)
     kv_cache = KVCache(family.spec, 1, config.block_size, kv_layout, pool)
-    executor = Executor(family, embedding, head, layers, kv_cache)
+    executor = Executor(family, embedding, head, layers, kv_cache, config.max_num_seqs)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 
     def step() -> None:
-        logits = executor.forward(ModelInputs.of(batch, config.block_size))
-        sampler.sample(logits[:1].zero_(), batch.sampled[:1])  # it takes row by row
+        for logits in executor.forward(ModelInputs.of(batch, config.block_size)):
+            sampler.sample([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # it takes row by row
 
     if device.type == "cuda":
         before = torch.cuda.memory_reserved(device)

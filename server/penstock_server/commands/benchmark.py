@@ -16,8 +16,10 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.generation.block_manager import BlockManager
+from penstock.generation.chosen import NOTHING
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduler import Scheduler
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.sequence import Sequence
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.model.known_shapes import find_shape
@@ -145,16 +147,16 @@ def _longest(num_seqs: int, config: EngineConfig, plan: MemoryPlan) -> int | Non
     blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
     for index in range(num_seqs):
-        scheduler.add(Sequence(index, [0] * CONTEXT, SamplingParams(), 0))
+        request = GenerationRequest([0] * CONTEXT, SamplingParams())
+        scheduler.add(Sequence(index, request, CONTEXT + NUM_STEPS))
     num_timed = 0
     while num_timed < NUM_STEPS:
         num_timed += not _is_filling(scheduler)
         batch = scheduler.schedule()
         if not batch or scheduler.num_preemptions:
             return None
-        scheduler.advance(batch)
-        for sequence in batch.sampled:
-            sequence.token_ids.append(0)
+        for sequence, _ in scheduler.update(batch, [NOTHING] * len(batch.scheduled)):
+            sequence.append(0)
     return max(sequence.num_tokens for sequence in scheduler)
 
 
@@ -210,7 +212,7 @@ def _prompt(engine: Engine) -> Measurement:
 
 def _add(engine: Engine, name: str, length: int, seed: int) -> None:
     tokens = random.Random(seed).choices(range(engine.spec.vocab_size), k=length)
-    engine.add(name, tokens, SamplingParams(temperature=0, ignore_eos=True))
+    engine.add(GenerationRequest(tokens, SamplingParams(temperature=0, ignore_eos=True), name))
 
 
 def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, int, float]]:

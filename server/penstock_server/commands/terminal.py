@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.engine import Engine
 from penstock.errors import RequestError
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.facade.loading import load_engine
 from penstock_server.settings.settings import Settings
@@ -132,7 +132,7 @@ def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answ
     num_tokens = 0
     start = time.monotonic()
     first = None
-    engine.add(_REQUEST_ID, token_ids, params)
+    engine.add(GenerationRequest(token_ids, params, _REQUEST_ID))
     with _interruptible() as aborted:
         while engine.has_work and not aborted:
             for output in engine.step(aborted):
