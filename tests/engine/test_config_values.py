@@ -15,7 +15,7 @@ from tiny_models import MODELS, build
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import InvalidConfig, PenstockError
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import open_model, read_spec
 
 BAD: tuple[Any, ...] = ("many", "", "7", None, -3, 0, 0.5, 1e400, float("nan"), 10**30, [3], {}, True)

@@ -21,7 +21,7 @@ from units import layer_key
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.weights import convert as conversion

@@ -11,7 +11,7 @@ import pytest
 
 import penstock.demo_model
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 
 FOLDER = Path(penstock.demo_model.__file__ or "").parent

@@ -20,7 +20,7 @@ from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, CorruptFile
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.memory.plan import TierPlan, resident_layers
 from penstock.weights.streamer import LayerStreamer

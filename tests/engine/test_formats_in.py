@@ -17,7 +17,7 @@ from units import layer_key, read_layer
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CheckpointError, MissingTensor, UnexpectedTensor, UnsupportedModel, WrongTensor
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.convert import convert

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import InvalidParameter
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import MAX_GRAMMAR_CHARS, Grammar
-from penstock.generation.sequence import SamplingParams
 
 
 def test_grammars_are_values() -> None:

@@ -16,7 +16,7 @@ from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.kernels import reference as plain
 from penstock.kernels.reference import ReferenceKernels

@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights import own_head

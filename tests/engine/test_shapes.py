@@ -14,7 +14,7 @@ from units import layer_key
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CheckpointError
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family, open_model
 from penstock.model.shapes import footprint, write_random

@@ -10,8 +10,9 @@ from typing import Any
 
 from penstock.async_engine import AsyncEngine, RequestStream
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock_server.protocol.answer_bodies import Usage
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 from penstock_server.telemetry.request_info import current_request

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import SamplingParams
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras, Format
 from penstock_server.answers.streaming import EventStream, unless_disconnected

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock.errors import ContextOverflow
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock_server.answers.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
 from penstock_server.api.openai import (
     ERRORS,

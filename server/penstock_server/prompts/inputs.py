@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.engine import Engine
 from penstock.errors import ContextOverflow
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.protocol.errors import ApiError

@@ -17,8 +17,9 @@ from prometheus_client.process_collector import ProcessCollector
 
 from penstock.async_engine import AsyncEngine
 from penstock.errors import PenstockError, QueueTimeout
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.sequence import FinishReason
 from penstock_server.telemetry.engine_metrics import EngineCollector, vllm_labels
 from penstock_server.telemetry.http_metrics import HttpMetrics
 from penstock_server.telemetry.request_info import AnswerTimes, current_request

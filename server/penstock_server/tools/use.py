@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from penstock.engine import Engine
 from penstock.errors import InvalidParameter
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import SamplingParams
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.protocol.tools import AllowedToolChoice, Function, Tool, ToolRef

@@ -10,8 +10,9 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeStream, Script
 from penstock.errors import ContextOverflow, EngineDead, EngineStopped
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.sequence import FinishReason
 from penstock_server.answers.answers import Answers
 from penstock_server.prompts.inputs import choices
 from penstock_server.telemetry.metrics import RequestMetrics

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
 from penstock.errors import EngineDead, QueueFull
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock_server.answers.formats import ChatFormat
 from penstock_server.answers.responses_format import ResponsesFormat
 from penstock_server.tools import schemas, templates
