@@ -71,6 +71,11 @@ class EngineConfig:
     #: Load a checkpoint although it holds tensors that the model does not know.
     ignore_unexpected_tensors: bool = False
 
+    @property
+    def rows_per_token(self) -> int:
+        """Rows of INT8 that a token's activations become in a product."""
+        return 2 if self.activations == "int16" else 1
+
     def __post_init__(self) -> None:
         for name, choices in (
             ("activations", Activations),

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig, KernelChoice
+from penstock.kernels import cpu, nvrtc
 from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels, CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
@@ -37,6 +38,7 @@ __all__ = [
     "QuantizedTensor",
     "choose_kernels",
     "expected_traits",
+    "fingerprint",
 ]
 
 _PLAIN: dict[KernelChoice, type[TorchKernels | ReferenceKernels]] = {
@@ -67,6 +69,18 @@ def choose_kernels(
     native = NativeKernels(config.activations)
     native.set_num_threads(num_threads)
     return native
+
+
+def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str:
+    """Of what choose_kernels() gives: another one where it computes at another speed."""
+    choice = _resolved(config.kernels, device)
+    if choice != "native":
+        build = f"{choice} {torch.__version__}"
+    elif _is_gpu(device):
+        build = nvrtc.build_fingerprint(_architecture(device))
+    else:
+        build = cpu.build_fingerprint()
+    return f"{build} {config.activations}"
 
 
 def expected_traits(config: EngineConfig, has_gpu: bool) -> KernelTraits:

@@ -198,11 +198,11 @@ def compiled_builds() -> list[str]:
     return [name for name, needs in BUILDS if needs <= flags and _library_path(name) is not None]
 
 
-def fingerprint() -> str:
-    """Of the kernels that this processor gets: another one where they compute at another speed."""
-    build = next(iter(compiled_builds()), "")
+def build_fingerprint() -> str:
+    """Of the build that NativeKernels takes on this processor: another one for other code."""
+    build = next(iter(compiled_builds()), "none")
     path = _library_path(build)
-    return f"{build} {zlib.crc32(path.read_bytes()):08x}" if path else f"torch {torch.__version__}"
+    return f"{build} {zlib.crc32(path.read_bytes()):08x}" if path else build
 
 
 def _library_path(build: str) -> Path | None:

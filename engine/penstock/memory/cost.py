@@ -90,7 +90,7 @@ def predict_step(
     num_sampled: int,
 ) -> StepPrediction:
     """The floor's terms, and seconds. A rate that is unknown (0, or no disk measured) has no term."""
-    rows = 2 if config.activations == "int16" else 1
+    rows = config.rows_per_token
     operations = 2 * rows * (num_tokens * footprint.token_elements + num_sampled * footprint.head_elements)
     lane = hardware.lane
     asked_bytes, missing_bytes = _expert_bytes(plan, footprint, num_tokens)

@@ -187,11 +187,13 @@ def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
 class Measure:
     """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
 
-    #: What computes: others have other rates.
+    #: What computes on the processor: other kernels have other rates.
     kernels: str
     memory_read_gbps: Callable[[int], float]
     products: Callable[[int], ProductRates]
     disk: Callable[[Path], DiskProfile]
+    #: The same on the GPU.
+    device_kernels: str = ""
     #: DEVICE_RATES.
     device: Callable[[], dict[str, float]] = dict
 
@@ -204,8 +206,8 @@ def hardware_profile(
     device: DeviceProfile | None = None,
 ) -> HardwareProfile:
     """This machine with the GPU `device`, and the disk under `folder` (None: none). Capacities are read anew
-    each time; rates are measured once and kept in the file `cache`, per machine with its kernels, card and
-    disk."""
+    each time. Rates are measured once and kept in the file `cache`: for each machine and card with its
+    kernels, and for each disk."""
     num_cores = num_physical_cores()
     known = {} if is_forced or cache is None else _read_cache(cache)
     machine = _machine_key(num_cores, measure.kernels)
@@ -227,7 +229,7 @@ def hardware_profile(
             known[disk_key], is_new = asdict(measure.disk(folder)), True
         disk = DiskProfile(**known[disk_key])
     if device is not None:
-        card_key = f"{device.name} in {machine}"
+        card_key = f"{device.name} with {measure.device_kernels} in {machine}"
         if card_key not in known:
             known[card_key], is_new = measure.device(), True
         device = replace(device, **known[card_key])

@@ -84,7 +84,7 @@ def profile(settings: Settings, folder: Path | None, is_forced: bool = False) ->
     cache = settings.cache_dir / CACHE_FILE
     if is_forced or not cache.exists():
         print("measuring disk and memory, which takes some seconds", file=sys.stderr)
-    return measure_hardware(folder, cache, is_forced, settings.device)
+    return measure_hardware(folder, settings.engine_config(), cache, is_forced)
 
 
 def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:

@@ -43,6 +43,7 @@ class Group:
 _GENERATING = ("serve", "batch", "generate", "chat")
 _COMPUTING = (*_GENERATING, "bench")
 _EVALUATING = (*_COMPUTING, "eval")
+_MEASURING = (*_EVALUATING, "plan", "hardware")
 _READING = (*_EVALUATING, "convert", "report")
 
 #: In the order of --help.
@@ -222,6 +223,7 @@ class Settings:
         "precision of activations in INT8 products: int16 is exact to 16 bits, int8 is faster for "
         "large batches",
         EngineConfig.activations,
+        commands=_MEASURING,
         choices=get_args(Activations),
     )
     group_size: int | None = _setting(
@@ -236,11 +238,15 @@ class Settings:
         "engine",
         "threads for arithmetic; default: the physical cores",
         EngineConfig.num_threads,
-        commands=_EVALUATING,
+        commands=_MEASURING,
         parse=parse_int,
     )
     kernels: KernelChoice = _setting(
-        "engine", "which kernels compute", EngineConfig.kernels, choices=get_args(KernelChoice)
+        "engine",
+        "which kernels compute",
+        EngineConfig.kernels,
+        commands=_MEASURING,
+        choices=get_args(KernelChoice),
     )
 
     host: str = _setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")

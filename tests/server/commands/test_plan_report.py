@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import kernels
+from penstock.config import EngineConfig
 from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock_server import cli
@@ -142,6 +143,22 @@ def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
     assert "needs at least" in capsys.readouterr().err
     assert cli.main(["hardware", "/nowhere"]) == 2
+
+
+@pytest.mark.parametrize("command", [["hardware", "."], ["plan", "--shape", "solar-10.7b"]])
+def test_rates_are_measured_as_the_flags_say(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineConfig] = []
+
+    def measure(folder: Path | None, config: EngineConfig, *_: object) -> HardwareProfile:
+        asked.append(config)
+        return MACHINE
+
+    monkeypatch.setattr(plan_report, "measure_hardware", measure)
+    run(capsys, *command, "--kernels", "torch", "--activations", "int8", "--threads", "1")
+    (config,) = asked
+    assert (config.kernels, config.activations, config.num_threads) == ("torch", "int8", 1)
 
 
 def test_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
