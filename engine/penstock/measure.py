@@ -28,9 +28,12 @@ def measure_hardware(
     cache: Path | None = None,
     is_forced: bool = False,
     choice: DeviceChoice = "cpu",
+    keeps_better: bool = True,
+    measures_disk: bool = True,
 ) -> HardwareProfile:
     """This machine, the GPU that the choice comes to, and the disk under `folder`, with rates measured once
-    and kept in the file `cache`."""
+    and kept in the file `cache`, as hardware_profile() says. If not `measures_disk`, the disk's rate is the
+    one that is kept there, or none."""
     device = find_device(choice)
 
     def measure_device() -> dict[str, float]:
@@ -39,8 +42,10 @@ def measure_hardware(
         gops = _device_gops(device.torch_device, cache.parent if cache else None)
         return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
 
-    measure = Measure(fingerprint(), memory_read_gbps, _product_rates, measure_disk, measure_device)
-    return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
+    disk = measure_disk if measures_disk else None
+    measure = Measure(fingerprint(), memory_read_gbps, _product_rates, disk, measure_device)
+    profile = device.profile() if device else None
+    return hardware_profile(folder, measure, cache, is_forced, profile, keeps_better)
 
 
 def _product_rates(num_threads: int) -> ProductRates:
