@@ -25,10 +25,16 @@ PRODUCT_ROUNDS, PRODUCT_S = 4, 0.5
 
 
 def measure_hardware(
-    folder: Path | None, config: EngineConfig, cache: Path | None = None, is_forced: bool = False
+    folder: Path | None,
+    config: EngineConfig,
+    cache: Path | None = None,
+    is_forced: bool = False,
+    keeps_better: bool = True,
+    measures_disk: bool = True,
 ) -> HardwareProfile:
     """This machine, the GPU that the config comes to, and the disk under `folder`, with rates measured once
-    for each set of kernels, precision of activations and number of threads, and kept in the file `cache`.
+    for each set of kernels, precision of activations and number of threads, and kept in the file `cache`, as
+    hardware_profile() says. If not `measures_disk`, the disk's rate is the one that is kept there, or none.
     Raises ConfigError if the config insists on kernels that are not there."""
     lane = find_lane(config.device)
     hardware, measure = lane.describe(capacities()), _host_measure(config)
@@ -39,7 +45,9 @@ def measure_hardware(
             device_kernels=fingerprint(config, device),
             device=functools.partial(_device_rates, config, device, cache_folder),
         )
-    return hardware_profile(folder, measure, cache, is_forced, hardware.device)
+    if not measures_disk:
+        measure = replace(measure, disk=None)
+    return hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
 
 
 def _host_measure(config: EngineConfig) -> Measure:

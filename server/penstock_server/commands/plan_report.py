@@ -70,7 +70,7 @@ def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: boo
     """Prints what this machine has and reaches."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    hardware = profile(settings, folder, is_forced)
+    hardware = profile(settings, folder, is_forced, keeps_better=False)
     if is_json:
         print(json.dumps(dataclasses.asdict(hardware)))
     else:
@@ -78,13 +78,20 @@ def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: boo
     return 0
 
 
-def profile(settings: Settings, folder: Path | None, is_forced: bool = False) -> HardwareProfile:
+def profile(
+    settings: Settings,
+    folder: Path | None,
+    is_forced: bool = False,
+    keeps_better: bool = True,
+    measures_disk: bool = True,
+) -> HardwareProfile:
     """This machine and the disk under `folder` (None: without); measuring takes some seconds the first
-    time."""
+    time. measure_hardware() says what the flags are."""
     cache = settings.cache_dir / CACHE_FILE
     if is_forced or not cache.exists():
         print("measuring disk and memory, which takes some seconds", file=sys.stderr)
-    return measure_hardware(folder, settings.engine_config(), cache, is_forced)
+    config = settings.engine_config()
+    return measure_hardware(folder, config, cache, is_forced, keeps_better, measures_disk)
 
 
 def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:
