@@ -22,6 +22,8 @@ from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogp
 from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
+from penstock_server.facade import inside
+from penstock_server.facade.model import ServedModel
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -107,6 +109,12 @@ class FakeModel:
     def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         fake: Any = self
         Engine.validate(fake, prompt_token_ids, params)
+
+
+def model_of(fake: FakeModel) -> ServedModel:
+    """As the server sees it."""
+    engine: Any = fake
+    return inside.model_of(engine)
 
 
 def echo_script(prompt: list[int], params: SamplingParams) -> Script:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from penstock.engine import Completion, Engine
     from penstock.generation.grammar import Grammar
     from penstock.generation.request import RequestOutput
-    from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+    from penstock.generation.sequence import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs
+    from penstock.text.chat import render_chat
+    from penstock.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
@@ -28,10 +30,13 @@ _HOMES = {
     "EngineStatus": "penstock.async_engine",
     "FinishReason": "penstock.generation.sequence",
     "Grammar": "penstock.generation.grammar",
+    "MAX_LOGPROBS": "penstock.generation.sequence",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.async_engine",
     "SamplingParams": "penstock.generation.sequence",
     "TokenLogprobs": "penstock.generation.sequence",
+    "Tokenizer": "penstock.text.tokenizer",
+    "render_chat": "penstock.text.chat",
 }
 
 __all__ = [
@@ -42,10 +47,13 @@ __all__ = [
     "EngineStatus",
     "FinishReason",
     "Grammar",
+    "MAX_LOGPROBS",
     "RequestOutput",
     "RequestStream",
     "SamplingParams",
     "TokenLogprobs",
+    "Tokenizer",
+    "render_chat",
 ]
 
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.async_engine import AsyncEngine, RequestStream
+from penstock import FinishReason, RequestOutput, RequestStream, SamplingParams, TokenLogprobs
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
-from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.generation_request import GenerationRequest
 from penstock_server.protocol.answer_bodies import Usage
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 from penstock_server.telemetry.request_info import current_request
@@ -84,7 +84,7 @@ class Answers:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         metrics: RequestMetrics,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
@@ -93,9 +93,9 @@ class Answers:
         *,
         tells_end_token: bool = False,
     ) -> None:
-        """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises, which says what priority and cache_salt are. `params` are as choices()
-        makes them: alike but for the seed, and for the prompt_logprobs, which the first has for all.
+        """Starts one sequence per prompt and element of `params`, or none: raises what ServedEngine.generate
+        raises. GenerationRequest says what priority and cache_salt are. `params` are as choices() makes them:
+        alike but for the seed, and for the prompt_logprobs, which the first has for all.
         tells_end_token: the token that ends an answer has log-probabilities too, as where token ids are told:
         one for each."""
         self._answers: list[Answer] = []
@@ -113,14 +113,10 @@ class Answers:
             for prompt in prompts:
                 scorer: Answer | None = None
                 for number, each in enumerate(params):
-                    stream = engine.generate(
-                        prompt,
-                        each,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                        is_valid=number > 0,
-                        **options,
+                    asked = GenerationRequest(
+                        prompt, each, priority=priority, cache_salt=cache_salt, **options
                     )
+                    stream = engine.generate(asked, is_valid=number > 0)
                     tells_end = tells_end_token or each.include_stop_str_in_output
                     answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer)
                     if each.prompt_logprobs is not None:

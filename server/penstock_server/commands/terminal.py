@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock.engine import Engine
+from penstock import Engine, SamplingParams, render_chat
 from penstock.errors import RequestError
-from penstock.generation.sequence import SamplingParams
-from penstock.text.chat import render_chat
 from penstock_server.facade.loading import load_engine
 from penstock_server.settings.settings import Settings
 

@@ -53,7 +53,7 @@ class RequestInfo:
     answers: list[AnswerTimes] = field(default_factory=list)
 
     def engine_options(self, now: float) -> dict[str, Any]:
-        """Keywords for AsyncEngine.generate; it counts seconds from `now`."""
+        """Fields of a GenerationRequest, whose seconds count from `now`."""
         options: dict[str, Any] = {"client": self.client}
         for name, limit_s in (("queue_timeout_s", self.limits.queue_s), ("deadline_s", self.limits.total_s)):
             if limit_s is not None:
