@@ -23,6 +23,8 @@ from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
+from penstock_server.facade import inside
+from penstock_server.facade.model import ServedModel
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -110,6 +112,12 @@ class FakeModel:
         return Engine.validate(fake, request)
 
 
+def model_of(fake: FakeModel) -> ServedModel:
+    """As the server sees it."""
+    engine: Any = fake
+    return inside.model_of(engine)
+
+
 def echo_script(prompt: list[int], params: SamplingParams) -> Script:
     """The default: the answer to anything."""
     return ["Hel", "lo", "!"]
@@ -128,7 +136,7 @@ class FakeStream:
         self._is_finished = False
         self._started = time.monotonic()
         self._has_begun = False
-        self.options: dict[str, Any] = {}
+        self.request: GenerationRequest | None = None
         self._changed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
@@ -223,18 +231,13 @@ class FakeAsyncEngine:
             raise EngineDead(self.status.error or f"the engine is {self.status.state}")
         return self.model
 
-    def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        **options: Any,
-    ) -> FakeStream:
-        self.engine.validate(GenerationRequest(prompt_token_ids, params))
-        script = self.scripts(prompt_token_ids, params)
-        name = request_id or f"r{len(self.streams)}"
-        stream = FakeStream(name, prompt_token_ids, params, script)
-        stream.options = options
+    def submit(self, request: ValidRequest) -> FakeStream:
+        assert isinstance(request, ValidRequest)
+        prompt = list(request.prompt_token_ids)
+        stream = FakeStream(
+            f"r{len(self.streams)}", prompt, request.params, self.scripts(prompt, request.params)
+        )
+        stream.request = request
         self.streams.append(stream)
         return stream
 

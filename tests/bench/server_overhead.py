@@ -43,6 +43,7 @@ def serve_penstock(port: Any) -> None:
     from penstock.generation.sequence import FinishReason
     from penstock.text.tokenizer import Tokenizer
     from penstock_server.api.app import create_app
+    from penstock_server.facade.engine import ServedEngine
     from penstock_server.settings.settings import Settings
     from penstock_server.telemetry import logs
 
@@ -94,7 +95,7 @@ def serve_penstock(port: Any) -> None:
     started = time.monotonic()
     logs.configure("warning", "text")
     engine: Any = InstantEngine()
-    app = create_app(AsyncEngine(lambda report: engine), Settings(model="instant"))
+    app = create_app(ServedEngine(AsyncEngine(lambda report: engine)), Settings(model="instant"))
     loop = asyncio.new_event_loop()
     _run(loop, app, port)
 

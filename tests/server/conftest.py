@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, render_chat
 from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 
 MakeClient = Callable[..., TestClient]
@@ -54,7 +55,7 @@ def make_client() -> Iterator[MakeClient]:
 
         def make(engine: FakeAsyncEngine, **settings: Any) -> TestClient:
             fake: Any = engine
-            app = create_app(fake, Settings(**({"model": "tiny"} | settings)))
+            app = create_app(ServedEngine(fake), Settings(**({"model": "tiny"} | settings)))
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield make

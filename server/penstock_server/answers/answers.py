@@ -8,11 +8,16 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.async_engine import AsyncEngine, RequestStream
+from penstock import (
+    FinishReason,
+    GenerationRequest,
+    RequestOutput,
+    RequestStream,
+    SamplingParams,
+    TokenLogprobs,
+)
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
-from penstock.generation.generation_request import SamplingParams
-from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, TokenLogprobs
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.answer_bodies import Usage
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 from penstock_server.telemetry.request_info import current_request
@@ -91,7 +96,7 @@ class Answers:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         metrics: RequestMetrics,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
@@ -101,8 +106,8 @@ class Answers:
         tells_end_token: bool = False,
         ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
     ) -> None:
-        """Starts one sequence per prompt and element of `params`, or none: raises what
-        AsyncEngine.generate raises, which says what priority and cache_salt are. `params` are as choices()
+        """Starts one sequence per prompt and element of `params`, or none: raises what ServedEngine.validate
+        and submit raise. GenerationRequest says what priority and cache_salt are. `params` are as choices()
         makes them: alike but for the seed, and for the prompt_logprobs, which the first has for all.
         tells_end_token: the token that ends an answer has log-probabilities too, as where token ids are told:
         one for each. ending(): of one answer, told its text as it comes, whether that is over."""
@@ -113,22 +118,19 @@ class Answers:
         options: dict[str, Any] = {}
         if (request := current_request.get()) is not None:
             request.num_prompt_tokens += self._num_prompt_tokens
-            options = request.engine_options(arrival)
+            options = request.engine_options()
         self._metrics = metrics
         self._is_closed = False
         metrics.observe_params(params)
         try:
             for prompt in prompts:
                 scorer: Answer | None = None
+                asked = GenerationRequest(
+                    prompt, params[0], priority=priority, cache_salt=cache_salt, **options
+                )
+                valid = engine.validate(asked)
                 for number, each in enumerate(params):
-                    stream = engine.generate(
-                        prompt,
-                        each,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                        is_valid=number > 0,
-                        **options,
-                    )
+                    stream = engine.submit(valid.choice(each) if number else valid)
                     tells_end = tells_end_token or each.include_stop_str_in_output
                     answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
                     if each.prompt_logprobs is not None:

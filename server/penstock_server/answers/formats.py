@@ -14,9 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, TokenLogprobs
-from penstock.text.tokenizer import Tokenizer
+from penstock import FinishReason, RequestOutput, Tokenizer, TokenLogprobs
 from penstock_server.answers.answers import Answer, Answers
 from penstock_server.answers.logprobs import LogprobWriter, answer_offsets, prompt_offsets
 from penstock_server.answers.streaming import events

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.generation.sequence import TokenLogprobs
-from penstock.text.tokenizer import Tokenizer
+from penstock import Tokenizer, TokenLogprobs
 from penstock_server.protocol.answer_bodies import (
     ChatTokenLogprob,
     CompletionLogprobs,

@@ -9,10 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from penstock.generation.generation_request import SamplingParams
-from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, TokenLogprobs
-from penstock.text.tokenizer import Tokenizer
+from penstock import FinishReason, RequestOutput, SamplingParams, Tokenizer, TokenLogprobs
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.logprobs import LogprobWriter
 from penstock_server.answers.streaming import NamedChunk, named_events

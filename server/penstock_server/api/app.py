@@ -18,15 +18,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.async_engine import AsyncEngine
 from penstock.errors import PenstockError
 from penstock_server import __version__
 from penstock_server.answers.responses_format import ResponseEvent
+from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
 from penstock_server.api.operations import OperationRoutes
 from penstock_server.api.page import page_routes
+from penstock_server.api.responder import Responder
 from penstock_server.api.responses import ResponsesRoutes
 from penstock_server.api.tokenization import TokenizationRoutes
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.middleware.access import ApiKeys, read_keys
 from penstock_server.middleware.body_limit import BodyLimit
 from penstock_server.middleware.draining import Drain, DrainMiddleware
@@ -54,15 +56,19 @@ _EXPOSED_HEADERS = (
 )
 
 
-def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
+def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
     """The application over an engine that is not started: the application starts and stops it. Through
     `drain` its server ends it gently. Raises ConfigError for settings that can't be followed."""
     drain = drain or Drain()
     metrics = RequestMetrics(settings.model_names[0], engine)
     texts = TextThread()
-    openai = OpenAIRoutes(engine, settings, metrics, texts)
-    responses = ResponsesRoutes(engine, settings, texts, openai)
-    tokenization = TokenizationRoutes(engine, settings, texts)
+    responder = Responder(engine, settings, metrics)
+    routers = (
+        ModelRoutes(engine, settings).router(),
+        OpenAIRoutes(engine, settings, texts, responder).router(),
+        ResponsesRoutes(engine, settings, texts, responder).router(),
+        TokenizationRoutes(engine, settings, texts).router(),
+    )
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
 
@@ -82,7 +88,7 @@ def create_app(engine: AsyncEngine, settings: Settings, drain: Drain | None = No
     operations = OperationRoutes(engine, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
     app.include_router(operations)
     paths = [route.path for route in operations.routes if isinstance(route, Route)]
-    for routes in (openai.router(), responses.router(), tokenization.router()):
+    for routes in routers:
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
         paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]

@@ -6,8 +6,6 @@ says whether a restart would help; /health and /health/ready whether requests ca
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,22 +13,14 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from penstock.async_engine import AsyncEngine
-from penstock.engine import Engine
 from penstock_server import __version__
-from penstock_server.api.page import UI_PATH
-from penstock_server.commands.plan_report import plan_data, step_data
+from penstock_server.api.checks import ready_model
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.answer_bodies import Health, Version
-from penstock_server.protocol.errors import RETRY_AFTER_S, ApiError, ErrorBody, unavailable
+from penstock_server.protocol.engine_bodies import ServedPlanBody, StatsBody
+from penstock_server.protocol.errors import RETRY_AFTER_S, ApiError, ErrorBody
+from penstock_server.protocol.paths import LOAD_PATH, METRICS_PATH, STATS_PATH
 from penstock_server.telemetry.metrics import RequestMetrics
-
-#: Paths (and what is below them) that need no API key.
-OPEN_PATHS = ("/health", "/ping", "/version")
-METRICS_PATH = "/metrics"
-LOAD_PATH = "/load"
-
-#: What the engine does at this moment: asked for several times a second by whoever watches.
-STATS_PATH = "/v1/engine/stats"
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": Health, "description": "loading, draining, dead or stopped"}
@@ -40,7 +30,7 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 class OperationRoutes:
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: ServedEngine,
         metrics: RequestMetrics,
         is_draining: Callable[[], bool],
         num_open: Callable[[], int],
@@ -87,21 +77,21 @@ class OperationRoutes:
         """Counters and histograms in Prometheus' text format."""
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    async def plan(self) -> dict[str, Any]:
+    async def plan(self) -> ServedPlanBody:
         """What lies where: bytes, homes of layers, budgets; and how long a step of one token should take. 503
         while the model loads."""
-        engine = ready_engine(self._engine)
-        if engine.plan is None:
+        ready_model(self._engine)
+        plan = self._engine.plan()
+        if plan is None:
             raise ApiError(404, "this engine was not loaded by a plan")
-        return plan_data(engine.plan) | {"step": step_data(engine.predict(1, 1))}
+        return plan
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self) -> StatsBody:
         """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
         `time_s` is a clock: differences of two answers over its difference are rates. 503 while the model
         loads."""
-        engine = ready_engine(self._engine)
-        now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
-        return now | dataclasses.asdict(engine.metrics)
+        ready_model(self._engine)
+        return self._engine.snapshot().stats
 
     def _health(self) -> Health:
         status = self._engine.status
@@ -114,25 +104,6 @@ class OperationRoutes:
                 total_layers=status.total_layers,
             )
         return Health(status=status.state)
-
-
-def is_open(path: str) -> bool:
-    """Whether everyone may ask for it, without a key: also the page, for which a browser can't send one."""
-    return path == "/" or any(path == each or path.startswith(each + "/") for each in (*OPEN_PATHS, UI_PATH))
-
-
-def is_operational(path: str) -> bool:
-    """Whether probes and scrapers ask for it, and not users."""
-    return is_open(path) or path in (METRICS_PATH, STATS_PATH, LOAD_PATH)
-
-
-def ready_engine(engine: AsyncEngine) -> Engine:
-    """Raises 503 while the model loads, EngineDead if there will be no engine."""
-    status = engine.status
-    if status.state == "loading":
-        progress = f"{status.loaded_layers} of {status.total_layers} layers"
-        raise unavailable(f"The model is loading: {progress}.", "model_loading")
-    return engine.engine
 
 
 def _answer(health: Health, is_good: bool) -> Response:

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-#: The files lie below it.
-UI_PATH = "/ui"
+from penstock_server.protocol.paths import UI_PATH
 
 #: Nothing from elsewhere, nothing inline, no frame around the page; and only the sanitizer may make HTML of
 #: text, which browsers with trusted types enforce.

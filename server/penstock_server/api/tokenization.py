@@ -12,23 +12,22 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
-from penstock.async_engine import AsyncEngine
-from penstock.engine import Engine
-from penstock.text.tokenizer import Tokenizer
-from penstock_server.api.openai import ERRORS, check_model, require_json
-from penstock_server.api.operations import ready_engine
-from penstock_server.prompts.inputs import read_messages
+from penstock import Tokenizer
+from penstock_server.api.checks import check_length, check_model, ready_model, require_json
+from penstock_server.api.descriptions import ERRORS
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.inputs import read_conversation
 from penstock_server.prompts.text_thread import TextThread
+from penstock_server.protocol.conversation import Conversation
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.messages import Message
-from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest
+from penstock_server.protocol.requests import MAX_MESSAGES
+from penstock_server.protocol.tool_offers import tool_offer
 from penstock_server.protocol.tools import MAX_TOOLS, Tool
 from penstock_server.protocol.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.use import ToolUse
-
-#: Characters, or tokens, that are taken whatever the model's context.
-LEAST_LIMIT = 1 << 16
 
 
 class TokenizeRequest(Wire):
@@ -65,20 +64,24 @@ class TokenizeRequest(Wire):
             raise invalid("tools", "only allowed with messages")
         return self
 
-    def token_ids(self, engine: Engine, settings: Settings) -> list[int]:
+    def token_ids(self, model: ServedModel, settings: Settings) -> list[int]:
         if self.messages is not None:
-            chat = ChatCompletionRequest.model_construct(
-                messages=self.messages,
-                add_generation_prompt=self.add_generation_prompt,
-                continue_final_message=self.continue_final_message,
-                chat_template_kwargs=self.chat_template_kwargs,
-                tools=self.tools,
-            )
-            use = ToolUse.of(chat, engine.tokenizer, settings.tool_call_parser)
-            return read_messages(engine, chat, use).token_ids
+            conversation = self._conversation(self.messages)
+            use = ToolUse.of(conversation.tools, model.tokenizer, settings.tool_call_parser)
+            return read_conversation(model, conversation, use)
         if self.content is not None:
-            return engine.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
-        return engine.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
+            return model.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
+        return model.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
+
+    def _conversation(self, messages: list[Message]) -> Conversation:
+        goes_on = bool(self.continue_final_message)
+        return Conversation(
+            tuple(message.turn for message in messages),
+            tool_offer(self.tools),
+            self.chat_template_kwargs or {},
+            not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
+            goes_on,
+        )
 
 
 class TokenPiece(BaseModel):
@@ -119,7 +122,7 @@ class DetokenizedText(BaseModel):
 
 
 class TokenizationRoutes:
-    def __init__(self, engine: AsyncEngine, settings: Settings, texts: TextThread) -> None:
+    def __init__(self, engine: ServedEngine, settings: Settings, texts: TextThread) -> None:
         self._engine = engine
         self._settings = settings
         self._texts = texts
@@ -133,34 +136,26 @@ class TokenizationRoutes:
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         check_model(body.model, self._settings)
-        engine = ready_engine(self._engine)
+        model = ready_model(self._engine)
         for name in ("prompt", "content"):
-            check_length(name, len(getattr(body, name) or ""), "characters", 8 * engine.max_model_len)
+            check_length(name, len(getattr(body, name) or ""), "characters", 8 * model.max_model_len)
         # As JSON, too, on that thread: with pieces it is an object per token.
-        content = await self._texts.run(lambda: tokens_of(engine, body, self._settings).model_dump_json())
+        content = await self._texts.run(lambda: tokens_of(model, body, self._settings).model_dump_json())
         return Response(content, media_type="application/json")
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
         check_model(body.model, self._settings)
-        engine = ready_engine(self._engine)
-        check_length("tokens", len(body.tokens), "tokens", engine.max_model_len)
-        if max(body.tokens, default=0) >= engine.spec.vocab_size:
-            message = f"tokens has an id above {engine.spec.vocab_size - 1}, the model's last."
+        model = ready_model(self._engine)
+        check_length("tokens", len(body.tokens), "tokens", model.max_model_len)
+        if max(body.tokens, default=0) >= model.vocab_size:
+            message = f"tokens has an id above {model.vocab_size - 1}, the model's last."
             raise ApiError(400, message, code="invalid_value", param="tokens")
-        text = await self._texts.run(lambda: engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        text = await self._texts.run(lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return DetokenizedText(prompt=text, content=text)
 
 
-def check_length(field: str, number: int, unit: str, limit: int) -> None:
-    """Raises 400 for what is far longer than any context here: it would hold up everybody's texts."""
-    limit = max(limit, LEAST_LIMIT)
-    if number > limit:
-        message = f"{field} has {number} {unit}; this route takes {limit}. Send it in parts."
-        raise ApiError(400, message, code="string_above_max_length", param=field)
-
-
-def tokens_of(engine: Engine, body: TokenizeRequest, settings: Settings) -> Tokens:
-    token_ids = body.token_ids(engine, settings)
-    pieces = [TokenPiece.of(engine.tokenizer, each) for each in token_ids] if body.with_pieces else token_ids
-    strings = engine.tokenizer.pieces(token_ids) if body.return_token_strs else None
-    return Tokens(count=len(token_ids), max_model_len=engine.max_model_len, tokens=pieces, token_strs=strings)
+def tokens_of(model: ServedModel, body: TokenizeRequest, settings: Settings) -> Tokens:
+    token_ids = body.token_ids(model, settings)
+    pieces = [TokenPiece.of(model.tokenizer, each) for each in token_ids] if body.with_pieces else token_ids
+    strings = model.tokenizer.pieces(token_ids) if body.return_token_strs else None
+    return Tokens(count=len(token_ids), max_model_len=model.max_model_len, tokens=pieces, token_strs=strings)

@@ -17,7 +17,6 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 from tqdm import tqdm
 
-from penstock.async_engine import AsyncEngine
 from penstock.errors import ConfigError
 from penstock_server.api.app import create_app
 from penstock_server.commands.batch_files import (
@@ -28,7 +27,7 @@ from penstock_server.commands.batch_files import (
     error_line,
     read_requests,
 )
-from penstock_server.facade.loading import load_engine
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry import logs
 
@@ -107,11 +106,11 @@ class _Batch:
             )
 
     async def run(self) -> None:
-        engine = AsyncEngine(lambda report: load_engine(self._settings, report))
+        engine = ServedEngine.of(self._settings)
         app = create_app(engine, self._settings)
         async with app.router.lifespan_context(app):
             await engine.wait_until_ready()
-            width = min(2 * engine.engine.config.max_num_seqs, engine.max_requests)
+            width = min(2 * engine.max_num_seqs, engine.max_requests)
             pending = self._pending()
             try:
                 async with asyncio.TaskGroup() as tasks:

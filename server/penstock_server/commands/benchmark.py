@@ -12,16 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock import Engine, GenerationRequest, SamplingParams
 from penstock.config import EngineConfig
-from penstock.engine import Engine
 from penstock.errors import ConfigError
-from penstock.generation.block_manager import BlockManager
-from penstock.generation.chosen import NOTHING
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduler import Scheduler
-from penstock.generation.sequence import Sequence
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import MemoryPlan
 from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
@@ -29,13 +23,10 @@ from penstock.text.tokenizer import NoText
 from penstock.weights.formats import read_config
 from penstock.weights.hub import find_model
 from penstock_server.commands.converting import ProgressBar
-from penstock_server.commands.plan_report import (
-    estimated_plan,
-    footprint_of,
-    hardware_lines,
-    plan_table,
-    profile,
-)
+from penstock_server.commands.plan_report import estimated_plan, footprint_of
+from penstock_server.facade.inside import hardware_body, longest_sequence, plan_body
+from penstock_server.facade.machine import hardware_lines, profile
+from penstock_server.facade.plan_table import plan_table
 from penstock_server.settings.settings import Settings
 
 #: Tokens before the steps that are timed, steps, and the length of the prompt.
@@ -96,12 +87,12 @@ def run_bench(
             "bench": shape or settings.model,
             "first_token_s": first_token_s,
             "steps": [asdict(step) for step in found],
-            "hardware": asdict(hardware),
+            "hardware": hardware_body(hardware).model_dump(),
             "host_budget_bytes": engine.plan.host_budget_bytes,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
         if not is_json:
-            print("\n".join([*plan_table(engine.plan), "", *hardware_lines(hardware), ""]))
+            print("\n".join([*plan_table(plan_body(engine.plan)), "", *hardware_lines(hardware), ""]))
             print(f"first token {first_token_s:.2f} s after the start of loading")
             print("\n".join(step.line for step in found))
             peak = data["peak_rss_bytes"] / 2**30
@@ -128,7 +119,7 @@ def check_memory(
     plan = estimated_plan(size, hardware, config)
     context = config.max_model_len or size.max_position_embeddings
     for num_seqs in sequences:
-        longest = _longest(num_seqs, config, plan)
+        longest = longest_sequence(config, plan, num_seqs, CONTEXT, NUM_STEPS)
         if longest is None:
             raise ConfigError(
                 f"--sequences {num_seqs}: {num_seqs} sequences of more than {CONTEXT} tokens do not fit into "
@@ -139,30 +130,6 @@ def check_memory(
                 f"--sequences {num_seqs}: the longest comes to {longest} tokens; the context is {context} "
                 "tokens (--max-model-len)"
             )
-
-
-def _longest(num_seqs: int, config: EngineConfig, plan: MemoryPlan) -> int | None:
-    """Tokens of the longest sequence when the timed steps are over; None if not all have room until then.
-    It is the scheduler that knows: it is run without a model."""
-    blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
-    scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
-    for index in range(num_seqs):
-        request = GenerationRequest([0] * CONTEXT, SamplingParams())
-        scheduler.add(Sequence(index, request, CONTEXT + NUM_STEPS))
-    num_timed = 0
-    while num_timed < NUM_STEPS:
-        num_timed += not _is_filling(scheduler)
-        batch = scheduler.schedule()
-        if not batch or scheduler.num_preemptions:
-            return None
-        for sequence, _ in scheduler.update(batch, [NOTHING] * len(batch.scheduled)):
-            sequence.append(0)
-    return max(sequence.num_tokens for sequence in scheduler)
-
-
-def _is_filling(scheduler: Scheduler) -> bool:
-    """Prompts are not computed yet."""
-    return any(sequence.num_pending_tokens > 1 for sequence in scheduler)
 
 
 def _random_folder(settings: Settings, shape: str) -> Path:
@@ -190,8 +157,9 @@ def _first_token(engine: Engine, started: float) -> float:
 def _decode(engine: Engine, num_seqs: int) -> Measurement:
     for index in range(num_seqs):
         _add(engine, str(index), CONTEXT, index)
-    while _is_filling(engine.scheduler):
-        engine.step()
+    filling = {str(index) for index in range(num_seqs)}
+    while filling:  # each gives its first token when its prompt is computed
+        filling -= {output.request_id for output in engine.step()}
     measured = _timed(engine, NUM_STEPS, num_seqs)
     for index in range(num_seqs):
         engine.abort(str(index))
@@ -201,7 +169,7 @@ def _decode(engine: Engine, num_seqs: int) -> Measurement:
 
 def _prompt(engine: Engine) -> Measurement:
     """The one step of a prompt; shorter than usual if the context or the step is."""
-    length = min(PROMPT, engine.max_model_len - 2, engine.scheduler.max_num_batched_tokens)
+    length = min(PROMPT, engine.max_model_len - 2, engine.config.max_num_batched_tokens)
     samples = []
     for seed in range(2):
         _add(engine, "prompt", length, seed)
@@ -219,12 +187,12 @@ def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, i
     """(seconds, bytes streamed, seconds waited) of some steps, each with a token for so many sequences."""
     samples = []
     for _ in range(num_steps):
-        before, started = (engine.streamer.streamed_bytes, engine.streamer.stall_s), time.perf_counter()
+        started = time.perf_counter()
         outputs = engine.step()
         seconds = time.perf_counter() - started
-        streamed, stalled = engine.streamer.streamed_bytes - before[0], engine.streamer.stall_s - before[1]
         assert len(outputs) == num_seqs, f"{len(outputs)} of {num_seqs} sequences were in a timed step"
-        samples.append((seconds, streamed, stalled))
+        assert (step := engine.metrics.last_step) is not None
+        samples.append((seconds, step.streamed_bytes, step.stall_s))
     return samples
 
 

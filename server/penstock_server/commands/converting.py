@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from penstock import Tokenizer
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.kernels import choose_kernels
 from penstock.memory.hardware import num_physical_cores
-from penstock.model.registry import OpenModel, open_model
-from penstock.text.tokenizer import Tokenizer
+from penstock.model.registry import OpenModel
 from penstock.weights.convert import ConversionReport, convert
-from penstock.weights.hub import find_model
 from penstock.weights.manifest import verify
+from penstock_server.facade.loading import open_source
 from penstock_server.settings.settings import Settings
 
 
@@ -40,12 +40,6 @@ class ProgressBar:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def open_source(settings: Settings) -> OpenModel:
-    """The model, to be quantized as the settings say. Raises PenstockError."""
-    folder = find_model(settings.model, settings.revision, settings.offline)
-    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size)
 
 
 def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens: int) -> int:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from penstock.engine import Engine
+from penstock import Engine, Tokenizer
 from penstock.evaluate import Divergence, Fidelity, Window, evaluate, memory_bytes, windows
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.model.registry import OpenModel, open_model
-from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.hub import find_model
 from penstock.weights.quantize import QuantizationError
 from penstock.weights.tensors import ModelTensors
-from penstock_server.commands.converting import ProgressBar, open_source, read_text
-from penstock_server.facade.loading import load_engine
+from penstock_server.commands.converting import ProgressBar, read_text
+from penstock_server.facade.inside import quantization_errors, tensors_of
+from penstock_server.facade.loading import load_engine, open_source
 from penstock_server.settings.settings import Settings
 
 #: Tokens of a window, if the model's context allows and nobody says otherwise.
@@ -79,7 +79,7 @@ def run_eval(
             hardware = without(hardware, memory_bytes(reference, pieces))
         engine = closing.enter_context(load_engine(settings, hardware=hardware))
         found = measure(engine, reference, pieces, context)
-        tensors = engine.model.store.tensors
+        tensors = tensors_of(engine)
     if is_json:
         print(json.dumps({"model": settings.model, "against": against} | dataclasses.asdict(found)))
     else:
@@ -111,7 +111,7 @@ def measure(
     weights, kind = [], None
     if reference is not None:
         kind = "dequantized" if reference.store.is_quantized else "unquantized"
-        errors = engine.model.store.quantization_errors(reference.store)
+        errors = quantization_errors(engine, reference)
         weights = list(tqdm(errors, "weights", unit="tensor", disable=not sys.stderr.isatty()))
     config = engine.config
     ways = config.activations, config.kv_dtype, config.kernels

@@ -9,7 +9,7 @@ import sys
 from tqdm import tqdm
 
 from penstock.weights.quantize import QuantizationError
-from penstock_server.commands.converting import open_source
+from penstock_server.facade.loading import open_source
 from penstock_server.settings.settings import Settings
 
 _COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  tensor"

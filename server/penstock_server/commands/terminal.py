@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock.engine import Engine
+from penstock import Engine, GenerationRequest, SamplingParams, render_chat
 from penstock.errors import RequestError
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.text.chat import render_chat
 from penstock_server.facade.loading import load_engine
 from penstock_server.settings.settings import Settings
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from penstock.engine import Engine
+from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
+from penstock.model.registry import OpenModel, open_model
 from penstock.weights.convert import convert
 from penstock.weights.hub import find_model
-from penstock_server.commands.converting import open_source
-from penstock_server.commands.plan_report import profile
+from penstock_server.facade.machine import profile
 from penstock_server.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,12 @@ class LoadProgress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def open_source(settings: Settings) -> OpenModel:
+    """The model, to be quantized as the settings say. Raises PenstockError."""
+    folder = find_model(settings.model, settings.revision, settings.offline)
+    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size)
 
 
 def load_engine(

@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import ConfigError
-from penstock_server.api.operations import METRICS_PATH, is_open
 from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.paths import METRICS_PATH, is_open
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.request_info import current_request
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock_server.api.operations import is_operational
 from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.paths import is_operational
 
 
 class Drain:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-
-def parse_prefix(text: str) -> str:
-    """ "/llm" of "/llm/". Raises ValueError for what is no path."""
-    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", text):
-        raise ValueError(f"{text!r} is no path to stand in front of others; write one like /llm")
-    return text.rstrip("/")
 
 
 class PathPrefix:

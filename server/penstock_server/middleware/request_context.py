@@ -12,8 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock_server.api.operations import is_operational
 from penstock_server.protocol.errors import CLIENT_CLOSED_REQUEST, api_error
+from penstock_server.protocol.paths import is_operational
 from penstock_server.telemetry.http_metrics import HttpMetrics
 from penstock_server.telemetry.request_info import RequestInfo, TimeLimits, current_request
 from penstock_server.telemetry.tracing import RequestTracer

@@ -8,18 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.engine import Engine
+from penstock import Grammar, SamplingParams, Tokenizer, render_chat
 from penstock.errors import ContextOverflow
-from penstock.generation.generation_request import SamplingParams
-from penstock.generation.grammar import Grammar
-from penstock.text.chat import render_chat
-from penstock.text.tokenizer import Tokenizer
+from penstock_server.facade.model import ServedModel
+from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
-from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import (
-    ChatCompletionRequest,
     CompletionRequest,
-    GenerationRequest,
+    GenerationFields,
     SamplingFields,
 )
 from penstock_server.tools.templates import render_described
@@ -74,48 +70,44 @@ class Prompt:
     text: str = ""
 
 
-def read_prompts(engine: Engine, body: CompletionRequest) -> list[Prompt]:
+def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     """Token ids are taken as they are: the engine refuses those that the model does not have."""
-    tokenizer = engine.tokenizer
+    tokenizer = model.tokenizer
     add_special_tokens = body.add_special_tokens is not False
     prompts = []
     for prompt in body.prompts:
         token_ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-        kept = truncated(engine, body, token_ids)
+        kept = truncated(model, body, token_ids)
         if isinstance(prompt, str) and len(kept) == len(token_ids):
             prompts.append(Prompt(kept, prompt))
         else:
-            has_text = body.echo and max(kept) < engine.spec.vocab_size
+            has_text = body.echo and max(kept) < model.vocab_size
             text = tokenizer.decode(kept, skip_special_tokens=False) if has_text else ""
             prompts.append(Prompt(kept, text))
     return prompts
 
 
-def refuse_long_text(engine: Engine, body: CompletionRequest | ChatCompletionRequest) -> None:
+def refuse_long_text(model: ServedModel, num_chars: int) -> None:
     """Raises ContextOverflow for a prompt that can't fit whatever its tokens are: to find them could take
     minutes, in which nobody else's text would be read."""
-    if isinstance(body, ChatCompletionRequest):
-        num_chars = sum(len(message.text) for message in body.messages)
-    else:
-        num_chars = max((len(prompt) for prompt in body.prompts if isinstance(prompt, str)), default=0)
-    least = math.ceil(num_chars / engine.tokenizer.max_token_chars)
-    if body.truncate_prompt_tokens is None and least > engine.max_model_len:
+    least = math.ceil(num_chars / model.tokenizer.max_token_chars)
+    if least > model.max_model_len:
         raise ContextOverflow(
             f"the prompt has {num_chars} characters, which are at least {least} tokens; this model's context "
-            f"here is {engine.max_model_len} tokens. Shorten the prompt",
+            f"here is {model.max_model_len} tokens. Shorten the prompt",
             least,
-            engine.max_model_len,
+            model.max_model_len,
         )
 
 
-def truncated(engine: Engine, body: GenerationRequest, token_ids: list[int]) -> list[int]:
+def truncated(model: ServedModel, body: GenerationFields, token_ids: list[int]) -> list[int]:
     """The part of a prompt that the request wants kept: its end, unless the request says otherwise. With -1
     it is as long as the context leaves room for beside the answer, or beside its first token if the answer's
     length is open."""
     limit = body.truncate_prompt_tokens
     if limit == -1:
         answer_tokens = 1 if body.answer_tokens is None else body.answer_tokens
-        limit = max(1, engine.max_model_len - answer_tokens)
+        limit = max(1, model.max_model_len - answer_tokens)
     if limit is None:
         return token_ids
     return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
@@ -136,43 +128,46 @@ def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[in
     return tuple(found)
 
 
-def read_messages(engine: Engine, body: ChatCompletionRequest, use: ToolUse | None = None) -> Prompt:
-    """`use` None: as its tools are used by default. Raises RequestError if the model has no chat template, or
-    if its template refuses."""
-    if taken := _TEMPLATE_ARGUMENTS & body.template_kwargs.keys():
+def read_conversation(model: ServedModel, conversation: Conversation, use: ToolUse) -> list[int]:
+    """The prompt's token ids. Raises RequestError if the model has no chat template, or if its template
+    refuses."""
+    if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
-    goes_on = bool(body.continue_final_message)
-    begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
-    use = use or ToolUse.of(body, engine.tokenizer, "auto")
-    kwargs = body.template_kwargs | ({"tools": use.shown_tools} if use.shown_tools else {})
+    variables = dict(conversation.template_kwargs)
+    if use.shown_tools:
+        variables["tools"] = use.shown_tools
 
     def render(messages: list[dict[str, Any]]) -> list[int]:
         return render_chat(
-            engine.tokenizer,
+            model.tokenizer,
             messages,
-            add_generation_prompt=begins,
-            continue_final_message=goes_on,
-            **kwargs,
+            add_generation_prompt=conversation.begins_answer,
+            continue_final_message=conversation.goes_on,
+            **variables,
         )
 
-    messages = use.messages([template_message(message) for message in body.messages])
+    messages = use.messages([template_message(turn) for turn in conversation.turns])
     described = use.description
-    token_ids = render_described(render, messages, described) if described else render(messages)
-    return Prompt(truncated(engine, body, token_ids))
+    return render_described(render, messages, described) if described else render(messages)
 
 
-def template_message(message: Message) -> dict[str, Any]:
-    """As chat templates expect it. They know no developers: OpenAI's new name for the system."""
+def template_message(turn: Turn) -> dict[str, Any]:
+    """As chat templates expect it."""
     fields = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": message.text,
-        "name": message.name,
-        "reasoning_content": message.reasoning_content,
-        "tool_calls": [call.model_dump() for call in message.tool_calls or ()] or None,
-        "tool_call_id": message.tool_call_id,
+        "role": turn.role,
+        "content": turn.text,
+        "name": turn.name,
+        "reasoning_content": turn.reasoning,
+        "tool_calls": [_template_call(call) for call in turn.calls] or None,
+        "tool_call_id": turn.call_id,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _template_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
 def sampling_params(

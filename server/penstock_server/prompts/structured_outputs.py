@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from penstock.engine import Engine
+from penstock import Grammar
 from penstock.errors import InvalidParameter
-from penstock.generation.grammar import Grammar
+from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.output_formats import (
+    AnswerFormat,
+    FlatSchemaFormat,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchema,
+    ResponseFormat,
     StructuredOutputs,
 )
-from penstock_server.protocol.requests import GenerationRequest
+from penstock_server.protocol.requests import GenerationFields
 
 
-def read_grammar(engine: Engine, body: GenerationRequest) -> Grammar | None:
+def read_grammar(model: ServedModel, body: GenerationFields) -> Grammar | None:
     """None if the answer may be any text. Takes a while: not for the event loop.
 
     Raises 400, naming the field, for a grammar that is wrong or too large, or that can't be followed here.
@@ -31,26 +35,40 @@ def read_grammar(engine: Engine, body: GenerationRequest) -> Grammar | None:
         ),
         "response_format",
     )
+    return _checked(model, field, lambda: _grammar(body))
+
+
+def read_format(model: ServedModel, form: AnswerFormat | None, field: str) -> Grammar | None:
+    """The same for a request that has nothing but `field` for it."""
+    return _checked(model, field, lambda: _of_format(form))
+
+
+def _checked(model: ServedModel, field: str, make: Callable[[], Grammar | None]) -> Grammar | None:
     try:
-        grammar = _grammar(body)
+        grammar = make()
         if grammar is not None:
-            engine.grammars.check(grammar)
+            model.check_grammar(grammar)
     except InvalidParameter as error:
         raise ApiError(400, f"{field}: {error}", code="invalid_value", param=field) from error
     return grammar
 
 
-def _grammar(body: GenerationRequest) -> Grammar | None:
+def _grammar(body: GenerationFields) -> Grammar | None:
     if body.structured_outputs is not None:
         return _structured(body.structured_outputs)
     if body.grammar is not None:
         return Grammar.lark(body.grammar)
     if body.json_schema is not None:
         return Grammar.json_schema(body.json_schema)
-    match body.response_format:
+    return _of_format(body.response_format)
+
+
+def _of_format(form: ResponseFormat | AnswerFormat | None) -> Grammar | None:
+    match form:
         case (
             JsonObjectFormat(json_schema=schema)
             | JsonSchemaFormat(json_schema=NamedSchema(json_schema=schema))
+            | FlatSchemaFormat(json_schema=schema)
         ):
             return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
     return None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from penstock_server.protocol.conversation import Call, Turn
 from penstock_server.protocol.tools import Deprecated, ToolCall
 from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
 
@@ -86,3 +87,17 @@ class Message(Wire):
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
+
+    @property
+    def turn(self) -> Turn:
+        """Chat templates know no developers: OpenAI's new name for the system."""
+        return Turn(
+            "system" if self.role == "developer" else self.role,
+            self.text,
+            self.name,
+            self.reasoning_content,
+            tuple(
+                Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
+            ),
+            self.tool_call_id,
+        )

@@ -48,6 +48,21 @@ class JsonSchemaFormat(Wire):
     json_schema: NamedSchema
 
 
+class FlatSchemaFormat(Wire):
+    """As in response_format, with the schema's members beside the type."""
+
+    type: Literal["json_schema"]
+    name: Text
+    json_schema: dict[str, Any] = Field(alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
+#: Of chat and completions; of /v1/responses.
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+AnswerFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat
+
+
 class StructuredOutputs(Wire):
     """vLLM's. One of the first five says what the answer must be."""
 

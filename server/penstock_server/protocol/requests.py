@@ -21,6 +21,7 @@ strict: "1" is no number.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -31,22 +32,21 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.generation.sequence import MAX_LOGPROBS
+from penstock import MAX_LOGPROBS
+from penstock_server.protocol.conversation import Conversation, template_kwargs, wrong_call
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.output_formats import (
     Guided,
-    JsonObjectFormat,
-    JsonSchemaFormat,
+    ResponseFormat,
     StructuredOutputs,
     TextFormat,
 )
+from penstock_server.protocol.tool_offers import tool_offer
 from penstock_server.protocol.tools import (
     MAX_TOOLS,
-    AllowedToolChoice,
     Deprecated,
     Tool,
     ToolChoice,
-    ToolRef,
 )
 from penstock_server.protocol.wire import (
     MAX_INT,
@@ -134,7 +134,7 @@ class SamplingFields(Wire):
         return 1
 
 
-class GenerationRequest(SamplingFields):
+class GenerationFields(SamplingFields):
     """What both routes have in common."""
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
@@ -142,9 +142,9 @@ class GenerationRequest(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
-    ) = Field(None, description="What the answer must be; see also structured_outputs.")
+    response_format: Annotated[ResponseFormat, Field(discriminator="type")] | None = Field(
+        None, description="What the answer must be; see also structured_outputs."
+    )
 
     # vLLM's extensions
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
@@ -189,7 +189,7 @@ class GenerationRequest(SamplingFields):
     id_slot: int | None = None
 
     @model_validator(mode="after")
-    def _check_streaming(self) -> GenerationRequest:
+    def _check_streaming(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only allowed when stream is true")
         if self.wants_continuous_usage and not self.wants_usage_chunk:
@@ -201,7 +201,7 @@ class GenerationRequest(SamplingFields):
         return self
 
     @model_validator(mode="after")
-    def _check_one_grammar(self) -> GenerationRequest:
+    def _check_one_grammar(self) -> GenerationFields:
         form = None if isinstance(self.response_format, TextFormat) else self.response_format
         demands = {
             "response_format": form,
@@ -251,7 +251,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
     prompt: Prompt = Field(description="Text or token ids; a list of either is several prompts.")
@@ -270,6 +270,11 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
+    def num_prompt_chars(self) -> int:
+        """Of the longest prompt that is text."""
+        return max((len(prompt) for prompt in self.prompts if isinstance(prompt, str)), default=0)
+
+    @property
     def prompts(self) -> list[str] | list[list[int]]:
         """A single prompt is a list of one."""
         match _kind_of_prompt(self.prompt):
@@ -278,7 +283,7 @@ class CompletionRequest(GenerationRequest):
         return self.prompt  # type: ignore[return-value]
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -335,41 +340,30 @@ class ChatCompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _check_tools(self) -> ChatCompletionRequest:
-        names = [tool.function.name for tool in self.tools or ()]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                raise invalid(f"tools.{index}.function.name", f"there are two tools named {name!r}")
-        if not names and self.tool_choice not in (None, "none", "auto"):
-            raise invalid("tool_choice", "there are no tools to choose from; send them as tools")
-        for name in self.chosen_names - set(names):
-            raise invalid("tool_choice", f"names {name!r}, which is not among the tools")
+        self.as_conversation.tools.check()
         return self
 
     @model_validator(mode="after")
     def _check_tool_messages(self) -> ChatCompletionRequest:
-        """A result must follow the call that it is of, as at OpenAI: templates can't show it otherwise."""
-        called: set[str] = set()
-        for index, message in enumerate(self.messages):
-            if message.tool_call_id is not None and message.tool_call_id not in called:
-                raise invalid(
-                    f"messages.{index}.tool_call_id",
-                    f"no earlier message has a call {message.tool_call_id!r} in its tool_calls",
-                )
-            ids = [call.id for call in message.tool_calls or ()]
-            if len(ids) > len(set(ids)):
-                raise invalid(f"messages.{index}.tool_calls", "two calls have the same id")
-            called.update(ids)
-        return self
+        """A result must follow the call that it is of, as at OpenAI."""
+        wrong = wrong_call(self.as_conversation.turns)
+        if wrong is None:
+            return self
+        if wrong.is_result:
+            message = f"no earlier message has a call {wrong.call_id!r} in its tool_calls"
+            raise invalid(f"messages.{wrong.turn}.tool_call_id", message)
+        raise invalid(f"messages.{wrong.turn}.tool_calls", "two calls have the same id")
 
-    @property
-    def chosen_names(self) -> set[str]:
-        """The functions that tool_choice names."""
-        match self.tool_choice:
-            case ToolRef() as only:
-                return {only.function.name}
-            case AllowedToolChoice(allowed_tools=allowed):
-                return {each.function.name for each in allowed.tools}
-        return set()
+    @cached_property
+    def as_conversation(self) -> Conversation:
+        goes_on = bool(self.continue_final_message)
+        return Conversation(
+            tuple(message.turn for message in self.messages),
+            tool_offer(self.tools, self.tool_choice, self.parallel_tool_calls),
+            template_kwargs(self.reasoning_effort, self.verbosity, self.chat_template_kwargs),
+            not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
+            goes_on,
+        )
 
     @property
     def answer_tokens(self) -> int | None:
@@ -379,12 +373,3 @@ class ChatCompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """Likeliest tokens to report per position; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        named = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
-        said: dict[str, Any] = {name: value for name, value in named.items() if value}
-        if self.reasoning_effort:
-            # What templates ask for that know two efforts only, such as Qwen3's; as vLLM does it.
-            said["enable_thinking"] = self.reasoning_effort != "none"
-        return said | (self.chat_template_kwargs or {})

@@ -25,12 +25,11 @@ from typing import Any
 
 import uvicorn
 
-from penstock.async_engine import AsyncEngine
-from penstock.engine import Engine
 from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.api.app import create_app
-from penstock_server.commands.plan_report import plan_table
-from penstock_server.facade.loading import load_engine
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.model import ServedModel
+from penstock_server.facade.plan_table import plan_table
 from penstock_server.middleware.draining import Drain
 from penstock_server.protocol.errors import ApiError, api_error
 from penstock_server.serving import systemd
@@ -75,7 +74,7 @@ class _Server(uvicorn.Server):
     """uvicorn's server, and the engine's beginning and end around it."""
 
     def __init__(
-        self, config: uvicorn.Config, engine: AsyncEngine, settings: Settings, drain: Drain, url: str
+        self, config: uvicorn.Config, engine: ServedEngine, settings: Settings, drain: Drain, url: str
     ) -> None:
         super().__init__(config)
         self._engine = engine
@@ -106,10 +105,10 @@ class _Server(uvicorn.Server):
                 await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
-        plan = self._engine.engine.plan
+        plan = self._engine.plan()
         for line in plan_table(plan) if plan else ():
             logger.info("%s", line)
-        print(greeting(self._settings, self._engine.engine, self._url), flush=True)
+        print(greeting(self._settings, self._engine.model, self._url), flush=True)
         systemd.notify(systemd.READY)
 
     async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
@@ -151,7 +150,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     """Raises EngineDead if that is why it ends."""
-    engine = AsyncEngine(lambda report: load_engine(settings, report))
+    engine = ServedEngine.of(settings)
     drain = Drain()
     config = uvicorn.Config(
         create_app(engine, settings, drain),
@@ -189,9 +188,9 @@ def address(host: str, port: int, is_https: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def greeting(settings: Settings, engine: Engine, url: str) -> str:
+def greeting(settings: Settings, model: ServedModel, url: str) -> str:
     """What is served where, and how to try it."""
-    if engine.tokenizer.has_chat_template:
+    if model.tokenizer.has_chat_template:
         path = "chat/completions"
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
     else:

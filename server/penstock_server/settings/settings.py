@@ -15,21 +15,21 @@ from typing import Any, Literal, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
-from penstock_server.middleware.path_prefix import parse_prefix
 from penstock_server.settings.values import (
     parse_bool,
     parse_bytes,
     parse_bytes_or_share,
     parse_int,
     parse_list,
+    parse_prefix,
     parse_seconds,
 )
-from penstock_server.tools.parsers import ParserChoice
 
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 
 @dataclass(frozen=True)

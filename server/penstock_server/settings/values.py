@@ -58,3 +58,10 @@ def parse_seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"{text!r} is no number of seconds")
     return seconds
+
+
+def parse_prefix(text: str) -> str:
+    """ "/llm" of "/llm/". Raises ValueError for what is no path."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", text):
+        raise ValueError(f"{text!r} is no path to stand in front of others; write one like /llm")
+    return text.rstrip("/")

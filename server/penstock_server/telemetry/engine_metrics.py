@@ -15,8 +15,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from penstock.async_engine import AsyncEngine
-from penstock.metrics import STEP_TOKENS, EngineMetrics, Traffic
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.snapshot import EngineSnapshot
+from penstock_server.protocol.engine_bodies import LinkTraffic, StatsBody
 
 
 def vllm_labels(model_name: str) -> dict[str, str]:
@@ -27,14 +28,15 @@ def vllm_labels(model_name: str) -> dict[str, str]:
 class EngineCollector(Collector):
     """There is nothing before the engine is ready."""
 
-    def __init__(self, model_name: str, engine: AsyncEngine) -> None:
+    def __init__(self, model_name: str, engine: ServedEngine) -> None:
         self._model_name = model_name
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        if self._engine.status.state != "ready":
+        if not self._engine.is_ready:
             return
-        now = self._engine.engine.metrics
+        snapshot = self._engine.snapshot()
+        now = snapshot.stats
         used = now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0
         yield self._gauge("vllm:num_requests_running", "Sequences in the batch", now.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Sequences waiting", now.num_waiting)
@@ -52,11 +54,11 @@ class EngineCollector(Collector):
             )
         yield self._waiting_by_reason(now)
         yield from self._totals(now)
-        yield self._tokens_per_step(now)
-        yield self._cache_config(now)
+        yield self._tokens_per_step(snapshot)
+        yield self._cache_config(snapshot)
         yield from self._links(now.links)
 
-    def _totals(self, now: EngineMetrics) -> Iterable[Metric]:
+    def _totals(self, now: StatsBody) -> Iterable[Metric]:
         for name, text, value in (
             (
                 "vllm:prompt_tokens",
@@ -93,7 +95,7 @@ class EngineCollector(Collector):
             counter.add_metric([*labels.values()], value)
             yield counter
 
-    def _waiting_by_reason(self, now: EngineMetrics) -> Metric:
+    def _waiting_by_reason(self, now: StatsBody) -> Metric:
         """vLLM tells those that wait for a LoRA adapter or a transfer from those that wait for room; here all
         wait for room."""
         labels = self._labels("vllm:")
@@ -103,31 +105,33 @@ class EngineCollector(Collector):
             gauge.add_metric([*labels.values(), reason], value)
         return gauge
 
-    def _tokens_per_step(self, now: EngineMetrics) -> Metric:
-        bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
-        counts = map(float, accumulate(now.steps_by_tokens))
+    def _tokens_per_step(self, snapshot: EngineSnapshot) -> Metric:
+        bounds = [*(str(float(bound)) for bound in snapshot.step_token_bounds), "+Inf"]
+        counts = map(float, accumulate(snapshot.stats.steps_by_tokens))
         labels = self._labels("vllm:")
         histogram = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens in a step", labels=[*labels])
-        histogram.add_metric([*labels.values()], list(zip(bounds, counts, strict=True)), now.step_tokens)
+        histogram.add_metric(
+            [*labels.values()], list(zip(bounds, counts, strict=True)), snapshot.stats.step_tokens
+        )
         return histogram
 
-    def _cache_config(self, now: EngineMetrics) -> Metric:
-        config = self._engine.engine.config
-        num_tokens = now.kv_blocks_total * config.block_size
+    def _cache_config(self, snapshot: EngineSnapshot) -> Metric:
+        num_blocks = snapshot.stats.kv_blocks_total
+        num_tokens = num_blocks * snapshot.block_size
         labels = self._labels("vllm:")
         info = InfoMetricFamily("vllm:cache_config", "Blocks of keys and values", labels=[*labels])
         facts = {
-            "block_size": str(config.block_size),
-            "cache_dtype": config.kv_dtype,
-            "num_gpu_blocks": str(now.kv_blocks_total),
+            "block_size": str(snapshot.block_size),
+            "cache_dtype": snapshot.kv_dtype,
+            "num_gpu_blocks": str(num_blocks),
             "kv_cache_size_tokens": str(num_tokens),
             # So many sequences of the greatest length fit at a time.
-            "kv_cache_max_concurrency": f"{num_tokens / self._engine.engine.max_model_len:.2f}",
+            "kv_cache_max_concurrency": f"{num_tokens / snapshot.max_model_len:.2f}",
         }
         info.add_metric([*labels.values()], facts)
         return info
 
-    def _links(self, links: dict[str, Traffic]) -> Iterable[Metric]:
+    def _links(self, links: dict[str, LinkTraffic]) -> Iterable[Metric]:
         """Bytes / busy seconds is a link's rate."""
         labels = ["model_name", "link"]
         moved = CounterMetricFamily("penstock:link_bytes", "Bytes of weights over a link", labels=labels)

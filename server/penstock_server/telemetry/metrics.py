@@ -15,11 +15,9 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from penstock.async_engine import AsyncEngine
+from penstock import FinishReason, RequestOutput, SamplingParams
 from penstock.errors import PenstockError, QueueTimeout
-from penstock.generation.generation_request import SamplingParams
-from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.telemetry.engine_metrics import EngineCollector, vllm_labels
 from penstock_server.telemetry.http_metrics import HttpMetrics
 from penstock_server.telemetry.request_info import AnswerTimes, current_request
@@ -44,7 +42,7 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 class RequestMetrics:
     """Histograms over requests. An AnswerTimer feeds them."""
 
-    def __init__(self, model_name: str, engine: AsyncEngine) -> None:
+    def __init__(self, model_name: str, engine: ServedEngine) -> None:
         self._labels = vllm_labels(model_name)
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(model_name, engine))

@@ -30,8 +30,6 @@ from penstock_server.tools.reading import (
 )
 
 ParserName = Literal["hermes", "llama3", "mistral"]
-#: What a user may choose.
-ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"

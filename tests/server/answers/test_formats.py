@@ -12,6 +12,7 @@ from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras, stream
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.inputs import Prompt
 from penstock_server.protocol.answer_bodies import FINGERPRINT, Usage
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -127,8 +128,8 @@ def test_completion_echoes_each_prompt_once() -> None:
 
 async def finished(n: int = 1, logprobs: int | None = None) -> Answers:
     fake: Any = FakeAsyncEngine()
-    metrics = RequestMetrics("tiny", fake)
-    answers = Answers(fake, metrics, [[1, 2]], [SamplingParams(logprobs=logprobs)] * n)
+    metrics = RequestMetrics("tiny", ServedEngine(fake))
+    answers = Answers(ServedEngine(fake), metrics, [[1, 2]], [SamplingParams(logprobs=logprobs)] * n)
     await answers.finish()
     return answers
 
@@ -176,4 +177,6 @@ async def test_chunks_add_up_to_the_whole() -> None:
 
 async def started() -> Answers:
     fake: Any = FakeAsyncEngine()
-    return Answers(fake, RequestMetrics("tiny", fake), [[1, 2]], [SamplingParams()])
+    return Answers(
+        ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1, 2]], [SamplingParams()]
+    )

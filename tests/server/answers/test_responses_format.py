@@ -11,6 +11,7 @@ from penstock.errors import EngineDead
 from penstock.generation.generation_request import SamplingParams
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.responses_format import ResponsesFormat, response_events
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.responses_request import LOGPROBS, ResponsesRequest
 from penstock_server.telemetry.metrics import RequestMetrics
 
@@ -27,7 +28,9 @@ def form_of(**fields: Any) -> ResponsesFormat:
 
 def answers_of(script: Script = ("Hel", "lo!"), **params: Any) -> Answers:
     fake: Any = FakeAsyncEngine(lambda *_: script)
-    return Answers(fake, RequestMetrics("tiny", fake), [[1, 2]], [SamplingParams(**params)])
+    return Answers(
+        ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1, 2]], [SamplingParams(**params)]
+    )
 
 
 async def test_whole() -> None:

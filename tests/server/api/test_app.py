@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
 from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 
 from ..conftest import MakeClient
@@ -19,7 +20,7 @@ from ..conftest import MakeClient
 
 def test_the_app_starts_and_stops_the_engine(engine: FakeAsyncEngine) -> None:
     fake: Any = engine
-    app = create_app(fake, Settings(model="tiny"))
+    app = create_app(ServedEngine(fake), Settings(model="tiny"))
     assert not engine.is_started
     with TestClient(app):
         assert engine.is_started and not engine.is_stopped
@@ -128,7 +129,7 @@ async def test_a_client_that_leaves_frees_all_its_choices(
 ) -> None:
     engine = FakeAsyncEngine(lambda prompt, params: ["a", asyncio.Event()])
     fake: Any = engine
-    app = create_app(fake, Settings(model="tiny", allowed_origin=origins))
+    app = create_app(ServedEngine(fake), Settings(model="tiny", allowed_origin=origins))
     body: dict[str, Any] = {"n": 3, "stream": is_stream}
     if "chat" in path:
         body["messages"] = [{"role": "user", "content": "Hi"}]

@@ -11,6 +11,7 @@ from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock_server import __version__
 from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.middleware.draining import Drain
 from penstock_server.protocol.errors import unavailable
 from penstock_server.settings.settings import Settings
@@ -49,7 +50,7 @@ def test_dead(make_client: MakeClient, path: str) -> None:
 def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
     fake: Any = engine
     drain = Drain()
-    with TestClient(create_app(fake, Settings(model="tiny"), drain)) as client:
+    with TestClient(create_app(ServedEngine(fake), Settings(model="tiny"), drain)) as client:
         drain.begin(unavailable("The server is shutting down.", "shutting_down"))
         for path in READY:
             answer = client.get(path)
@@ -62,7 +63,7 @@ def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
 def test_load_counts_what_is_being_answered(engine: FakeAsyncEngine) -> None:
     fake: Any = engine
     drain = Drain()
-    with TestClient(create_app(fake, Settings(model="tiny"), drain)) as client:
+    with TestClient(create_app(ServedEngine(fake), Settings(model="tiny"), drain)) as client:
         assert client.get("/load").json() == {"server_load": 0}
         drain.enter()
         assert client.get("/load").json() == {"server_load": 1}

@@ -16,6 +16,7 @@ from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock.errors import CapacityError, ConfigError, EngineDead, QueueFull
 from penstock_server.commands import batch, batch_files
+from penstock_server.facade import engine as facade
 from penstock_server.settings.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -44,7 +45,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """run(*requests, engine=..., **settings): the lines of the output, by custom_id."""
 
     def run_batch(*requests: Any, engine: FakeAsyncEngine | None = None, **settings: Any) -> dict[str, Any]:
-        monkeypatch.setattr(batch, "AsyncEngine", lambda load: engine or FakeAsyncEngine())
+        monkeypatch.setattr(facade, "AsyncEngine", lambda load: engine or FakeAsyncEngine())
         source = write(tmp_path / "in", *requests)
         assert batch.run_batch(Settings(model="tiny", **settings), source, tmp_path / "out") == 0
         return lines_of(tmp_path / "out")
@@ -191,6 +192,7 @@ from pathlib import Path
 from fakes import FakeAsyncEngine
 from penstock_server.commands import batch
 from penstock_server.commands import batch_files
+from penstock_server.facade import engine as facade
 from penstock_server.settings.settings import Settings
 
 kill_at, num_bytes, source, target = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
@@ -209,7 +211,7 @@ class Os:
         return write_or_die if name == "write" else getattr(os, name)
 
 batch_files.os = Os()
-batch.AsyncEngine = lambda load: FakeAsyncEngine()
+facade.AsyncEngine = lambda load: FakeAsyncEngine()
 sys.exit(batch.run_batch(Settings(model="tiny"), source, target))
 """
 

@@ -13,7 +13,7 @@ from penstock.engine import Engine
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.model import known_shapes
 from penstock_server import cli
-from penstock_server.commands import plan_report
+from penstock_server.facade import machine
 
 GIB = 1 << 30
 MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 1 << 20, 2, True))
@@ -25,7 +25,7 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_report, "measure_hardware", lambda *_: MACHINE)
+    monkeypatch.setattr(machine, "measure_hardware", lambda *_: MACHINE)
     monkeypatch.setitem(known_shapes.SHAPES, "tiny", known_shapes.SHAPES["tinyllama-1.1b"] | TINY)
 
 

@@ -14,7 +14,7 @@ from penstock.config import EngineConfig
 from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock_server import cli
-from penstock_server.commands import plan_report
+from penstock_server.facade import machine
 
 GIB = 1 << 30
 MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
@@ -22,7 +22,7 @@ MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 
 
 @pytest.fixture(autouse=True)
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_report, "measure_hardware", lambda *_: MACHINE)
+    monkeypatch.setattr(machine, "measure_hardware", lambda *_: MACHINE)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -115,7 +115,7 @@ def test_a_disk_that_can_not_be_measured_is_assumed_and_that_is_said(
             return dataclasses.replace(MACHINE, disk=None)
         raise error
 
-    monkeypatch.setattr(plan_report, "measure_hardware", measure)
+    monkeypatch.setattr(machine, "measure_hardware", measure)
     flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB")
     text = run(capsys, *flags)
     assert f"({error}): 2.0 GB/s assumed" in text and "waits for disk" in text
@@ -125,7 +125,7 @@ def test_a_disk_that_can_not_be_measured_is_assumed_and_that_is_said(
 def test_wrong_usage_is_told_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_report, "measure_hardware", None)
+    monkeypatch.setattr(machine, "measure_hardware", None)
     shape = ["plan", "--shape", "solar-10.7b"]
     for arguments, message in (
         (["plan"], "no model given"),
@@ -155,7 +155,7 @@ def test_rates_are_measured_as_the_flags_say(
         asked.append(config)
         return MACHINE
 
-    monkeypatch.setattr(plan_report, "measure_hardware", measure)
+    monkeypatch.setattr(machine, "measure_hardware", measure)
     run(capsys, *command, "--kernels", "torch", "--activations", "int8", "--threads", "1")
     (config,) = asked
     assert (config.kernels, config.activations, config.num_threads) == ("torch", "int8", 1)

@@ -11,6 +11,7 @@ import pytest
 
 from fakes import FakeAsyncEngine
 from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 
 from ..conftest import MakeClient
@@ -41,7 +42,7 @@ async def ask(
     """What a client gets that sends these messages, an event being a time of silence."""
     engine = FakeAsyncEngine()
     fake: Any = engine
-    app = create_app(fake, Settings(model="tiny", **settings))
+    app = create_app(ServedEngine(fake), Settings(model="tiny", **settings))
     sent: list[Any] = []
 
     async def receive() -> Any:

@@ -7,8 +7,8 @@ import pytest
 from fakes import FakeAsyncEngine
 from penstock.errors import ConfigError
 from penstock_server.cli import main
-from penstock_server.middleware.path_prefix import parse_prefix
 from penstock_server.settings.sources import make_settings
+from penstock_server.settings.values import parse_prefix
 
 from ..conftest import MakeClient
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from fakes import FakeModel
+from fakes import FakeModel, model_of
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
 from penstock.generation.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.prompts.inputs import (
     choices,
     read_bad_words,
-    read_messages,
     read_prompts,
     refuse_long_text,
     sampling_params,
     template_message,
 )
+from penstock_server.prompts.questions import read_chat
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
@@ -39,7 +39,7 @@ def params(defaults: dict[str, object] | None = None, **fields: Any) -> Any:
 
 
 def test_prompts_of_text_and_of_token_ids() -> None:
-    model: Any = FakeModel()
+    model = model_of(FakeModel())
     texts = read_prompts(model, completion(prompt=["Hi", "yo"], echo=True))
     ids = read_prompts(model, completion(prompt=[[72, 105], [121, 111]], echo=True))
     assert texts == ids
@@ -50,16 +50,19 @@ def test_prompts_of_text_and_of_token_ids() -> None:
 @pytest.mark.parametrize("num_chars", [1000, 1001])
 def test_texts_that_can_not_fit_are_not_even_read(num_chars: int) -> None:
     """Its tokenizer has tokens of one character, and its context is 1000 of them."""
-    model: Any = FakeModel()
+    model = model_of(FakeModel())
     text = "x" * num_chars
     turns = [{"role": "user", "content": part} for part in (text[:600], text[600:])]
     for body in (completion(prompt=["x", text]), chat(*turns)):
         if num_chars == 1000:
-            refuse_long_text(model, body)
+            refuse_long_text(model, num_chars_of(body))
         else:
             with pytest.raises(ContextOverflow, match="1001 characters.*at least 1001 tokens.*1000"):
-                refuse_long_text(model, body)
-    refuse_long_text(model, completion(prompt=text, truncate_prompt_tokens=5))
+                refuse_long_text(model, num_chars_of(body))
+
+
+def num_chars_of(body: CompletionRequest | ChatCompletionRequest) -> int:
+    return body.num_prompt_chars if isinstance(body, CompletionRequest) else body.as_conversation.num_chars
 
 
 def test_special_tokens_can_be_left_out() -> None:
@@ -70,16 +73,17 @@ def test_special_tokens_can_be_left_out() -> None:
             asked.append(add_special_tokens)
             return [1]
 
-    model: Any = FakeModel()
-    model.tokenizer = Tokenizer()
+    fake: Any = FakeModel()
+    fake.tokenizer = Tokenizer()
+    model = model_of(fake)
     for value in (None, True, False):
         read_prompts(model, completion(add_special_tokens=value))
     assert asked == [True, True, False]
 
 
 def rendered(*messages: dict[str, Any], **fields: Any) -> str:
-    model: Any = FakeModel()
-    return bytes(read_messages(model, chat(*messages, **fields)).token_ids).decode()
+    question = read_chat(model_of(FakeModel()), chat(*messages, **fields), "auto")
+    return bytes(question.prompts[0].token_ids).decode()
 
 
 def test_messages_go_through_the_chat_template() -> None:
@@ -92,9 +96,10 @@ def test_messages_go_through_the_chat_template() -> None:
 
 
 def test_no_chat_template_is_the_requests_fault() -> None:
-    model: Any = FakeModel(has_chat_template=False)
     with pytest.raises(RequestError):
-        read_messages(model, chat({"role": "user", "content": "Hi"}))
+        read_chat(
+            model_of(FakeModel(has_chat_template=False)), chat({"role": "user", "content": "Hi"}), "auto"
+        )
 
 
 @pytest.mark.parametrize("function", [render_chat, PreTrainedTokenizerBase.apply_chat_template])
@@ -109,9 +114,9 @@ def test_chat_template_kwargs_can_not_set_what_is_no_variable_of_a_template(func
 
 def test_messages_as_templates_expect_them() -> None:
     message = Message.model_validate({"role": "developer", "content": "Be kind", "name": "Ann"})
-    assert template_message(message) == {"role": "system", "content": "Be kind", "name": "Ann"}
+    assert template_message(message.turn) == {"role": "system", "content": "Be kind", "name": "Ann"}
     message = Message.model_validate({"role": "assistant", "reasoning_content": "Hm"})
-    assert template_message(message) == {
+    assert template_message(message.turn) == {
         "role": "assistant",
         "content": "",
         "reasoning_content": "Hm",
@@ -180,7 +185,7 @@ def test_values_out_of_range_are_named(name: str, value: Any) -> None:
 
 
 def test_prompts_are_cut_at_their_beginning() -> None:
-    model: Any = FakeModel(max_model_len=20)
+    model = model_of(FakeModel(max_model_len=20))
 
     def kept(prompt: Any, **fields: Any) -> Any:
         (found,) = read_prompts(model, completion(prompt=prompt, echo=True, **fields))

@@ -21,6 +21,7 @@ from fakes import FakeAsyncEngine
 from penstock import AsyncEngine, Engine
 from penstock.generation.grammar import Grammar
 from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 
 SCHEMA = {
@@ -149,7 +150,7 @@ def test_what_can_not_be_followed_is_refused_by_name(
 def demo() -> Iterator[openai.OpenAI]:
     """A client of a server with the demo model, in a thread of this process."""
     engine = AsyncEngine(lambda report: Engine.load("demo", report_progress=report))
-    app = create_app(engine, Settings(model="demo"))
+    app = create_app(ServedEngine(engine), Settings(model="demo"))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -281,12 +281,12 @@ def test_logprobs_of_chat() -> None:
 
 
 def test_what_the_chat_template_gets() -> None:
-    assert chat().template_kwargs == {}
+    assert chat().as_conversation.template_kwargs == {}
     request = chat(reasoning_effort="low", verbosity="high", chat_template_kwargs={"enable_thinking": False})
     said = {"reasoning_effort": "low", "verbosity": "high", "enable_thinking": False}
-    assert request.template_kwargs == said
+    assert request.as_conversation.template_kwargs == said
     for effort, is_thinking in (("none", False), ("minimal", True), ("high", True)):
-        kwargs = chat(reasoning_effort=effort).template_kwargs
+        kwargs = chat(reasoning_effort=effort).as_conversation.template_kwargs
         assert kwargs == {"reasoning_effort": effort, "enable_thinking": is_thinking}
 
 

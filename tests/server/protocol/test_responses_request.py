@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types.responses import input_token_count_params, response_create_params
 from pydantic import ValidationError
 
-from penstock_server.protocol import responses_request as responses_protocol
+from penstock_server.protocol import responses_request
+from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.protocol.responses_request import ResponsesRequest
 
 
@@ -23,7 +25,7 @@ def refused(**fields: Any) -> dict[str, Any]:
 
 
 def turns(body: ResponsesRequest) -> list[tuple[str, str]]:
-    return [(message.role, message.text) for message in body.messages]
+    return [(turn.role, turn.text) for turn in body.as_conversation.turns]
 
 
 def test_text_is_a_users_message() -> None:
@@ -43,7 +45,7 @@ def test_items_of_all_spellings() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     items = [{"role": "developer", "content": "Be kind"}, answer, refusal, {"role": "user", "content": parts}]
     assert turns(request(input=items)) == [
-        ("developer", "Be kind"),
+        ("system", "Be kind"),
         ("assistant", "Hello"),
         ("assistant", "No."),
         ("user", "a\nb"),
@@ -119,9 +121,9 @@ def test_accepted_without_effect_as_the_module_says() -> None:
         prompt_cache_retention="24h",
         max_tool_calls=3,
     )
-    assert responses_protocol.__doc__ is not None
+    assert responses_request.__doc__ is not None
     for name in body.model_fields_set - {"input"}:
-        assert name in responses_protocol.__doc__
+        assert name in responses_request.__doc__
 
 
 def test_null_counts_as_absent() -> None:
@@ -137,17 +139,13 @@ def test_every_field_of_the_openai_package_has_its_place() -> None:
     assert counting - known == {"personality"}  # which would change what the model is told
 
 
-def test_the_form_of_an_answer_is_that_of_chat() -> None:
+def test_the_form_of_an_answer() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     flat = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
-    body = request(text={"format": flat})
-    chat = body.chat(body.messages)
-    expected = {"name": "n", "schema": schema, "strict": True, "description": None}
-    assert chat.response_format is not None
-    assert chat.response_format.model_dump(by_alias=True) == {"type": "json_schema", "json_schema": expected}
+    form = request(text={"format": flat}).format
+    assert form is not None and form.model_dump(by_alias=True) == flat | {"description": None}
     for kind in ("text", "json_object"):
-        body = request(text={"format": {"type": kind}})
-        form = body.chat(body.messages).response_format
+        form = request(text={"format": {"type": kind}}).format
         assert form is not None and form.type == kind
     assert refused(text={"format": {"type": "grammar"}})["loc"][:2] == ("text", "format")
     assert refused(text={"format": {"type": "json_schema", "name": "n"}})["loc"][-1] == "schema"
@@ -163,13 +161,13 @@ def test_calls_are_part_of_the_assistants_message() -> None:
     second, result = CALL | {"call_id": "c2"}, RESULT | {"call_id": "c2", "output": [PART]}
     user, last = {"role": "user", "content": "x"}, CALL | {"call_id": "c3"}
     body = request(input=[user, said, CALL, second, RESULT, result, last])
-    _, first, one, two, third = body.messages
-    assert first.text == "Let me see." and [call.id for call in first.tool_calls or ()] == ["c1", "c2"]
-    assert [(each.role, each.tool_call_id, each.text) for each in (one, two)] == [
+    _, first, one, two, third = body.as_conversation.turns
+    assert first.text == "Let me see." and [call.call_id for call in first.calls] == ["c1", "c2"]
+    assert [(each.role, each.call_id, each.text) for each in (one, two)] == [
         ("tool", "c1", "42"),
         ("tool", "c2", "7"),
     ]
-    assert third.role == "assistant" and third.tool_calls is not None
+    assert third.role == "assistant" and third.calls
 
 
 PART = {"type": "input_text", "text": "7"}
@@ -182,7 +180,7 @@ def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
     user = {"role": "user", "content": "x"}
     said = {"role": "assistant", "content": "Yes."}
     body = request(input=[user, thought, whole, empty, said, user, thought, CALL, RESULT, empty, said])
-    told = [(each.role, each.reasoning_content, each.text) for each in body.messages]
+    told = [(each.role, each.reasoning, each.text) for each in body.as_conversation.turns]
     assert told == [
         ("user", None, "x"),
         ("assistant", "Short.\nOne.\nTwo.", "Yes."),
@@ -191,22 +189,35 @@ def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
         ("tool", None, "42"),
         ("assistant", None, "Yes."),
     ]
-    assert [call.id for call in body.messages[3].tool_calls or ()] == ["c1"]
+    assert [call.call_id for call in body.as_conversation.turns[3].calls] == ["c1"]
     sealed = refused(input=[user, thought | {"encrypted_content": "abc"}])
     assert sealed["loc"][-1] == "encrypted_content"
 
 
 def test_tools_and_their_choice_are_those_of_chat() -> None:
+    """But for the field that they stand in."""
     reference = {"type": "function", "name": "f"}
-    for choice, chosen in (
-        ("required", set()),
-        (reference, {"f"}),
-        ({"type": "allowed_tools", "mode": "auto", "tools": [reference]}, {"f"}),
+    nested = {"type": "function", "function": {"name": "f"}}
+    allowed: dict[str, Any] = {"mode": "auto", "tools": [reference]}
+    members = {name: value for name, value in TOOL.items() if name != "type"}
+    for choice, in_chat in (
+        (None, None),
+        ("none", "none"),
+        ("required", "required"),
+        (reference, nested),
+        (
+            {"type": "allowed_tools"} | allowed,
+            {"type": "allowed_tools", "allowed_tools": allowed | {"tools": [nested]}},
+        ),
     ):
-        body = request(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
-        chat = body.chat(body.messages)
-        assert chat.tools is not None and chat.tools[0].function.strict
-        assert (chat.chosen_names, chat.parallel_tool_calls) == (chosen, False)
+        ours = request(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).as_conversation.tools
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "parallel_tool_calls": False}
+        chat |= {"tools": [{"type": "function", "function": members}], "tool_choice": in_chat}
+        theirs = ChatCompletionRequest.model_validate(chat).as_conversation.tools
+        assert [function.model_dump(exclude={"type"}) for function in ours.functions] == [
+            function.model_dump() for function in theirs.functions
+        ]
+        assert replace(ours, functions=()) == replace(theirs, functions=(), field="tools.{}")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeAsyncEngine, FakeModel
+from fakes import FakeAsyncEngine, FakeModel, model_of
 from penstock.async_engine import EngineStatus
 from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.serving import serve
@@ -39,9 +39,8 @@ def own_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def greeting(model: FakeModel | None = None, **settings: Any) -> str:
-    fake: Any = model or FakeModel()
-    text: str = serve.greeting(Settings(**({"model": "tiny"} | settings)), fake, "http://host:8000")
-    return text
+    settings = {"model": "tiny"} | settings
+    return serve.greeting(Settings(**settings), model_of(model or FakeModel()), "http://host:8000")
 
 
 def test_greeting_has_a_command_that_works() -> None:
@@ -106,7 +105,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     async def start(**settings: Any) -> tuple[Loading, asyncio.Task[None], int]:
         engine = Loading()
-        monkeypatch.setattr(serve, "AsyncEngine", lambda load: engine)
+        monkeypatch.setattr("penstock_server.facade.engine.AsyncEngine", lambda load: engine)
         listener = bind("127.0.0.1", 0)
         task = asyncio.create_task(serve._serve(Settings(model="tiny", **settings), listener))
         return engine, task, listener.getsockname()[1]
@@ -215,12 +214,13 @@ import asyncio, os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
+from penstock_server.facade import engine as facade
 from penstock_server.serving import serve
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
 engine = FakeAsyncEngine()
 engine.status = EngineStatus({state!r}, 1, 4)
-serve.AsyncEngine = lambda load: engine
+facade.AsyncEngine = lambda load: engine
 async def stuck(): await asyncio.Event().wait()
 engine.stop = stuck
 numbers = (signal.SIGTERM, signal.SIGINT)

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock.metrics import StepStats, Traffic
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.telemetry.metrics import RequestMetrics
 
 from .test_metrics import samples
@@ -18,7 +19,7 @@ from .test_metrics import samples
 @pytest.fixture
 def metrics(engine: FakeAsyncEngine) -> RequestMetrics:
     fake: Any = engine
-    return RequestMetrics("tiny", fake)
+    return RequestMetrics("tiny", ServedEngine(fake))
 
 
 def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

@@ -13,6 +13,7 @@ from penstock.errors import QueueFull
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.metrics import StepStats
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 
 from ..conftest import MakeClient
@@ -80,7 +81,7 @@ def samples(metrics: RequestMetrics) -> dict[str, float]:
 @pytest.fixture
 def metrics(engine: FakeAsyncEngine) -> RequestMetrics:
     fake: Any = engine
-    return RequestMetrics("tiny", fake)
+    return RequestMetrics("tiny", ServedEngine(fake))
 
 
 def output(num_tokens: int, finish: FinishReason | None = None, **more: int) -> RequestOutput:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from fakes import FakeAsyncEngine
 from penstock.errors import ConfigError, StepFailed
 from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.tracing import RequestTracer
 
@@ -72,7 +73,7 @@ def collector() -> Iterator[Collector]:
 def client_of(collector: Collector, engine: FakeAsyncEngine) -> TestClient:
     fake: Any = engine
     settings = Settings(model="tiny", otlp_traces_endpoint=collector.url)
-    return TestClient(create_app(fake, settings), raise_server_exceptions=False)
+    return TestClient(create_app(ServedEngine(fake), settings), raise_server_exceptions=False)
 
 
 def values(attributes: Any) -> dict[str, Any]:
