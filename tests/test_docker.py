@@ -25,12 +25,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine
 from penstock.metrics import Traffic
-from penstock_server.app import create_app
-from penstock_server.command_line import build_parser
-from penstock_server.metrics import RequestMetrics
-from penstock_server.serve import _CLOSE_TIMEOUT_S
-from penstock_server.setting_sources import make_settings, read_environment
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.commands.command_line import build_parser
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.serving.serve import _CLOSE_TIMEOUT_S
+from penstock_server.settings.settings import Settings
+from penstock_server.settings.sources import make_settings, read_environment
+from penstock_server.telemetry.metrics import RequestMetrics
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -58,7 +59,7 @@ def settings_of(arguments: list[str], environ: dict[str, str]) -> Settings:
 @pytest.fixture
 def routes() -> set[str]:
     fake: Any = FakeAsyncEngine()
-    return set(create_app(fake, Settings(model="tiny")).openapi()["paths"])
+    return set(create_app(ServedEngine(fake), Settings(model="tiny")).openapi()["paths"])
 
 
 # -- Dockerfile
@@ -265,7 +266,7 @@ def exported() -> dict[str, set[str]]:
     """The labels of each series that the server exports."""
     engine: Any = FakeAsyncEngine()
     engine.model.metrics.links = {"disk": Traffic()}
-    metrics = RequestMetrics("tiny", engine)
+    metrics = RequestMetrics("tiny", ServedEngine(engine))
     metrics.count_rejected("overloaded")
     metrics.http.observe({"type": "http", "method": "GET", "path": "/"}, 200, 1.0)
     found: dict[str, set[str]] = {}

@@ -7,6 +7,7 @@ PenstockError
 │   ├── CheckpointNotFound     no such folder, or no config.json / weights in it
 │   ├── DownloadError          a hub repository could not be fetched (also: offline and not cached)
 │   ├── UnsupportedModel       unknown architecture, or a variant that we do not compute exactly
+│   ├── InvalidConfig          config.json has a value of the wrong type, or out of any range
 │   ├── UnsafeCheckpoint       weights only as pickles
 │   ├── CorruptFile            a file is truncated, malformed or changed under us
 │   ├── MissingTensor          the model needs a tensor that no file holds
@@ -54,6 +55,10 @@ class DownloadError(CheckpointError):
 
 class UnsupportedModel(CheckpointError):
     """The architecture, or a variant of it, is not one that we compute exactly."""
+
+
+class InvalidConfig(CheckpointError):
+    """config.json has a value that no model can have."""
 
 
 class UnsafeCheckpoint(CheckpointError):

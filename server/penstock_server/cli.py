@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
-from penstock_server.command_line import CALIBRATION_TOKENS, build_parser
-from penstock_server.listener import bind
-from penstock_server.setting_sources import make_settings
-from penstock_server.settings import Settings
+from penstock_server.commands.command_line import CALIBRATION_TOKENS, build_parser
+from penstock_server.serving.listener import bind
+from penstock_server.settings.settings import Settings
+from penstock_server.settings.sources import make_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,40 +68,40 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         listener = bind(settings.host, settings.port)
         for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
             signal.signal(number, lambda *_: os._exit(0))
-        from penstock_server.serve import serve
+        from penstock_server.serving.serve import serve
 
         return serve(settings, listener)
     if options.command == "batch":
         settings.engine_config()
-        from penstock_server.batch import run_batch
+        from penstock_server.commands.batch import run_batch
 
         return run_batch(settings, options.source, options.target)
     if options.command == "report":
-        from penstock_server.report import report
+        from penstock_server.commands.report import report
 
         return report(settings, options.json)
     if options.command == "eval":
-        from penstock_server.evaluating import run_eval
+        from penstock_server.commands.evaluating import run_eval
 
         return run_eval(
             settings, options.text, options.against, options.context, options.stride, options.json
         )
     if options.command in ("plan", "hardware"):
-        from penstock_server import plan_report
+        from penstock_server.commands import plan_report
 
         if options.command == "plan":
             return plan_report.run_plan(settings, options.shape, options.card, options.json)
         return plan_report.run_hardware(settings, options.folder, options.json, options.remeasure)
     if options.command == "doctor":
-        from penstock_server.doctor import run_doctor
+        from penstock_server.commands.doctor import run_doctor
 
         return run_doctor(options.folder)
     if options.command == "bench":
-        from penstock_server.benchmark import run_bench
+        from penstock_server.commands.benchmark import run_bench
 
         return run_bench(settings, options.shape, tuple(options.sequences), options.prompt, options.json)
     if options.command == "convert":
-        from penstock_server import converting
+        from penstock_server.commands import converting
 
         if options.verify:
             return converting.run_verify(Path(settings.model))
@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
         num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
         return converting.run_convert(settings, options.target, text, num_tokens)
-    from penstock_server import terminal
+    from penstock_server.commands import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat
     return run(settings, options)

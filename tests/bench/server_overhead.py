@@ -42,9 +42,10 @@ def serve_penstock(port: Any) -> None:
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason
     from penstock.text.tokenizer import Tokenizer
-    from penstock_server import logs
-    from penstock_server.app import create_app
-    from penstock_server.settings import Settings
+    from penstock_server.api.app import create_app
+    from penstock_server.facade.engine import ServedEngine
+    from penstock_server.settings.settings import Settings
+    from penstock_server.telemetry import logs
 
     class InstantEngine(FakeModel):
         """Each step gives every request a token, and takes no time; the next waits for the event loop."""
@@ -94,7 +95,7 @@ def serve_penstock(port: Any) -> None:
     started = time.monotonic()
     logs.configure("warning", "text")
     engine: Any = InstantEngine()
-    app = create_app(AsyncEngine(lambda report: engine), Settings(model="instant"))
+    app = create_app(ServedEngine(AsyncEngine(lambda report: engine)), Settings(model="instant"))
     loop = asyncio.new_event_loop()
     _run(loop, app, port)
 
@@ -127,8 +128,8 @@ def _run(loop: asyncio.AbstractEventLoop, app: Any, port: Any) -> None:
     """As `penstock serve` runs uvicorn."""
     import uvicorn
 
-    from penstock_server.listener import bind
-    from penstock_server.serve import spare_the_collector
+    from penstock_server.serving.listener import bind
+    from penstock_server.serving.serve import spare_the_collector
 
     spare_the_collector()
     listener = bind("127.0.0.1", 0)

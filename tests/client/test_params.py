@@ -10,9 +10,9 @@ from penstock_client.params import (
     TokenizeParams,
     check_keywords,
 )
-from penstock_server.output_formats import StructuredOutputs as ServerStructuredOutputs
-from penstock_server.protocol import ChatCompletionRequest, CompletionRequest
-from penstock_server.tokenization import TokenizeRequest
+from penstock_server.api.tokenization import TokenizeRequest
+from penstock_server.protocol.output_formats import StructuredOutputs as ServerStructuredOutputs
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 
 
 def test_no_keyword_is_required():

@@ -15,9 +15,10 @@ from unittest import mock
 import uvicorn
 
 from fakes import FakeAsyncEngine, render_chat
-from penstock_server.app import create_app
-from penstock_server.listener import bind
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.serving.listener import bind
+from penstock_server.settings.settings import Settings
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 #: As root there is no sandbox; the rest keeps the browser from calling anybody by itself.
@@ -33,10 +34,13 @@ OpenPage = Callable[..., Page]
 def serving(engine: FakeAsyncEngine, **settings: Any) -> Iterator[str]:
     """The application over a fake engine, on a socket, in a thread; its address."""
     fake: Any = engine
-    app = create_app(fake, Settings(**({"model": "tiny"} | settings)))
+    app = create_app(ServedEngine(fake), Settings(**({"model": "tiny"} | settings)))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     # The fakes' tokenizer has no template of its own.
-    with mock.patch("penstock_server.inputs.render_chat", render_chat), bind("127.0.0.1", 0) as listener:
+    with (
+        mock.patch("penstock_server.prompts.inputs.render_chat", render_chat),
+        bind("127.0.0.1", 0) as listener,
+    ):
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
         thread.start()
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_server.command_line import build_parser
+from penstock_server.commands.command_line import build_parser
 
 from .server_process import ServerProcess
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import build
+from units import layer_key
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
-from penstock.generation.sequence import SamplingParams
-from penstock.memory.direct_io import PAGE
+from penstock.generation.generation_request import SamplingParams
+from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.weights import convert as conversion
 from penstock.weights import layer_file, whole_file
@@ -54,6 +55,9 @@ class Ids:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
 
 def store_of(folder: Path, group_size: int | None = None) -> WeightStore:
     return open_model(folder, group_size=group_size).store
@@ -80,7 +84,7 @@ def test_a_converted_model_computes_the_same_bits(kind: str, group_size: int | N
     build(kind, tmp_path / "source")
     convert(store_of(tmp_path / "source", group_size), tmp_path / "target")
     store = store_of(tmp_path / "target")
-    ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
+    ranges = [store.contiguous_unit(layer_key(index)) for index in range(store.num_layers)]
     assert all(found is not None and found.offset % PAGE == 0 for found in ranges)
     tokenizer: Any = Ids()
     answers = []
@@ -230,7 +234,7 @@ def test_a_folder_of_another_version_is_served_as_it_is(tiny_llama: Path, tmp_pa
     before = content(out)
     report = convert(store_of(tiny_llama), out)
     assert report.num_resumed == report.num_files and content(out) == before
-    assert open_model(out).store.contiguous_layer(0)
+    assert open_model(out).store.contiguous_unit(layer_key(0))
     with pytest.raises(CheckpointError, match=r"another version.*1, this one's 2.*convert the model"):
         verify(out)
     (out / "config.json").unlink()
@@ -437,7 +441,7 @@ def test_half_written_files_have_another_name(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_files_are_those_of_the_model(tiny_llama: Path) -> None:
-    names = [stack.file for stack in conversion.stacks(store_of(tiny_llama).tensors)]
+    names = [file.name for file in conversion.unit_files(store_of(tiny_llama).tensors)]
     assert names[0] == "model-embedding.safetensors" and names[-1].endswith("head.safetensors")
     assert names[1:4] == [f"model-layer-{index:05d}.safetensors" for index in range(3)]
 

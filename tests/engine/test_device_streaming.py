@@ -4,36 +4,19 @@ the real ones, the device ends where the driver's calls would begin."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_device import FakeMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_convert import Ids
-from tiny_models import build
 
-from penstock import loader
-from penstock.config import EngineConfig
-from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, CorruptFile
-from penstock.generation.sequence import SamplingParams
-from penstock.memory.direct_io import PAGE
-from penstock.memory.plan import resident_layers
-from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights.store import WeightStore
+from penstock.memory.pages import PAGE
+from penstock.memory.plan import TierPlan, resident_layers
 from penstock.weights.streamer import LayerStreamer
-
-
-class FakeStore:
-    """Layers of one page that hold their own index."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.layouts = [LayerLayout.of((TensorSpec("x", (PAGE // 4,), ("x",)),))] * num_layers
-        self.num_layers = num_layers
+from penstock.weights.tensors import ModelTensors, TensorSpec, decoder_only
 
 
 def stream(
@@ -44,10 +27,10 @@ def stream(
     num_slots: int = 2,
     num_host_slots: int = 2,
 ) -> LayerStreamer:
-    store: WeightStore = FakeStore(num_layers)  # type: ignore[assignment]
-    return LayerStreamer(
-        store, machine, frozenset(resident), num_slots, machine, frozenset(pinned), num_host_slots
-    )
+    """Layers of one page that hold their own index."""
+    layers = ((TensorSpec("x", (PAGE // 4,), ("x",)),),) * num_layers
+    plans = TierPlan(frozenset(pinned), num_host_slots), TierPlan(frozenset(resident), num_slots)
+    return LayerStreamer(ModelTensors((), decoder_only(layers), ()), machine, machine, plans)
 
 
 def sweep(
@@ -177,52 +160,6 @@ def test_loading_reports_layers_of_both_tiers() -> None:
     streamer.close()
 
 
-PROMPTS = [[5, 9, 3], [7] * 20, [11, 2]]
-
-
-def answers(engine: Engine) -> list[Completion]:
-    with engine:
-        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
-        return engine.generate(PROMPTS, params)
-
-
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "BLOOM", "GPT-2"])
-@pytest.mark.parametrize("pinnable", [0, 1, 9])
-@pytest.mark.parametrize("num_resident", [0, 1, 9])
-def test_an_engine_with_a_device_answers_as_one_without(
-    name: str, num_resident: int, pinnable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`pinnable` layers beside the staging slots; heads that share the embedding, and one that does not."""
-    build(name, tmp_path)
-    expected = Engine.load(tmp_path, EngineConfig(device="cpu"), tokenizer=Ids())
-    layer_bytes = max(layer.num_bytes for layer in expected.plan.layers) if expected.plan else 0
-    machine = FakeMachine()
-    machine.pinnable_bytes = (2 + pinnable) * layer_bytes
-    monkeypatch.setattr(loader, "find_device", lambda choice: machine)
-    engine = Engine.load(tmp_path, EngineConfig(num_resident_layers=num_resident), tokenizer=Ids())
-    assert engine.plan is not None and engine.config.device == "cuda"
-    assert engine.plan.has_gpu and machine.limit_bytes < engine.plan.device_budget_bytes
-    homes = {layer.home for layer in engine.plan.layers}
-    assert ("device" in homes, "host" in homes) == (num_resident > 0, num_resident < 9 and pinnable > 0)
-    assert answers(engine) == answers(expected)
-    assert engine.streamer.traffic["host to device"].num_bytes > 0
-
-
-def test_what_is_not_as_planned_is_said_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    build("Llama", tmp_path)
-    machine = FakeMachine()
-    machine.refuses_to_pin = True
-    monkeypatch.setattr(loader, "find_device", lambda choice: machine)
-    config = EngineConfig(num_resident_layers=1)
-    with caplog.at_level(logging.WARNING):
-        assert answers(Engine.load(tmp_path, config, tokenizer=Ids()))
-    assert "refused to pin" in caplog.text
-    with pytest.raises(CapacityError, match="strict-plan.*refused to pin"):
-        Engine.load(tmp_path, EngineConfig(num_resident_layers=1, strict_plan=True), tokenizer=Ids())
-
-
 def test_a_device_that_fails_is_told_and_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether queueing a copy fails, or waiting for one."""
     for name in ("copy", "wait_copied"):
@@ -242,13 +179,13 @@ def test_a_device_that_fails_is_told_and_nobody_waits_for_ever(monkeypatch: pyte
         streamer.close()
 
 
-def test_a_card_that_is_too_small_leaves_nothing_behind() -> None:
+def test_a_card_that_is_too_small_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FakeMachine()
 
     def refuse(num_bytes: int) -> None:
         raise CapacityError("no room")
 
-    machine.allocate = refuse  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(machine.memories[1], "allocate", refuse)
     with pytest.raises(CapacityError):
         stream(machine, 6, resident={1}, pinned={2, 3})
     assert machine.pinned_bytes == 0 and machine.num_disk_reads == 0

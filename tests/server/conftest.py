@@ -12,8 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, render_chat
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.settings.settings import Settings
 
 MakeClient = Callable[..., TestClient]
 
@@ -21,7 +22,7 @@ MakeClient = Callable[..., TestClient]
 @pytest.fixture(autouse=True)
 def plain_chat_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes' tokenizer has no template of its own."""
-    for module in ("penstock_server.inputs", "penstock_server.terminal"):
+    for module in ("penstock_server.prompts.inputs", "penstock_server.commands.terminal"):
         monkeypatch.setattr(f"{module}.render_chat", render_chat)
 
 
@@ -33,7 +34,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def own_logging() -> Iterator[None]:
     """Whatever a test sets up for logs is gone after it."""
-    root, requests = logging.getLogger(), logging.getLogger("penstock_server.request_context")
+    root, requests = logging.getLogger(), logging.getLogger("penstock_server.middleware.request_context")
     handlers, levels = root.handlers[:], (root.level, requests.level)
     yield
     root.handlers[:] = handlers
@@ -54,7 +55,7 @@ def make_client() -> Iterator[MakeClient]:
 
         def make(engine: FakeAsyncEngine, **settings: Any) -> TestClient:
             fake: Any = engine
-            app = create_app(fake, Settings(**({"model": "tiny"} | settings)))
+            app = create_app(ServedEngine(fake), Settings(**({"model": "tiny"} | settings)))
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield make

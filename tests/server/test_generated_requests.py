@@ -19,8 +19,9 @@ from schemathesis.specs.openapi.checks import (
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.settings.settings import Settings
 
 CHECKS: Any = [
     not_a_server_error,
@@ -34,7 +35,7 @@ def document() -> dict[str, Any]:
     """With names of models that are there, and now and then messages that fit each other: almost no made-up
     request would come through otherwise."""
     engine: Any = FakeAsyncEngine()
-    description = create_app(engine, Settings(model="tiny")).openapi()
+    description = create_app(ServedEngine(engine), Settings(model="tiny")).openapi()
     for schema in description["components"]["schemas"].values():
         properties = schema.get("properties", {})
         if "model" in properties:

@@ -21,8 +21,9 @@ from penstock.async_engine import AsyncEngine
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CorruptFile
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.settings.settings import Settings
 
 from .conftest import sse_events
 
@@ -162,7 +163,7 @@ async def test_all_end_and_all_is_free(tiny_llama: Path, seed: int) -> None:
     engine = AsyncEngine(load(tiny_llama, fails))
     clients = [some_client(random_) for _ in range(NUM_CLIENTS)]
     started = count_started(engine)
-    app = create_app(engine, Settings(model="tiny"))
+    app = create_app(ServedEngine(engine), Settings(model="tiny"))
     text = await all_ask(app, engine, clients)
     outcomes = Counter(client.outcome for client in clients)
     assert set(outcomes) <= {"left", "whole", "streamed", "overloaded", "step_failed"}, outcomes
@@ -191,7 +192,7 @@ def count_started(engine: AsyncEngine) -> list[Any]:
 async def test_every_request_is_counted_once(tiny_llama: Path) -> None:
     engine = AsyncEngine(load(tiny_llama))
     clients = [some_client(random.Random(seed)) for seed in range(NUM_CLIENTS)]
-    text = await all_ask(create_app(engine, Settings(model="tiny")), engine, clients)
+    text = await all_ask(create_app(ServedEngine(engine), Settings(model="tiny")), engine, clients)
     by_status = metrics_of(text, "http_requests_total", "status")
     assert sum(by_status.values()) == NUM_CLIENTS
     outcomes = Counter(client.outcome for client in clients)
@@ -209,7 +210,7 @@ async def test_an_engine_that_dies_leaves_nobody_waiting(tiny_llama: Path) -> No
 
     engine = AsyncEngine(load(tiny_llama, fails))
     clients = [some_client(random.Random(seed)) for seed in range(NUM_CLIENTS)]
-    await all_ask(create_app(engine, Settings(model="tiny")), engine, clients)
+    await all_ask(create_app(ServedEngine(engine), Settings(model="tiny")), engine, clients)
     outcomes = Counter(client.outcome for client in clients)
     assert set(outcomes) <= {"left", "whole", "streamed", "overloaded", "engine_dead"}
     assert outcomes["engine_dead"] and engine.status.state == "dead"
@@ -219,7 +220,7 @@ async def test_a_slow_step_holds_up_no_other_client() -> None:
     """While one request waits for its step, others are let in, answered and refused."""
     gate = asyncio.Event()
     fake: Any = FakeAsyncEngine(lambda prompt, params: [gate, "x"] if bytes(prompt) == b"slow" else ["x"])
-    app = create_app(fake, Settings(model="tiny"))
+    app = create_app(ServedEngine(fake), Settings(model="tiny"))
     slow, quick, wrong = Client({"prompt": "slow"}), Client({"prompt": "q"}), Client({"prompt": []})
     waiting = asyncio.create_task(slow.ask(app))
     await quick.ask(app)
@@ -246,7 +247,7 @@ async def test_time_limits(tiny_llama: Path, stream: bool, seconds: float, outco
 
     engine = AsyncEngine(load(tiny_llama, fails))
     settings = Settings(model="tiny", queue_timeout=1800, request_timeout=3600)
-    app = create_app(engine, settings)
+    app = create_app(ServedEngine(engine), settings)
     body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": stream}
     running, waiting = Client(body | {"n": CONFIG.max_num_seqs}), Client(body)
     clock = engine._clock

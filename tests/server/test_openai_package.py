@@ -16,9 +16,10 @@ from pydantic import BaseModel
 
 from fakes import FakeAsyncEngine, Script
 from penstock.errors import EngineDead
-from penstock.generation.sequence import SamplingParams
-from penstock_server.app import create_app
-from penstock_server.settings import Settings
+from penstock.generation.generation_request import SamplingParams
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.settings.settings import Settings
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 
@@ -41,7 +42,7 @@ class LiveServer:
     def __init__(self, engine: FakeAsyncEngine | None = None) -> None:
         self.engine = engine or FakeAsyncEngine(script_of)
         fake: Any = self.engine
-        app = create_app(fake, Settings(model="tiny", api_key=("key",)))
+        app = create_app(ServedEngine(fake), Settings(model="tiny", api_key=("key",)))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))

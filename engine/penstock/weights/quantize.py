@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels import QuantizedTensor
+from penstock.kernels import Matrix, QuantizedTensor
 
 WEIGHT_LIMIT = 127
 #: Of a matrix that are compared with their quantized form at a time.
@@ -82,14 +82,13 @@ class QuantizationError:
     outlier_ratio: float
 
     @classmethod
-    def of(cls, name: str, weight: Tensor, quantized: QuantizedTensor) -> QuantizationError:
+    def of(cls, name: str, weight: Tensor, quantized: Matrix) -> QuantizationError:
         """Compare [out_features, in_features] with its quantized form."""
         # Some rows at a time: an embedding in float64 would be larger than most models' layers.
         step = max(1, CHUNK_ELEMENTS // weight.shape[1])
-        parts = [torch.split(tensor, step) for tensor in (weight, *quantized)]
         sums = [
-            _row_sums(rows.double(), QuantizedTensor(qweight, scale))
-            for rows, qweight, scale in zip(*parts, strict=True)
+            _row_sums(rows.double(), quantized.rows(start, start + len(rows)))
+            for start, rows in zip(range(0, len(weight), step), torch.split(weight, step), strict=True)
         ]
         lost, norms, peaks = (torch.cat(column) for column in zip(*sums, strict=True))
         nonzero = norms.clamp_min(torch.finfo(torch.float64).tiny)
@@ -102,7 +101,7 @@ class QuantizationError:
         )
 
 
-def _row_sums(exact: Tensor, quantized: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
+def _row_sums(exact: Tensor, quantized: Matrix) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row: squares of what was lost, squares, the largest magnitude."""
     lost = (exact - quantized.dequantize().double()).square().sum(1)
     return lost, exact.square().sum(1), exact.abs().amax(1)

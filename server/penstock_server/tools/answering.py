@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 
-from penstock.generation.sequence import FinishReason
-from penstock_server.responses import (
+from penstock import FinishReason
+from penstock_server.protocol.answer_bodies import (
     CalledFunction,
     ChatDelta,
     ChatFinish,

@@ -30,8 +30,6 @@ from penstock_server.tools.reading import (
 )
 
 ParserName = Literal["hermes", "llama3", "mistral"]
-#: What a user may choose.
-ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -287,28 +285,6 @@ class ArgumentsParser:
 
     def finish(self) -> list[Event]:
         return self.feed("")
-
-
-class FirstCall:
-    """Of another parser's calls the first alone."""
-
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
-        self._num_calls = 0
-
-    def feed(self, text: str) -> list[Event]:
-        return self._filter(self._parser.feed(text))
-
-    def finish(self) -> list[Event]:
-        return self._filter(self._parser.finish())
-
-    def _filter(self, events: list[Event]) -> list[Event]:
-        kept = []
-        for event in events:
-            self._num_calls += isinstance(event, CallBegin)
-            if isinstance(event, TextPiece) or self._num_calls == 1:
-                kept.append(event)
-        return kept
 
 
 def _leading_whitespace(text: str) -> str:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidParameter, RequestError
+from penstock_server.protocol.tools import Function, is_too_deep
+from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools.parsers import (
     PYTHON_TAG,
     TOOL_CALL,
     TOOL_CALL_END,
     TOOL_CALLS,
-    ParserChoice,
     ParserName,
 )
-from penstock_server.tools.request import Tool, is_too_deep
 
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
@@ -67,13 +67,13 @@ def _format_of(template: str) -> ParserName | None:
     return None
 
 
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def template_tools(tools: Sequence[Function]) -> list[dict[str, Any]]:
     """All of them with all members: templates rely on it."""
     functions = [
         {
-            "name": tool.function.name,
-            "description": tool.function.description or "",
-            "parameters": tool.function.parameters or _NO_PARAMETERS,
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": tool.parameters or _NO_PARAMETERS,
         }
         for tool in tools
     ]
@@ -139,12 +139,12 @@ def _parsed(arguments: str) -> Any:
 _EXAMPLE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 
 
-def describe(tools: Sequence[Tool], forced: Literal["no", "calls", "call"] | Tool) -> str:
+def describe(tools: Sequence[Function], forced: Literal["no", "calls", "call"] | Function) -> str:
     """What the model is told of its tools, and how to call them."""
     lines = [json.dumps(each["function"], ensure_ascii=False) for each in template_tools(tools)]
     match forced:
-        case Tool(function=function):
-            how = f"Answer with the arguments for {function.name}, as a JSON object and nothing else."
+        case Function(name=name):
+            how = f"Answer with the arguments for {name}, as a JSON object and nothing else."
         case "calls":
             how = f"Answer with a JSON list of calls and nothing else, for example:\n[{_FORCED_EXAMPLE}]"
         case "call":

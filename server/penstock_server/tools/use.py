@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from penstock.engine import Engine
+from penstock import Grammar, SamplingParams, Tokenizer
 from penstock.errors import InvalidParameter
-from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import SamplingParams
-from penstock.text.tokenizer import Tokenizer
-from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.facade.model import ServedModel
+from penstock_server.protocol.conversation import ToolMode, ToolOffer
+from penstock_server.protocol.tools import Function
+from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools import schemas, templates
+from penstock_server.tools.call_filters import DistinctCalls, FirstCall
 from penstock_server.tools.parsers import (
     PYTHON_TAG,
     TOOL_CALL,
     TOOL_CALLS,
     AnswerParser,
     ArgumentsParser,
-    FirstCall,
     HermesParser,
     ListParser,
     Llama3Parser,
     MistralParser,
-    ParserChoice,
 )
-from penstock_server.tools.request import AllowedToolChoice, Function, Tool, ToolRef
 from penstock_server.tools.templates import TemplateMessage, ToolStyle
-
-#: none: no tools are shown. named: one is called, and the answer is its arguments.
-Mode = Literal["none", "auto", "required", "named"]
 
 _MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS}
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    mode: Mode
-    #: Those that may be called, with their place in the request.
-    tools: tuple[tuple[int, Tool], ...]
+    mode: ToolMode
+    #: Those that may be called, with the fields of the request that they stand in.
+    tools: tuple[tuple[str, Function], ...]
     is_parallel: bool
     style: ToolStyle
     #: Whether calls begin with a token that the detokenizer leaves out unless told otherwise.
     is_marker_special: bool
 
     @classmethod
-    def of(cls, body: ChatCompletionRequest, tokenizer: Tokenizer, parser: ParserChoice) -> ToolUse:
-        mode = _mode(body)
+    def of(cls, offer: ToolOffer, tokenizer: Tokenizer, parser: ParserChoice) -> ToolUse:
+        mode: ToolMode = offer.mode if offer.functions else "none"
         style = templates.detect_style(tokenizer.tool_template, parser)
-        tools = tuple(enumerate(body.tools or ()))
-        if body.chosen_names:
-            tools = tuple(pair for pair in tools if pair[1].function.name in body.chosen_names)
+        tools = tuple(
+            (offer.field.format(index), function)
+            for index, function in enumerate(offer.functions)
+            if not offer.names or function.name in offer.names
+        )
         special = {tokenizer.token_text(token_id) for token_id in tokenizer.special_token_ids}
         return cls(
             mode,
             tools if mode != "none" else (),
-            body.parallel_tool_calls is not False,
+            offer.is_parallel,
             style,
             style.parser is not None and _MARKERS[style.parser] in special,
         )
@@ -66,7 +64,7 @@ class ToolUse:
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """For the chat template."""
-        shown = [tool for _, tool in self.tools]
+        shown = self._functions
         return templates.template_tools(shown) if shown and self.style.is_native else None
 
     def messages(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
@@ -78,7 +76,7 @@ class ToolUse:
     @property
     def description(self) -> str:
         """What the model has to be told of the tools in words; "" if there is nothing to tell."""
-        tools = [tool for _, tool in self.tools]
+        tools = self._functions
         if not tools or self.style.is_native:
             return ""
         match self.mode:
@@ -129,33 +127,33 @@ class ToolUse:
 
     @property
     def _functions(self) -> list[Function]:
-        return [tool.function for _, tool in self.tools]
+        return [function for _, function in self.tools]
 
     @property
     def _has_textual_marker(self) -> bool:
         """Only Hermes' format has a beginning for every call that is text and not a special token."""
         return self.style.parser == "hermes" and not self.is_marker_special
 
-    def check(self, engine: Engine, grammar: Grammar | None) -> None:
+    def check(self, model: ServedModel, grammar: Grammar | None) -> None:
         """`grammar` is what bind() set. Raises InvalidParameter, naming the field, for schemas that can't be
         enforced and have to be."""
         if self.mode == "none" or grammar is None:
             return
         try:
-            engine.grammars.check(grammar)
+            model.check_grammar(grammar)
         except InvalidParameter as error:
-            self._blame(engine)
+            self._blame(model)
             raise InvalidParameter("tools", str(error)) from None
 
-    def _blame(self, engine: Engine) -> None:
+    def _blame(self, model: ServedModel) -> None:
         """Raises InvalidParameter with the name of the first schema that is at fault by itself."""
-        for index, tool in self.tools:
-            if self.mode == "auto" and not tool.function.strict:
+        for field, function in self.tools:
+            if self.mode == "auto" and not function.strict:
                 continue
             try:
-                engine.grammars.check(schemas.arguments_grammar(tool.function))
+                model.check_grammar(schemas.arguments_grammar(function))
             except InvalidParameter as error:
-                raise InvalidParameter(f"tools.{index}.function.parameters", str(error)) from None
+                raise InvalidParameter(f"{field}.parameters", str(error)) from None
 
     def parser(self) -> AnswerParser | None:
         """A new one, for one answer; None if there is nothing to find in it."""
@@ -168,7 +166,7 @@ class ToolUse:
             case "named", _:
                 return ArgumentsParser(names[0])
             case "required", _:
-                return ListParser()
+                return DistinctCalls(ListParser())
             case "auto", "hermes":
                 return HermesParser()
             case "auto", "llama3":
@@ -177,21 +175,20 @@ class ToolUse:
                 return MistralParser()
         return None
 
+    def ending(self) -> Callable[[str], bool] | None:
+        """For one answer, which must be told all of its text as it comes: whether it is over, though its
+        grammar would let it go on. None if only the engine knows."""
+        calls = self._parser()
+        if not isinstance(calls, DistinctCalls) or not self.is_parallel:
+            return None
+
+        def is_over(text: str) -> bool:
+            calls.feed(text)
+            return calls.is_over
+
+        return is_over
+
     @property
     def finish_reason(self) -> Literal["stop", "tool_calls"]:
         """Of a whole answer with calls. At OpenAI one that had to call a certain tool just stops."""
         return "stop" if self.mode == "named" else "tool_calls"
-
-
-def _mode(body: ChatCompletionRequest) -> Mode:
-    if not body.tools:
-        return "none"
-    match body.tool_choice:
-        case None:
-            return "auto"
-        case ToolRef():
-            return "named"
-        case AllowedToolChoice(allowed_tools=allowed):
-            return allowed.mode
-        case mode:
-            return mode

@@ -13,7 +13,7 @@ from test_convert import Ids
 import penstock.kernels
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import Home
 from penstock.model.registry import open_model

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from penstock.errors import InvalidParameter
 from penstock.generation.grammar import Grammar
-from penstock_server.tools.request import Function
+from penstock_server.protocol.tools import Function
 from penstock_server.tools.schemas import (
     MAX_CALLS,
     arguments_grammar,

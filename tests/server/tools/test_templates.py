@@ -12,15 +12,15 @@ from conftest import save_byte_tokenizer
 from penstock.errors import InvalidParameter
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.protocol import ChatCompletionRequest
+from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.protocol.tools import Function
+from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools import templates
-from penstock_server.tools.parsers import ParserChoice
-from penstock_server.tools.request import Tool
 from penstock_server.tools.templates import ToolStyle, detect_style
 
 from .chat_templates import DEAF, HERMES, LLAMA3, MISTRAL, NO_SYSTEM, PLAIN
 
-TOOL = Tool.model_validate({"type": "function", "function": {"name": "add", "strict": True}})
+TOOL = Function.model_validate({"name": "add", "strict": True})
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
 ]
@@ -85,9 +85,7 @@ def test_a_round_trip_through_each_template(tokenizer: Tokenizer, template: str)
 
 def test_templates_see_a_tools_name_description_and_parameters() -> None:
     described = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
-    (shown,) = templates.template_tools(
-        [Tool.model_validate({"type": "function", "function": described | {"strict": True}})]
-    )
+    (shown,) = templates.template_tools([Function.model_validate(described | {"strict": True})])
     assert shown == {"type": "function", "function": described}
     (bare,) = templates.template_tools([TOOL])
     assert bare["function"] == described | {"name": "add", "description": ""}

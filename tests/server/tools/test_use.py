@@ -12,20 +12,22 @@ import pytest
 from starlette.testclient import TestClient
 
 from conftest import save_byte_tokenizer, save_tiny_llama
-from fakes import FakeModel
+from fakes import FakeModel, model_of
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock.errors import InvalidParameter
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
-from penstock_server.app import create_app
-from penstock_server.inputs import read_messages
-from penstock_server.protocol import ChatCompletionRequest
-from penstock_server.settings import Settings
-from penstock_server.tools.parsers import FirstCall, HermesParser, Llama3Parser, MistralParser
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.prompts.questions import read_chat
+from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.settings.settings import Settings
+from penstock_server.tools.call_filters import FirstCall
+from penstock_server.tools.parsers import HermesParser, Llama3Parser, MistralParser
 from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events
@@ -61,7 +63,7 @@ def request(**fields: Any) -> ChatCompletionRequest:
 def use_of(template: str = HERMES, parser: Any = "auto", model: Any = None, **fields: Any) -> ToolUse:
     model = model or FakeModel()
     model.tokenizer.tool_template = template
-    return ToolUse.of(request(**fields), model.tokenizer, parser)
+    return ToolUse.of(request(**fields).as_conversation.tools, model.tokenizer, parser)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,8 @@ def test_tools_are_shown_once() -> None:
 
 
 def test_the_prompt_has_the_description_where_the_template_knows_no_tools() -> None:
-    model: Any = FakeModel()
-    prompt = bytes(read_messages(model, request()).token_ids).decode()
+    question = read_chat(model_of(FakeModel()), request(), "auto")
+    prompt = bytes(question.prompts[0].token_ids).decode()
     assert prompt.startswith("system: You can call tools.") and '"name": "weather"' in prompt
 
 
@@ -111,7 +113,7 @@ def test_marks_that_are_special_tokens_must_be_in_the_text(tmp_path: Path) -> No
         (HERMES, "auto", True),
     ):
         special.tool_template = template
-        use = ToolUse.of(request(tool_choice=choice), special, "auto")
+        use = ToolUse.of(request(tool_choice=choice).as_conversation.tools, special, "auto")
         assert use.bind(params).skip_special_tokens == is_skipped
 
 
@@ -152,12 +154,12 @@ def test_schemas_are_checked_where_they_bind() -> None:
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"a": {"not": {}}}}}}
     params = SamplingParams()
     fine = use_of(tools=[*TOOLS, bad], model=model)
-    fine.check(model, fine.bind(params).grammar)
+    fine.check(model_of(model), fine.bind(params).grammar)
     strict = bad | {"function": bad["function"] | {"strict": True}}  # type: ignore[operator]
     for fields in ({"tools": [*TOOLS, bad], "tool_choice": "required"}, {"tools": [*TOOLS, strict]}):
         use = use_of(model=model, **fields)
         with pytest.raises(InvalidParameter) as caught:
-            use.check(model, use.bind(params).grammar)
+            use.check(model_of(model), use.bind(params).grammar)
         assert caught.value.param == "tools.2.function.parameters"
 
 
@@ -175,8 +177,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """Random weights: what comes out is as unlikely to be a call as can be."""
-    monkeypatch.setattr("penstock_server.inputs.render_chat", render_chat)
-    app = create_app(AsyncEngine(lambda report: Engine.load(model_folder)), Settings(model="tiny"))
+    monkeypatch.setattr("penstock_server.prompts.inputs.render_chat", render_chat)
+    app = create_app(
+        ServedEngine(AsyncEngine(lambda report: Engine.load(model_folder))), Settings(model="tiny")
+    )
     with TestClient(app) as client:
         while client.get("/health").status_code != 200:
             pass

@@ -1,0 +1,198 @@
+"""The answers to one request while they are generated: all choices of all prompts at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock import (
+    FinishReason,
+    GenerationRequest,
+    RequestOutput,
+    RequestStream,
+    SamplingParams,
+    TokenLogprobs,
+)
+from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.protocol.answer_bodies import Usage
+from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
+from penstock_server.telemetry.request_info import current_request
+
+
+class Answer:
+    """One choice as far as it has come."""
+
+    def __init__(
+        self,
+        stream: RequestStream,
+        timer: AnswerTimer,
+        tells_end_token: bool,
+        scorer: Answer | None = None,
+        is_over: Callable[[str], bool] | None = None,
+    ) -> None:
+        """tells_end_token: the token that ends it has log-probabilities. scorer: another answer to the same
+        prompt, which scores that for this one as well. is_over: told all text as it comes, whether the answer
+        ends with it."""
+        self.stream = stream
+        self.timer = timer
+        self._tells_end_token = tells_end_token
+        self.scorer = scorer
+        self._is_over = is_over
+        self.has_begun = asyncio.Event()
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+
+    async def next(self) -> RequestOutput:
+        """Raises EngineDead, EngineStopped among them, StepFailed and RequestFailed."""
+        if self.scorer is not None:
+            await self.scorer.has_begun.wait()
+        try:
+            output = await anext(self.stream)
+        except StopAsyncIteration:
+            raise EngineDead("the engine ended an answer without a reason") from None
+        except PenstockError as error:
+            self.timer.fail(error)
+            raise
+        if output.finish_reason is FinishReason.ABORT:
+            raise EngineStopped("the engine ended an answer")
+        if self._is_over is not None and self._is_over(output.text) and output.finish_reason is None:
+            output = replace(output, finish_reason=FinishReason.STOP)
+            self.stream.abort()
+        self.timer.record(output)
+        if not self._tells_end_token:
+            output = _without_end_token(output)
+        if self.scorer is not None and not self.has_begun.is_set():
+            output = replace(output, prompt_logprobs=self.scorer.prompt_logprobs)
+        self.has_begun.set()
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.num_cached_tokens = output.num_cached_tokens
+        self.logprobs.extend(output.logprobs)
+        self.num_output_tokens = output.num_output_tokens
+        self.finish_reason = output.finish_reason
+        self.stop_reason = output.stop_reason
+        return output
+
+
+def _without_end_token(output: RequestOutput) -> RequestOutput:
+    """The token that ended an answer is no part of its text, so that it should not be told of."""
+    return replace(output, logprobs=output.logprobs[:-1]) if output.has_end_token else output
+
+
+class Answers:
+    """Choice j of prompt i is number i * (choices per prompt) + j. Close it when the client is
+    served or gone: that frees the sequences which still run."""
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        metrics: RequestMetrics,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        priority: int = 0,
+        cache_salt: str = "",
+        *,
+        tells_end_token: bool = False,
+        ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
+    ) -> None:
+        """Starts one sequence per prompt and element of `params`, or none: raises what ServedEngine.validate
+        and submit raise. GenerationRequest says what priority and cache_salt are. `params` are as choices()
+        makes them: alike but for the seed, and for the prompt_logprobs, which the first has for all.
+        tells_end_token: the token that ends an answer has log-probabilities too, as where token ids are told:
+        one for each. ending(): of one answer, told its text as it comes, whether that is over."""
+        self._answers: list[Answer] = []
+        self._num_choices = len(params)
+        self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        arrival = time.monotonic()
+        options: dict[str, Any] = {}
+        if (request := current_request.get()) is not None:
+            request.num_prompt_tokens += self._num_prompt_tokens
+            options = request.engine_options()
+        self._metrics = metrics
+        self._is_closed = False
+        metrics.observe_params(params)
+        try:
+            for prompt in prompts:
+                scorer: Answer | None = None
+                asked = GenerationRequest(
+                    prompt, params[0], priority=priority, cache_salt=cache_salt, **options
+                )
+                valid = engine.validate(asked)
+                for number, each in enumerate(params):
+                    stream = engine.submit(valid.choice(each) if number else valid)
+                    tells_end = tells_end_token or each.include_stop_str_in_output
+                    answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
+                    if each.prompt_logprobs is not None:
+                        scorer = answer
+                    self._answers.append(answer)
+        except BaseException as error:
+            if isinstance(error, QueueFull):
+                metrics.count_rejected("overloaded")
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __getitem__(self, index: int) -> Answer:
+        return self._answers[index]
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self._answers)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        completion_tokens = sum(answer.num_output_tokens for answer in self._answers)
+        firsts = self._answers[:: self._num_choices]
+        cached_tokens = sum(answer.num_cached_tokens for answer in firsts)
+        return Usage.of(self._num_prompt_tokens, completion_tokens, cached_tokens)
+
+    async def outputs(
+        self, idle_s: float | None = None
+    ) -> AsyncGenerator[tuple[int, RequestOutput] | None, None]:
+        """Number and output, as they come; None whenever nothing came for `idle_s` seconds."""
+        pending = {self._next(index): index for index in range(len(self))}
+        try:
+            while pending:
+                done, _ = await asyncio.wait(pending, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    yield None
+                for task in sorted(done, key=pending.__getitem__):
+                    output, index = task.result(), pending.pop(task)
+                    if output.finish_reason is None:
+                        pending[self._next(index)] = index
+                    yield index, output
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def _next(self, index: int) -> asyncio.Task[RequestOutput]:
+        return asyncio.create_task(self._answers[index].next())
+
+    async def finish(self) -> None:
+        """Waits for the end of all."""
+        async for _ in self.outputs():
+            pass
+
+    def close(self) -> None:
+        """Frees what still runs. Idempotent; never blocks."""
+        if not self._is_closed and self._answers:
+            longest = max(answer.num_output_tokens for answer in self._answers)
+            self._metrics.max_generation_tokens.observe(longest)
+        self._is_closed = True
+        for answer in self._answers:
+            answer.stream.abort()
+            answer.timer.close("abort")

@@ -1,0 +1,340 @@
+"""What clients receive from /v1/responses: the response object, and the events of its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from penstock import FinishReason, RequestOutput, SamplingParams, Tokenizer, TokenLogprobs
+from penstock_server.answers.answers import Answers
+from penstock_server.answers.logprobs import LogprobWriter
+from penstock_server.answers.streaming import NamedChunk, named_events
+from penstock_server.protocol.answer_bodies import ChatTokenLogprob, ToolCallDelta
+from penstock_server.protocol.errors import ApiError, api_error
+from penstock_server.protocol.responses_request import ResponsesRequest
+from penstock_server.tools.answering import ToolAnswer
+from penstock_server.tools.use import ToolUse
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ChatTokenLogprob] = []
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class FunctionCallItem(BaseModel):
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    #: JSON, as text.
+    arguments: str
+
+
+class InputTokensDetails(BaseModel):
+    #: Tokens whose keys and values were kept from earlier requests.
+    cached_tokens: int
+    #: What OpenAI bills for keeping them.
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, answers: Answers) -> ResponseUsage:
+        usage = answers.usage
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(),
+            total_tokens=usage.total_tokens,
+        )
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(BaseModel):
+    code: Literal["server_error"]
+    message: str
+
+
+class ResponseObject(BaseModel):
+    """The answer of /v1/responses. What we don't have is null or what OpenAI says of its absence."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    model: str
+    output: list[OutputMessage | FunctionCallItem] = []
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    usage: ResponseUsage | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str]
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: dict[str, Any]
+    reasoning: dict[str, Any]
+    truncation: Literal["auto", "disabled"]
+    user: str | None = None
+    background: Literal[False] = False
+    store: Literal[False] = False
+    previous_response_id: None = None
+    parallel_tool_calls: bool
+    tool_choice: str | dict[str, Any]
+    tools: list[Any] = []
+
+
+class ResponseEvent(NamedChunk):
+    """One event of a streamed response; those of its members are sent that are set."""
+
+    sequence_number: int
+    response: dict[str, Any] | None = None
+    output_index: int | None = None
+    item: dict[str, Any] | None = None
+    item_id: str | None = None
+    content_index: int | None = None
+    part: dict[str, Any] | None = None
+    delta: str | None = None
+    text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    logprobs: list[ChatTokenLogprob] | None = None
+
+
+class _Items:
+    """The output items of one answer as they grow, and the events that tell of it."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._num_events = 0
+        self.items: list[OutputMessage | FunctionCallItem] = []
+
+    def event(self, kind: str, **fields: Any) -> ResponseEvent:
+        event = ResponseEvent(type=f"response.{kind}", sequence_number=self._num_events, **fields)
+        self._num_events += 1
+        return event
+
+    def _item_event(self, kind: str, **fields: Any) -> ResponseEvent:
+        """About the last item."""
+        return self.event(kind, output_index=len(self.items) - 1, item_id=self.items[-1].id, **fields)
+
+    def _whole_item_event(self, kind: str) -> ResponseEvent:
+        return self.event(kind, output_index=len(self.items) - 1, item=self.items[-1].model_dump())
+
+    def text(self, text: str, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        events = self.begin_message()
+        part = self._part
+        part.text += text
+        part.logprobs += logprobs
+        delta = self._item_event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        return [*events, delta]
+
+    def begin_message(self) -> list[ResponseEvent]:
+        """No events if the last item is a message."""
+        if self.items and isinstance(self.items[-1], OutputMessage):
+            return []
+        events = self.close("completed")
+        number = f"_{len(self.items)}" if self.items else ""
+        message = OutputMessage(id=f"msg_{self._request_id}{number}", status="in_progress", content=[])
+        self.items.append(message)
+        events.append(self._whole_item_event("output_item.added"))
+        message.content.append(OutputText(text="", logprobs=[]))
+        part = self._part.model_dump()
+        return [*events, self._item_event("content_part.added", content_index=0, part=part)]
+
+    def call(self, delta: ToolCallDelta) -> list[ResponseEvent]:
+        if delta.id is None:
+            assert isinstance(item := self.items[-1], FunctionCallItem)
+            item.arguments += delta.function.arguments
+            return [self._item_event("function_call_arguments.delta", delta=delta.function.arguments)]
+        events = self.close("completed")
+        item_id = f"fc_{self._request_id}_{len(self.items)}"
+        name = delta.function.name or ""
+        item = FunctionCallItem(id=item_id, call_id=delta.id, name=name, arguments="", status="in_progress")
+        self.items.append(item)
+        return [*events, self._whole_item_event("output_item.added")]
+
+    def close(self, status: Literal["completed", "incomplete"]) -> list[ResponseEvent]:
+        """Ends the last item."""
+        if not self.items:
+            return []
+        item = self.items[-1]
+        item.status = status
+        if isinstance(item, FunctionCallItem):
+            done = self._item_event("function_call_arguments.done", name=item.name, arguments=item.arguments)
+            return [done, self._whole_item_event("output_item.done")]
+        part = self._part
+        return [
+            self._item_event("output_text.done", content_index=0, text=part.text, logprobs=part.logprobs),
+            self._item_event("content_part.done", content_index=0, part=part.model_dump()),
+            self._whole_item_event("output_item.done"),
+        ]
+
+    @property
+    def _part(self) -> OutputText:
+        assert isinstance(item := self.items[-1], OutputMessage)
+        return item.content[0]
+
+
+class ResponsesFormat:
+    """One request's response: a message, or calls of tools and what is said around them."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        body: ResponsesRequest,
+        params: SamplingParams,
+        tools: ToolUse | None = None,
+        *,
+        tokens_as_ids: bool = False,
+    ) -> None:
+        """tools: how an answer is read that may hold calls. tokens_as_ids: as LogprobWriter's."""
+        self._has_logprobs = body.num_logprobs is not None
+        self._writer = LogprobWriter(tokenizer, tokens_as_ids)
+        self._calls = ToolAnswer(tools) if tools else None
+        self._items = _Items(request_id)
+        choice = body.tool_choice
+        self._begun = ResponseObject(
+            id=f"resp_{request_id}",
+            created_at=int(time.time()),
+            status="in_progress",
+            model=model,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_logprobs=body.top_logprobs or 0,
+            text={"format": _text_format(body), "verbosity": (body.text and body.text.verbosity) or "medium"},
+            reasoning={"effort": body.reasoning and body.reasoning.effort, "summary": None},
+            truncation=body.truncation or "disabled",
+            user=body.user,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            tool_choice=choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
+            tools=[tool.model_dump() for tool in body.tools or ()],
+        )
+
+    def whole(self, answers: Answers) -> ResponseObject:
+        """Of an answer whose text was not handed to delta()."""
+        (answer,) = answers
+        self._grow(answer.text, answer.logprobs, is_last=True)
+        self._end(answers)
+        return self._ended(answers)
+
+    def _grow(self, text: str, tokens: Sequence[TokenLogprobs], is_last: bool) -> list[ResponseEvent]:
+        logprobs = self._writer.chat(tokens) if self._has_logprobs else []
+        if self._calls is None:
+            return self._items.text(text, logprobs) if text or logprobs else []
+        events = []
+        for delta in self._calls.deltas(text, is_last):
+            if delta.content:
+                events += self._items.text(delta.content, [])
+            for call in delta.tool_calls or ():
+                events += self._items.call(call)
+        return events
+
+    def _end(self, answers: Answers) -> list[ResponseEvent]:
+        """There is an item at least: an answer without text is a message without text."""
+        events = [] if self._items.items else self._items.begin_message()
+        return events + self._items.close("incomplete" if _is_cut(answers) else "completed")
+
+    def _ended(self, answers: Answers) -> ResponseObject:
+        is_cut = _is_cut(answers)
+        return self._begun.model_copy(
+            update={
+                "status": "incomplete" if is_cut else "completed",
+                "completed_at": None if is_cut else int(time.time()),
+                "incomplete_details": IncompleteDetails(reason="max_output_tokens") if is_cut else None,
+                "output": self._items.items,
+                "usage": ResponseUsage.of(answers),
+            }
+        )
+
+    # -- the stream -----------------------------------------------------------------------------
+
+    def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
+        return named_events(response_events(self, answers, idle_s))
+
+    def begin(self) -> list[ResponseEvent]:
+        """Before anything is known of the answer."""
+        response = self._begun.model_dump()
+        return [self._items.event(kind, response=response) for kind in ("created", "in_progress")]
+
+    def delta(self, output: RequestOutput) -> list[ResponseEvent]:
+        return self._grow(output.text, output.logprobs, output.finish_reason is not None)
+
+    def end(self, answers: Answers) -> list[ResponseEvent]:
+        events = self._end(answers)
+        response = self._ended(answers)
+        return [*events, self._items.event(response.status, response=response.model_dump())]
+
+    def failed(self, error: ApiError) -> ResponseEvent:
+        reason = ResponseError(code="server_error", message=error.detail)
+        response = self._begun.model_copy(update={"status": "failed", "error": reason})
+        return self._items.event("failed", response=response.model_dump())
+
+
+def _is_cut(answers: Answers) -> bool:
+    (answer,) = answers
+    return answer.finish_reason is FinishReason.LENGTH
+
+
+def _text_format(body: ResponsesRequest) -> dict[str, Any]:
+    form = body.text and body.text.format
+    return form.model_dump(exclude_none=True, by_alias=True) if form else {"type": "text"}
+
+
+async def response_events(
+    form: ResponsesFormat, answers: Answers, idle_s: float | None
+) -> AsyncGenerator[ResponseEvent | None, None]:
+    """All events of a request, an error among them; None whenever nothing came for `idle_s` seconds."""
+    for event in form.begin():
+        yield event
+    try:
+        async with aclosing(answers.outputs(idle_s)) as outputs:
+            async for item in outputs:
+                if item is None:
+                    yield None
+                else:
+                    for event in form.delta(item[1]):
+                        yield event
+    except Exception as error:
+        yield form.failed(api_error(error))
+    else:
+        for event in form.end(answers):
+            yield event

@@ -1,0 +1,155 @@
+"""create_app: the routes, what stands before them, and the engine's life around them.
+
+The layers before the routes are plain ASGI: Starlette's BaseHTTPMiddleware would hide from a
+route that its client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.errors import PenstockError
+from penstock_server import __version__
+from penstock_server.answers.responses_format import ResponseEvent
+from penstock_server.api.models import ModelRoutes
+from penstock_server.api.openai import OpenAIRoutes
+from penstock_server.api.operations import OperationRoutes
+from penstock_server.api.page import page_routes
+from penstock_server.api.responder import Responder
+from penstock_server.api.responses import ResponsesRoutes
+from penstock_server.api.tokenization import TokenizationRoutes
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.middleware.access import ApiKeys, read_keys
+from penstock_server.middleware.body_limit import BodyLimit
+from penstock_server.middleware.draining import Drain, DrainMiddleware
+from penstock_server.middleware.freed_memory import ReturnMemory
+from penstock_server.middleware.path_prefix import PathPrefix
+from penstock_server.middleware.rate_limit import RateLimit
+from penstock_server.middleware.request_context import RequestContext
+from penstock_server.prompts.text_thread import TextThread
+from penstock_server.protocol.answer_bodies import ChatCompletionChunk
+from penstock_server.protocol.errors import ApiError, api_error, routing_error
+from penstock_server.settings.settings import Settings
+from penstock_server.telemetry.metrics import RequestMetrics
+from penstock_server.telemetry.request_info import TimeLimits
+from penstock_server.telemetry.tracing import RequestTracer
+
+#: Headers of answers that a script of another origin may read.
+_EXPOSED_HEADERS = (
+    "X-Request-Id",
+    "Retry-After",
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+)
+
+
+def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
+    """The application over an engine that is not started: the application starts and stops it. Through
+    `drain` its server ends it gently. Raises ConfigError for settings that can't be followed."""
+    drain = drain or Drain()
+    metrics = RequestMetrics(settings.model_names[0], engine)
+    texts = TextThread()
+    responder = Responder(engine, settings, metrics)
+    routers = (
+        ModelRoutes(engine, settings).router(),
+        OpenAIRoutes(engine, settings, texts, responder).router(),
+        ResponsesRoutes(engine, settings, texts, responder).router(),
+        TokenizationRoutes(engine, settings, texts).router(),
+    )
+    endpoint = settings.otlp_traces_endpoint
+    tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.stop()
+            texts.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
+
+    # FastAPI's pages of documentation load scripts from elsewhere, where the page of ours keeps API keys.
+    app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    operations = OperationRoutes(engine, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
+    app.include_router(operations)
+    paths = [route.path for route in operations.routes if isinstance(route, Route)]
+    for routes in routers:
+        app.include_router(routes, prefix="/v1")
+        app.include_router(routes, include_in_schema=False)
+        paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
+    if settings.ui:
+        app.router.routes.extend(page_routes())
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and not isinstance(error, ApiError):
+            error = routing_error(error, request.method, request.scope["path"], paths)
+        return api_error(error).response()
+
+    for kind in (HTTPException, RequestValidationError, PenstockError):
+        app.add_exception_handler(kind, answer_error)
+    _add_layers(app, settings, metrics, drain, tracer)
+    _describe_chunks(app)
+    return app
+
+
+def _add_layers(
+    app: FastAPI, settings: Settings, metrics: RequestMetrics, drain: Drain, tracer: RequestTracer | None
+) -> None:
+    """What a request passes on its way to a route, from the inside out: the last one added sees it first."""
+    app.add_middleware(ReturnMemory)
+    app.add_middleware(
+        BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout
+    )
+    if settings.rate_limit_requests or settings.rate_limit_tokens:
+        app.add_middleware(
+            RateLimit,
+            requests=settings.rate_limit_requests,
+            tokens=settings.rate_limit_tokens,
+            count_rejected=metrics.count_rejected,
+        )
+    app.add_middleware(ApiKeys, keys=read_keys(settings), has_open_metrics=settings.open_metrics)
+    app.add_middleware(DrainMiddleware, drain=drain, count_rejected=metrics.count_rejected)
+    if settings.allowed_origin:  # outside of keys and limits, so that scripts can read what these refuse
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origin,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED_HEADERS,
+        )
+    limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
+    app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
+    if settings.root_path:
+        app.add_middleware(PathPrefix, prefix=settings.root_path)
+
+
+def _describe_chunks(app: FastAPI) -> None:
+    """Adds the chunks of streams to the OpenAPI document: FastAPI finds only whole answers by itself."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = describe()
+        schemas = document["components"]["schemas"]
+        for model in (ChatCompletionChunk, ResponseEvent):
+            chunk = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            for name, schema in chunk.pop("$defs").items():
+                schemas.setdefault(name, schema)
+            schemas.setdefault(model.__name__, chunk)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

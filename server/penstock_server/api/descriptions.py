@@ -1,0 +1,25 @@
+"""What the OpenAPI document says of routes and FastAPI can not find out by itself: errors and streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_server.protocol.errors import ErrorBody
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
+}
+# With a default described, FastAPI does not claim a 422 that we never send.
+ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
+
+
+def event_stream_of(model: str, last: str | None = "[DONE]") -> dict[str, Any]:
+    """OpenAPI's description of an answer that may also be a stream of `model` objects, or of an error.
+
+    last: the data of the last event, if it is no object.
+    """
+    objects = [{"$ref": f"#/components/schemas/{name}"} for name in (model, "ErrorBody")]
+    encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": objects}}
+    data = encoded if last is None else {"anyOf": [{"const": last}, encoded]}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    return {"content": {"text/event-stream": {"itemSchema": event}}}

@@ -1,0 +1,43 @@
+"""/v1/models: what the model is called here. Answers while it loads, too."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter
+
+from penstock_server.api.checks import check_model
+from penstock_server.api.descriptions import ERRORS
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.protocol.answer_bodies import Model, ModelList
+from penstock_server.settings.settings import Settings
+
+
+class ModelRoutes:
+    def __init__(self, engine: ServedEngine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._created = int(time.time())
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"], responses=ERRORS)
+        router.get("/models")(self.list_models)
+        router.get("/models/{model:path}")(self.retrieve_model)
+        router.head("/models", include_in_schema=False)(self.list_models)
+        router.head("/models/{model:path}", include_in_schema=False)(self.retrieve_model)
+        return router
+
+    async def list_models(self) -> ModelList:
+        return ModelList(data=[self._model(name) for name in self._settings.model_names])
+
+    async def retrieve_model(self, model: str) -> Model:
+        check_model(model, self._settings)
+        return self._model(model)
+
+    def _model(self, name: str) -> Model:
+        return Model(
+            id=name,
+            created=self._created,
+            root=self._settings.model_names[0],
+            max_model_len=self._engine.model.max_model_len if self._engine.is_ready else None,
+        )

@@ -1,0 +1,94 @@
+"""OpenAI's routes that generate: completions and chat completions, with and without the prefix /v1.
+
+A request goes through three steps: its prompts become token ids (on a thread of their own, because
+a long text takes long), its fields become SamplingParams, and the responder runs all choices at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
+from penstock_server.api.checks import check_model, ready_model, require_json
+from penstock_server.api.descriptions import ERRORS, event_stream_of
+from penstock_server.api.responder import Responder
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.prompts.inputs import refuse_long_text
+from penstock_server.prompts.questions import read_chat, read_completion
+from penstock_server.prompts.text_thread import TextThread
+from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
+from penstock_server.settings.settings import Settings
+
+
+class OpenAIRoutes:
+    def __init__(
+        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._texts = texts
+        self._responder = responder
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"], responses=ERRORS)
+        for path, route, answer, chunk in (
+            ("/completions", self.completions, Completion, Completion),
+            ("/chat/completions", self.chat_completions, ChatCompletion, ChatCompletionChunk),
+        ):
+            router.post(
+                path,
+                response_model=answer,
+                dependencies=[Depends(require_json)],
+                responses={200: event_stream_of(chunk.__name__)},
+            )(route)
+        return router
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        check_model(body.model, self._settings)
+        model = ready_model(self._engine)
+        self._responder.check_num_answers(len(body.prompts) * body.num_choices)
+        if body.truncate_prompt_tokens is None:
+            refuse_long_text(model, body.num_prompt_chars)
+        question = await self._texts.run(lambda: read_completion(model, body))
+        form = CompletionFormat(
+            body.request_id or request.state.request_id,
+            self._settings.model_names[0],
+            model.tokenizer,
+            replace(self._extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
+            [prompt for prompt in question.prompts for _ in question.params],
+        )
+        return await self._responder.respond(request, body, form, question, bool(body.return_token_ids))
+
+    async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
+        check_model(body.model, self._settings)
+        model = ready_model(self._engine)
+        self._responder.check_num_answers(body.num_choices)
+        if body.truncate_prompt_tokens is None:
+            refuse_long_text(model, body.as_conversation.num_chars)
+        parser = self._settings.tool_call_parser
+        question = await self._texts.run(lambda: read_chat(model, body, parser))
+        form = ChatFormat(
+            body.request_id or request.state.request_id,
+            self._settings.model_names[0],
+            model.tokenizer,
+            replace(self._extras(body), logprobs=body.num_logprobs),
+            question.prompts[0],
+            question.use,
+        )
+        return await self._responder.respond(request, body, form, question, bool(body.return_token_ids))
+
+    def _extras(self, body: GenerationFields) -> Extras:
+        settings = self._settings
+        is_forced = settings.enable_force_include_usage
+        as_ids = body.return_tokens_as_token_ids
+        return Extras(
+            usage=is_forced or body.wants_usage_chunk,
+            continuous_usage=is_forced or body.wants_continuous_usage,
+            prompt_logprobs=body.prompt_logprobs,
+            tokens_as_ids=settings.return_tokens_as_token_ids if as_ids is None else as_ids,
+            token_ids=bool(body.return_token_ids),
+        )

@@ -1,0 +1,112 @@
+"""What operators and their tools ask: is it alive, is it ready, which version, how is it doing.
+
+None of these waits for the engine's thread, and all but /metrics and /v1 are open to everyone. /health/live
+says whether a restart would help; /health and /health/ready whether requests can be answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from penstock_server import __version__
+from penstock_server.api.checks import ready_model
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.protocol.answer_bodies import Health, Version
+from penstock_server.protocol.engine_bodies import ServedPlanBody, StatsBody
+from penstock_server.protocol.errors import RETRY_AFTER_S, ApiError, ErrorBody
+from penstock_server.protocol.paths import LOAD_PATH, METRICS_PATH, STATS_PATH
+from penstock_server.telemetry.metrics import RequestMetrics
+
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Health, "description": "loading, draining, dead or stopped"}
+}
+
+
+class OperationRoutes:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        metrics: RequestMetrics,
+        is_draining: Callable[[], bool],
+        num_open: Callable[[], int],
+    ) -> None:
+        """num_open: how many requests are being answered."""
+        self._engine = engine
+        self._metrics = metrics
+        self._is_draining = is_draining
+        self._num_open = num_open
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["operations"])
+        for path in ("/health", "/health/ready", "/ping"):
+            router.get(path, response_model=Health, responses=_NOT_READY)(self.ready)
+        router.get("/health/live", response_model=Health, responses=_NOT_READY)(self.live)
+        router.get("/version")(self.version)
+        router.get(LOAD_PATH)(self.load)
+        router.get(METRICS_PATH, response_class=Response)(self.metrics)
+        refusals: dict[int | str, dict[str, Any]] = {
+            status: {"model": ErrorBody} for status in (401, 404, 503)
+        }
+        router.get("/v1/plan", responses=refusals)(self.plan)
+        router.get(STATS_PATH, responses=refusals)(self.stats)
+        return router
+
+    async def ready(self) -> Response:
+        """200 if requests can be answered now; 503 with the progress while the model loads."""
+        health = self._health()
+        return _answer(health, is_good=health.status == "ok")
+
+    async def live(self) -> Response:
+        """503 only if nothing but a restart can help."""
+        health = self._health()
+        return _answer(health, is_good=health.status in ("ok", "loading", "draining"))
+
+    async def version(self) -> Version:
+        return Version(version=__version__)
+
+    async def load(self) -> dict[str, int]:
+        """vLLM's: how many requests are being answered, those that wait for the engine among them."""
+        return {"server_load": self._num_open()}
+
+    async def metrics(self) -> Response:
+        """Counters and histograms in Prometheus' text format."""
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def plan(self) -> ServedPlanBody:
+        """What lies where: bytes, homes of layers, budgets; and how long a step of one token should take. 503
+        while the model loads."""
+        ready_model(self._engine)
+        plan = self._engine.plan()
+        if plan is None:
+            raise ApiError(404, "this engine was not loaded by a plan")
+        return plan
+
+    async def stats(self) -> StatsBody:
+        """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
+        `time_s` is a clock: differences of two answers over its difference are rates. 503 while the model
+        loads."""
+        ready_model(self._engine)
+        return self._engine.snapshot().stats
+
+    def _health(self) -> Health:
+        status = self._engine.status
+        if status.state == "ready":
+            return Health(status="draining" if self._is_draining() else "ok")
+        if status.state == "loading":
+            return Health(
+                status="loading",
+                loaded_layers=status.loaded_layers,
+                total_layers=status.total_layers,
+            )
+        return Health(status=status.state)
+
+
+def _answer(health: Health, is_good: bool) -> Response:
+    headers = {} if is_good else {"Retry-After": str(RETRY_AFTER_S)}
+    body = health.model_dump(exclude_none=True)
+    return JSONResponse(body, 200 if is_good else 503, headers)

@@ -1,0 +1,90 @@
+"""Responder: the HTTP answer, whole or as it comes, to what a route has read. All routes share it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Request
+from starlette.responses import Response
+
+from penstock import SamplingParams
+from penstock_server.answers.answers import Answers
+from penstock_server.answers.formats import Format
+from penstock_server.answers.streaming import EventStream, unless_disconnected
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.prompts.questions import Question
+from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.requests import GenerationFields
+from penstock_server.protocol.responses_request import ResponsesRequest
+from penstock_server.settings.settings import Settings
+from penstock_server.telemetry.metrics import RequestMetrics
+
+#: Most answers that one request may ask for, over all its prompts.
+MAX_ANSWERS = 1024
+
+#: Prompt tokens that it may have scored: with 20 likeliest tokens each takes some 3 kB.
+MAX_SCORED_TOKENS = 1 << 17
+
+
+class Responder:
+    def __init__(self, engine: ServedEngine, settings: Settings, metrics: RequestMetrics) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._metrics = metrics
+
+    def check_num_answers(self, num_answers: int) -> None:
+        """Raises 400 for more than could ever be taken."""
+        limit = min(MAX_ANSWERS, self._engine.max_requests)
+        if num_answers > limit:
+            message = f"{num_answers} answers are asked for, prompts times n; there may be {limit} at a time."
+            raise ApiError(400, message, code="invalid_value", param="n")
+
+    async def respond(
+        self,
+        request: Request,
+        body: GenerationFields | ResponsesRequest,
+        form: Format,
+        question: Question,
+        tells_end_token: bool = False,
+    ) -> Response:
+        """All answers, whole or as they come. tells_end_token: as Answers has it."""
+        token_ids = [prompt.token_ids for prompt in question.prompts]
+        _check_scored(sum(map(len, token_ids)) * len(question.params), question.params[0])
+        answers = Answers(
+            self._engine,
+            self._metrics,
+            token_ids,
+            question.params,
+            checked_priority(body.priority, self._settings),
+            body.cache_salt or "",
+            tells_end_token=tells_end_token,
+            ending=question.use.ending if question.use else lambda: None,
+        )
+        if body.stream:
+            idle_s = self._settings.sse_keep_alive or None
+            return EventStream(form.events(answers, idle_s), answers.close)
+        try:
+            await unless_disconnected(request.receive, answers.finish())
+        finally:
+            answers.close()
+        # Logprobs of a long prompt are megabytes of JSON, which the event loop must not wait for.
+        content = await asyncio.to_thread(lambda: form.whole(answers).model_dump_json())
+        return Response(content, media_type="application/json")
+
+
+def _check_scored(num_positions: int, params: SamplingParams) -> None:
+    """Raises 400 where log-probabilities of prompts, told with each choice, would fill the memory."""
+    if params.prompt_logprobs is not None and num_positions > MAX_SCORED_TOKENS:
+        message = (
+            f"Log-probabilities of {num_positions} prompt tokens are asked for, prompts times choices; "
+            f"one request may ask for {MAX_SCORED_TOKENS}. Send fewer prompts at a time, or a smaller n."
+        )
+        raise ApiError(400, message, code="invalid_value", param="prompt")
+
+
+def checked_priority(priority: int | None, settings: Settings) -> int:
+    """Raises 400 where priorities don't count: anybody could put himself before all others."""
+    if priority and settings.scheduling_policy != "priority":
+        message = "priority has no effect here; leave it out, or start with --scheduling-policy priority."
+        raise ApiError(400, message, code="unsupported_parameter", param="priority")
+    return priority or 0

@@ -1,0 +1,79 @@
+"""/v1/responses, stateless: a conversation in, an answer out, and nothing is kept."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from penstock_server.answers.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
+from penstock_server.api.checks import check_length, check_model, ready_model, require_json
+from penstock_server.api.descriptions import ERRORS, event_stream_of
+from penstock_server.api.responder import Responder
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.prompts.questions import read_input, read_response
+from penstock_server.prompts.text_thread import TextThread
+from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.responses_request import ResponsesRequest
+from penstock_server.settings.settings import Settings
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class ResponsesRoutes:
+    def __init__(
+        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._texts = texts
+        self._responder = responder
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["responses"], responses=ERRORS)
+        takes_json = [Depends(require_json)]
+        stream: dict[int | str, dict[str, Any]] = {200: event_stream_of(ResponseEvent.__name__, last=None)}
+        router.post("/responses", response_model=ResponseObject, dependencies=takes_json, responses=stream)(
+            self.create
+        )
+        router.post("/responses/input_tokens", dependencies=takes_json)(self.count)
+        router.get("/responses/{response_id}")(self.find)
+        router.delete("/responses/{response_id}")(self.find)
+        router.post("/responses/{response_id}/cancel")(self.find)
+        router.get("/responses/{response_id}/input_items")(self.find)
+        return router
+
+    async def create(self, body: ResponsesRequest, request: Request) -> Response:
+        check_model(body.model, self._settings)
+        model = ready_model(self._engine)
+        parser = self._settings.tool_call_parser
+        question = await self._texts.run(lambda: read_response(model, body, parser))
+        form = ResponsesFormat(
+            body.request_id or request.state.request_id,
+            self._settings.model_names[0],
+            model.tokenizer,
+            body,
+            question.params[0],
+            question.use,
+            tokens_as_ids=self._settings.return_tokens_as_token_ids,
+        )
+        return await self._responder.respond(request, body, form, question)
+
+    async def count(self, body: ResponsesRequest) -> InputTokens:
+        """How many tokens the input of such a request has."""
+        check_model(body.model, self._settings)
+        model = ready_model(self._engine)
+        parser = self._settings.tool_call_parser
+        check_length("input", body.as_conversation.num_chars, "characters", 8 * model.max_model_len)
+        prompt, _ = await self._texts.run(lambda: read_input(model, body, parser, may_be_long=True))
+        return InputTokens(input_tokens=len(prompt.token_ids))
+
+    async def find(self, response_id: str) -> None:
+        """404: nothing is stored."""
+        message = f"There is no response {response_id!r}: this server keeps none, whatever `store` says."
+        raise ApiError(404, message, code="response_not_found", param="response_id")

@@ -1,0 +1,215 @@
+"""`penstock bench`: what this machine reaches with a model, or with the shape of one that is not here yet,
+beside what the plan predicted and beside the floor that disk, memory and arithmetic set in the same run."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock import Engine, GenerationRequest, SamplingParams
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.memory.hardware import HardwareProfile
+from penstock.model.known_shapes import find_shape
+from penstock.model.shapes import write_random
+from penstock.spec import ModelFootprint
+from penstock.text.tokenizer import NoText
+from penstock.weights.formats import read_config
+from penstock.weights.hub import find_model
+from penstock_server.commands.converting import ProgressBar
+from penstock_server.commands.plan_report import estimated_plan, footprint_of
+from penstock_server.facade.inside import hardware_body, longest_sequence, plan_body
+from penstock_server.facade.machine import hardware_lines, profile
+from penstock_server.facade.plan_table import plan_table
+from penstock_server.settings.settings import Settings
+
+#: Tokens before the steps that are timed, steps, and the length of the prompt.
+CONTEXT, NUM_STEPS, PROMPT = 16, 5, 512
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One kind of step: median seconds, and what was expected."""
+
+    name: str
+    num_tokens: int
+    seconds: float
+    predicted_s: float
+    floor_s: float
+    binding: str
+    streamed_bytes: float
+    stall_s: float
+
+    @property
+    def line(self) -> str:
+        rate, share = self.num_tokens / self.seconds, self.floor_s / self.seconds
+        text = f"{self.name:20} {self.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s  {share:4.0%} of the floor"
+        text += f" ({self.binding}); predicted {self.predicted_s * 1e3:.1f} ms"
+        if self.streamed_bytes:
+            gbps = self.streamed_bytes / self.seconds / 1e9
+            text += f"; {gbps:.2f} GB/s streamed, waited {self.stall_s * 1e3:.0f} ms"
+        return text
+
+
+def run_bench(
+    settings: Settings, shape: str | None, sequences: tuple[int, ...], with_prompt: bool, is_json: bool
+) -> int:
+    """Writes a random model of the shape where there is none yet, and measures. Raises PenstockError."""
+    config = replace(settings.engine_config(), enable_prefix_caching=False)  # every prompt is to be computed
+    check_step(sequences, config)
+    if shape:
+        folder = _random_folder(settings, shape)
+    else:
+        folder = find_model(settings.model, settings.revision, settings.offline)
+    hardware = profile(settings, folder, is_forced=True)
+    check_memory(sequences, config, footprint_of(read_config(folder), config), hardware)
+    started = time.perf_counter()
+    with Engine.load(
+        folder,
+        config,
+        tokenizer=NoText(),
+        hardware=hardware,
+        is_patient=False,
+        cache_folder=settings.cache_dir,
+    ) as engine:
+        first_token_s = _first_token(engine, started)
+        found = [_decode(engine, number) for number in sequences]
+        if with_prompt:
+            found.append(_prompt(engine))
+        assert engine.plan is not None
+        data: dict[str, Any] = {
+            "bench": shape or settings.model,
+            "first_token_s": first_token_s,
+            "steps": [asdict(step) for step in found],
+            "hardware": hardware_body(hardware).model_dump(),
+            "host_budget_bytes": engine.plan.host_budget_bytes,
+            "peak_rss_bytes": _peak_rss_bytes(),
+        }
+        if not is_json:
+            print("\n".join([*plan_table(plan_body(engine.plan)), "", *hardware_lines(hardware), ""]))
+            print(f"first token {first_token_s:.2f} s after the start of loading")
+            print("\n".join(step.line for step in found))
+            peak = data["peak_rss_bytes"] / 2**30
+            print(f"peak memory of the process {peak:.2f} GiB, Python and torch included")
+    print(json.dumps(data))
+    return 0
+
+
+def check_step(sequences: tuple[int, ...], config: EngineConfig) -> None:
+    """Raises ConfigError for more sequences than a step holds: something else would be timed."""
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    for num_seqs in sequences:
+        if not 1 <= num_seqs <= most:
+            raise ConfigError(
+                f"--sequences {num_seqs}: a step holds 1 to {most} sequences, by --max-num-seqs and "
+                "--max-num-batched-tokens"
+            )
+
+
+def check_memory(
+    sequences: tuple[int, ...], config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile
+) -> None:
+    """Raises ConfigError for more sequences than the plan has room for, CapacityError as the plan does."""
+    plan = estimated_plan(size, hardware, config)
+    context = config.max_model_len or size.max_position_embeddings
+    for num_seqs in sequences:
+        longest = longest_sequence(config, plan, num_seqs, CONTEXT, NUM_STEPS)
+        if longest is None:
+            raise ConfigError(
+                f"--sequences {num_seqs}: {num_seqs} sequences of more than {CONTEXT} tokens do not fit into "
+                f"keys and values of {plan.num_kv_tokens} tokens. Give more (--kv-tokens, --kv-cache-memory)"
+            )
+        if longest > context:
+            raise ConfigError(
+                f"--sequences {num_seqs}: the longest comes to {longest} tokens; the context is {context} "
+                "tokens (--max-model-len)"
+            )
+
+
+def _random_folder(settings: Settings, shape: str) -> Path:
+    config = find_shape(shape)
+    folder = settings.cache_dir / "shapes" / shape.lower()
+    if not (folder / "config.json").is_file():
+        print(f"writing random weights of this shape to {folder}", file=sys.stderr)
+        bar = ProgressBar(shape, "B")
+        try:
+            write_random(config, folder, bar)
+        finally:
+            bar.close()
+    return folder
+
+
+def _first_token(engine: Engine, started: float) -> float:
+    """Seconds from the beginning of loading to the first token of a short prompt."""
+    _add(engine, "first", CONTEXT, 0)
+    while not engine.step():
+        pass
+    engine.abort("first")
+    return time.perf_counter() - started
+
+
+def _decode(engine: Engine, num_seqs: int) -> Measurement:
+    for index in range(num_seqs):
+        _add(engine, str(index), CONTEXT, index)
+    filling = {str(index) for index in range(num_seqs)}
+    while filling:  # each gives its first token when its prompt is computed
+        filling -= {output.request_id for output in engine.step()}
+    measured = _timed(engine, NUM_STEPS, num_seqs)
+    for index in range(num_seqs):
+        engine.abort(str(index))
+    name = f"decode, {num_seqs} sequence{'s' if num_seqs > 1 else ''}"
+    return _measurement(engine, name, measured, num_seqs, num_seqs)
+
+
+def _prompt(engine: Engine) -> Measurement:
+    """The one step of a prompt; shorter than usual if the context or the step is."""
+    length = min(PROMPT, engine.max_model_len - 2, engine.config.max_num_batched_tokens)
+    samples = []
+    for seed in range(2):
+        _add(engine, "prompt", length, seed)
+        samples += _timed(engine, 1, 1)
+        engine.abort("prompt")
+    return _measurement(engine, f"prompt of {length}", samples, length, 1)
+
+
+def _add(engine: Engine, name: str, length: int, seed: int) -> None:
+    tokens = random.Random(seed).choices(range(engine.spec.vocab_size), k=length)
+    engine.add(GenerationRequest(tokens, SamplingParams(temperature=0, ignore_eos=True), name))
+
+
+def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, int, float]]:
+    """(seconds, bytes streamed, seconds waited) of some steps, each with a token for so many sequences."""
+    samples = []
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        outputs = engine.step()
+        seconds = time.perf_counter() - started
+        assert len(outputs) == num_seqs, f"{len(outputs)} of {num_seqs} sequences were in a timed step"
+        assert (step := engine.metrics.last_step) is not None
+        samples.append((seconds, step.streamed_bytes, step.stall_s))
+    return samples
+
+
+def _measurement(
+    engine: Engine,
+    name: str,
+    samples: list[tuple[float, int, float]],
+    num_tokens: int,
+    num_sampled: int,
+) -> Measurement:
+    step = engine.predict(num_tokens, num_sampled)
+    seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
+    return Measurement(name, num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled)
+
+
+def _peak_rss_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

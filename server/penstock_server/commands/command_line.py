@@ -1,0 +1,187 @@
+"""Commands and flags of `penstock`, and what is said of those that there are not. Imports nothing slow."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from penstock.memory.cards import CARDS
+from penstock.model.known_shapes import SHAPES
+from penstock_server import __version__
+from penstock_server.settings.sources import add_flags
+
+#: More of a calibration text tells little more.
+CALIBRATION_TOKENS = 8192
+
+_DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
+
+Every setting is also an environment variable and a key of the file that --config names: --max-num-seqs is
+PENSTOCK_MAX_NUM_SEQS and max-num-seqs. A flag wins over the variable, the variable over the file."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong and where to look it up, in place of a screen of usage. Flags are not abbreviated:
+    half a flag may be a whole one tomorrow, and a file of settings does not take it either."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"penstock: {message}\n`{self.prog} --help` lists what there is\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Nothing is left for argparse's own caller to find out, which would not know of which command."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            similar = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """With a subparser for each command; `command` is its name."""
+    parser = _Parser(prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (text, add_arguments) in _COMMANDS.items():
+        add_arguments(commands.add_parser(name, help=text))
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "serve")
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="IN", help="requests, a JSON object per line")
+    parser.add_argument("target", type=Path, metavar="OUT", help="answers; what it holds is not asked again")
+    add_flags(parser, "batch")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", help="text to continue; without it: standard input")
+    _add_sampling(parser)
+    add_flags(parser, "generate")
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
+    _add_sampling(parser)
+    add_flags(parser, "chat")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group(
+        "sampling", "Without a flag: what the model's generation_config.json says."
+    )
+    section.add_argument("--max-tokens", type=int, metavar="N", help="longest answer in tokens")
+    section.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    section.add_argument("--top-p", type=float, metavar="P", help="nucleus of this probability")
+    section.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    section.add_argument("--min-p", type=float, metavar="P", help="part of the likeliest token's")
+    section.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
+    section.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
+    section.add_argument(
+        "--stop", action="append", metavar="TEXT", help="the answer ends before it; may be repeated"
+    )
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "convert")
+    parser.add_argument("target", nargs="?", type=Path, metavar="OUT", help="folder to write")
+    parser.add_argument("--verify", action="store_true", help="compare the checksums of a converted MODEL")
+    parser.add_argument(
+        "--calibrate", type=Path, metavar="FILE", default=argparse.SUPPRESS,
+        help="a text by which rounding errors are compensated (GPTQ): slower, and closer to the original",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibration-tokens", type=int, metavar="N", default=argparse.SUPPRESS,
+        help=f"how much of it is looked at (default: {CALIBRATION_TOKENS})",
+    )  # fmt: skip
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_shape(parser, "a well-known model instead of one that is here")
+    cards = ", ".join(card.name for card in CARDS)
+    parser.add_argument("--card", metavar="NAME", help=f"a well-known card instead of the one here: {cards}")
+    _add_json(parser)
+    add_flags(parser, "plan")
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser, "measured")
+    parser.add_argument("--remeasure", action="store_true", help="forget what was measured before")
+    _add_json(parser)
+    add_flags(parser, "hardware")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_shape(parser, "random weights of a well-known shape instead of a model")
+    parser.add_argument(
+        "--sequences", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="decode with N at a time"
+    )
+    parser.add_argument(
+        "--prompt", action=argparse.BooleanOptionalAction, default=True, help="a prompt of 512"
+    )
+    _add_json(parser, "the line of data alone")
+    add_flags(parser, "bench")
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_folder(parser, "looked at")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+    add_flags(parser, "report")
+
+
+def _add_eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is predicted")
+    parser.add_argument(
+        "--against", metavar="REF", help="the unquantized model; default: MODEL, if it is not INT8 itself"
+    )
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens of a window; default: 512, or the model's context"
+    )
+    parser.add_argument(
+        "--stride", type=int, metavar="N", help="tokens from window to window; default: no overlap"
+    )
+    _add_json(parser)
+    add_flags(parser, "eval")
+
+
+def _add_shape(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--shape", metavar="NAME", help=f"{text}: {', '.join(SHAPES)}")
+
+
+def _add_folder(parser: argparse.ArgumentParser, what_is_done: str) -> None:
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path.cwd(), metavar="FOLDER",
+        help=f"where models lie: its disk is {what_is_done}; default: this folder",
+    )  # fmt: skip
+
+
+def _add_json(parser: argparse.ArgumentParser, text: str = "as data") -> None:
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+#: In the order of --help: what a command does, and what adds its arguments.
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "serve": ("answer HTTP requests as OpenAI's API does", _add_serve),
+    "batch": ("answer a file of requests, in OpenAI's batch format", _add_batch),
+    "generate": ("continue a text in the terminal", _add_generate),
+    "chat": ("talk to a model in the terminal", _add_chat),
+    "convert": ("write a model as INT8, laid out to be streamed", _add_convert),
+    "plan": ("what would lie where, and how fast it would be", _add_plan),
+    "hardware": ("what this machine has and reaches", _add_hardware),
+    "bench": ("what this machine reaches with a model, or a shape of one", _add_bench),
+    "doctor": ("what keeps this machine from its best, and what to do", _add_doctor),
+    "report": ("what INT8 costs, tensor by tensor", _add_report),
+    "eval": ("perplexity, and distance from the unquantized model", _add_eval),
+}

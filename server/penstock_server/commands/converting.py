@@ -1,0 +1,113 @@
+"""`penstock convert`: progress while it runs, rates and errors at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from penstock import Tokenizer
+from penstock.calibrate import Calibration
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.kernels import choose_kernels
+from penstock.memory.hardware import num_physical_cores
+from penstock.model.registry import OpenModel
+from penstock.weights.convert import ConversionReport, convert
+from penstock.weights.manifest import verify
+from penstock_server.facade.loading import open_source
+from penstock_server.settings.settings import Settings
+
+
+class ProgressBar:
+    """Progress as (done, total), on stderr; a bar in a terminal, a line for each part elsewhere."""
+
+    def __init__(self, description: str, unit: str) -> None:
+        is_bytes = unit == "B"
+        interval = 0.1 if sys.stderr.isatty() else 10.0
+        self._bar = tqdm(
+            desc=description,
+            unit=unit if is_bytes else f" {unit}s",
+            unit_scale=is_bytes,
+            mininterval=interval,
+        )
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens: int) -> int:
+    """With a text, what rounding loses is compensated by it, as far as its first tokens tell. Raises
+    PenstockError."""
+    content = read_text(text) if text is not None else None
+    opened = open_source(settings)
+    with opened.store.checkpoint:
+        rounding = _calibration(opened, content, num_tokens) if content is not None else None
+        bar = ProgressBar(f"converting to {target}", "B")
+        try:
+            report = convert(opened.store, target, bar, rounding)
+        finally:
+            bar.close()
+    print("\n".join(summary(report, target)))
+    return 0
+
+
+def read_text(path: Path) -> str:
+    """Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the text {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text in UTF-8 ({error})") from error
+
+
+def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
+    kernels = choose_kernels(EngineConfig(), num_physical_cores())
+    # The factorizations are torch's, and as much work as the layers.
+    torch.set_num_threads(num_physical_cores())
+    token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(text)
+    return Calibration(opened, kernels, token_ids, num_tokens)
+
+
+def run_verify(folder: Path) -> int:
+    """Raises CheckpointError."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    bar = ProgressBar(f"verifying {folder}", "file")
+    try:
+        num_files = verify(folder, bar)
+    finally:
+        bar.close()
+    print(f"{num_files} files are what was written, those beside the weights included")
+    return 0
+
+
+def summary(report: ConversionReport, target: Path) -> list[str]:
+    """Lines for people."""
+    lines = [f"{target}: {report.num_files} files of weights in {report.total_s:.1f} s"]
+    if report.num_resumed:
+        lines.append(
+            f"{report.num_resumed} of them were there already, from an earlier run (not compared: --verify)"
+        )
+    if report.quantize_s and report.write_s:
+        reading, writing = report.bytes_read / report.quantize_s, report.bytes_written / report.write_s
+        limit = "quantizing" if report.quantize_s > report.write_s else "writing"
+        lines += [
+            f"read and quantized {report.bytes_read / 1e9:.2f} GB at {reading / 1e9:.2f} GB/s",
+            f"wrote {report.bytes_written / 1e9:.2f} GB at {writing / 1e9:.2f} GB/s; {limit} was the limit",
+        ]
+    if report.errors:
+        worst = max(report.errors, key=lambda name: report.errors[name])
+        lines.append(f"relative error of rounding to INT8: at most {report.errors[worst]:.2%} ({worst})")
+    if report.is_compensated:
+        lines.append(
+            "before compensation, which makes single weights worse and outputs better: see penstock eval"
+        )
+    return lines

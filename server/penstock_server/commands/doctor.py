@@ -1,0 +1,114 @@
+"""`penstock doctor`: what stands between this machine and its best, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.kernels.cpu import BUILDS, compiled_builds
+from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
+from penstock.memory.direct_io import DirectReader
+from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
+from penstock.memory.lane import gpu_trouble, has_driver
+from penstock.memory.pages import PAGE
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `advice` where it could be better."""
+
+    subject: str
+    text: str
+    advice: str = ""
+
+    @property
+    def line(self) -> str:
+        mark = "!" if self.advice else "ok"
+        return f"{mark:2} {self.subject:10} {self.text}" + (f"\n{'':14}{self.advice}" if self.advice else "")
+
+
+def run_doctor(folder: Path) -> int:
+    """Prints findings; 1 if there is advice."""
+    findings = [kernels(), memory(), disk(folder), huge_pages(), *gpu()]
+    print(f"penstock on Python {platform.python_version()}, torch {torch.__version__}")
+    print("\n".join(finding.line for finding in findings))
+    return int(any(finding.advice for finding in findings))
+
+
+def kernels(compiled: list[str] | None = None) -> Finding:
+    """The compiled kernels, and whether the best that the processor could run is among them."""
+    builds = compiled_builds() if compiled is None else compiled
+    if not builds:
+        advice = "Install a C compiler and install penstock again: the kernels are several times faster"
+        return Finding("kernels", "none were compiled: torch's integer product serves", advice)
+    names = [name for name, _ in BUILDS]
+    text = f"{builds[0]}, {num_physical_cores()} cores"
+    if builds[0] == names[0]:
+        return Finding("kernels", text)
+    return Finding("kernels", f"{text} (the processor has no {' or '.join(names[: names.index(builds[0])])})")
+
+
+def memory(total: int | None = None, free: int | None = None) -> Finding:
+    """RAM, and what a cgroup leaves of it."""
+    total = total_memory_bytes() if total is None else total
+    free = free_memory_bytes() if free is None else free
+    text = f"{total / GIB:.1f} GiB, {free / GIB:.1f} GiB of it free for this process"
+    if free < 2 * GIB:
+        return Finding("memory", text, "Little is free: stop other programs, or raise the container's limit")
+    return Finding("memory", text)
+
+
+def disk(folder: Path) -> Finding:
+    """Whether reads can go past the page cache there."""
+    path = folder / f".penstock-doctor-{os.getpid()}"
+    try:
+        path.write_bytes(bytes(PAGE))
+        with DirectReader(depth=1) as reader:
+            is_direct = reader.is_direct(path)
+    except OSError as error:
+        advice = "Name the folder that models lie in; it has to be there and to be writable, to be tried"
+        return Finding("disk", f"{folder} can't be written: {error.strerror}", advice)
+    finally:
+        path.unlink(missing_ok=True)
+    if is_direct:
+        return Finding("disk", f"{folder} has direct reads; `penstock hardware {folder}` measures them")
+    advice = (
+        "Keep models that are streamed on a local file system such as ext4 or xfs, not tmpfs or a network's"
+    )
+    return Finding("disk", f"{folder} is on a file system without direct reads", advice)
+
+
+def huge_pages(path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> Finding:
+    try:
+        is_off = "[never]" in path.read_text()
+    except OSError:
+        is_off = True
+    if is_off:
+        advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled makes loading faster"
+        return Finding("huge pages", "the system does not give them", advice)
+    return Finding("huge pages", "given on request")
+
+
+def gpu() -> list[Finding]:
+    """The card, the build of torch for it, and how much can be locked in memory."""
+    trouble = gpu_trouble()
+    if trouble is not None:
+        if not has_driver():
+            return [Finding("GPU", "none: the processor computes")]
+        return [Finding("GPU", "there is a driver, but the processor computes", trouble)]
+    major, minor = torch.cuda.get_device_capability()
+    findings = [Finding("GPU", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}")]
+    if find_nvrtc(10 * major + minor) is None:
+        findings.append(Finding("NVRTC", "none that knows this card: torch's slower kernels", INSTALL_NVRTC))
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != resource.RLIM_INFINITY:
+        advice = "ulimit -l unlimited (docker: --ulimit memlock=-1) lets more of it feed the GPU"
+        findings.append(Finding("pinning", f"at most {soft / GIB:.2f} GiB may be locked in memory", advice))
+    return findings

@@ -1,0 +1,161 @@
+"""`penstock eval`: what INT8, and all else that an engine does, costs against the unquantized checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from penstock import Engine, Tokenizer
+from penstock.evaluate import Divergence, Fidelity, Window, evaluate, memory_bytes, windows
+from penstock.memory.hardware import HardwareProfile, capacities
+from penstock.model.registry import OpenModel, open_model
+from penstock.unquantized import UnquantizedModel
+from penstock.weights.hub import find_model
+from penstock.weights.quantize import QuantizationError
+from penstock.weights.tensors import ModelTensors
+from penstock_server.commands.converting import ProgressBar, read_text
+from penstock_server.facade.inside import quantization_errors, tensors_of
+from penstock_server.facade.loading import load_engine, open_source
+from penstock_server.settings.settings import Settings
+
+#: Tokens of a window, if the model's context allows and nobody says otherwise.
+CONTEXT = 512
+
+#: What is compared with, and what is to be said about it.
+NOTES = {
+    None: (
+        "The model is INT8 already, so there is nothing to compare it with. Name the checkpoint that it was "
+        "made of (--against ORIGINAL), or the model itself to see what is lost beside its weights."
+    ),
+    "unquantized": None,
+    "dequantized": (
+        "Compared with what INT8 tensors stand for. Where these are the model's own, the error of the "
+        "weights themselves is not in these figures, only that of activations, keys and values."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """All that is reported."""
+
+    fidelity: Fidelity
+    #: Of the INT8 tensors, in order; () where there is nothing to compare them with.
+    weights: tuple[QuantizationError, ...]
+    num_windows: int
+    context: int
+    #: What was compared with: a key of NOTES.
+    reference: str | None
+    #: What the engine computed with.
+    activations: str
+    kv_dtype: str
+    kernels: str
+
+
+def run_eval(
+    settings: Settings,
+    text: Path,
+    against: str | None,
+    context: int | None,
+    stride: int | None,
+    is_json: bool,
+) -> int:
+    """Prints perplexity, divergence, and errors layer by layer. Raises PenstockError."""
+    content = read_text(text)
+    opened = open_source(settings)
+    longest = settings.max_model_len or opened.spec.max_position_embeddings
+    context = context if context is not None else min(CONTEXT, longest)
+    pieces = windows(Tokenizer.load(opened.store.checkpoint.folder), content, context, stride)
+    with contextlib.ExitStack() as closing:
+        closing.callback(opened.store.close)
+        reference, hardware = _reference(settings, against, opened), capacities()
+        if reference is not None:
+            closing.callback(reference.store.close)
+            hardware = without(hardware, memory_bytes(reference, pieces))
+        engine = closing.enter_context(load_engine(settings, hardware=hardware))
+        found = measure(engine, reference, pieces, context)
+        tensors = tensors_of(engine)
+    if is_json:
+        print(json.dumps({"model": settings.model, "against": against} | dataclasses.asdict(found)))
+    else:
+        print("\n".join(lines(found, tensors)))
+    return 0
+
+
+def _reference(settings: Settings, against: str | None, opened: OpenModel) -> UnquantizedModel | None:
+    if against is not None:
+        folder = find_model(against, offline=settings.offline)
+        return UnquantizedModel(open_model(folder, settings.ignore_unexpected_tensors))
+    return None if opened.store.is_quantized else UnquantizedModel(opened)
+
+
+def without(hardware: HardwareProfile, num_bytes: int) -> HardwareProfile:
+    """With so much less free memory: the engine's automatic budget leaves it to others."""
+    return dataclasses.replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))
+
+
+def measure(
+    engine: Engine, reference: UnquantizedModel | None, pieces: list[Window], context: int
+) -> Evaluation:
+    """Raises PenstockError."""
+    bar = ProgressBar("evaluating", "window")
+    try:
+        fidelity = evaluate(engine, reference, pieces, bar)
+    finally:
+        bar.close()
+    weights, kind = [], None
+    if reference is not None:
+        kind = "dequantized" if reference.store.is_quantized else "unquantized"
+        errors = quantization_errors(engine, reference)
+        weights = list(tqdm(errors, "weights", unit="tensor", disable=not sys.stderr.isatty()))
+    config = engine.config
+    ways = config.activations, config.kv_dtype, config.kernels
+    return Evaluation(fidelity, tuple(weights), len(pieces), context, kind, *ways)
+
+
+def lines(found: Evaluation, tensors: ModelTensors) -> list[str]:
+    """For people."""
+    fidelity, divergence = found.fidelity, found.fidelity.divergence
+    report = [
+        f"text              {fidelity.num_tokens} tokens scored; windows: {found.num_windows} of at most "
+        f"{found.context}",
+        f"engine            activations {found.activations}, keys and values {found.kv_dtype}, kernels "
+        f"{found.kernels}",
+        f"perplexity        {fidelity.perplexity:.4f}",
+    ]
+    if divergence is not None:
+        change = fidelity.perplexity / divergence.perplexity - 1
+        report[-1] += f", {found.reference} {divergence.perplexity:.4f} ({change:+.3%})"
+        report += [
+            f"KL divergence     {divergence.mean_kl:.2e} nats a token, at most {divergence.max_kl:.2e}",
+            f"likeliest token   the same for {divergence.top1_agreement:.2%}",
+            "",
+            *layer_table(divergence, found.weights, tensors),
+        ]
+    note = NOTES[found.reference]
+    return [*report, "", note] if note else report
+
+
+def layer_table(
+    divergence: Divergence, weights: tuple[QuantizationError, ...], tensors: ModelTensors
+) -> list[str]:
+    """A line for embedding, each layer and head: the relative error of hidden states after it, and of the
+    worst of its INT8 tensors."""
+    errors = {error.name: error for error in weights}
+    names = ["embedding", *(f"layer {index}" for index in range(len(tensors.layers))), "head"]
+    hidden = [None, *divergence.layer_errors, None]
+    rows = [f"{'relative error of':12} {'hidden':>9} {'weights':>9}  worst tensor"]
+    for name, error, stack in zip(names, hidden, tensors.groups, strict=True):
+        of_stack = [errors[key] for tensor in stack if (key := ", ".join(tensor.parts)) in errors]
+        row = f"{name:17} {'' if error is None else f'{error:.4%}':>9}"
+        if of_stack:
+            worst = max(of_stack, key=lambda item: item.relative)
+            row += f" {worst.relative:9.4%}  {worst.name}"
+        if of_stack or error is not None:
+            rows.append(row.rstrip())
+    return rows

@@ -1,0 +1,114 @@
+"""`penstock plan` and `penstock hardware`: what would lie where and how fast it would be, before a model is
+loaded, downloaded or bought a card for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.kernels import expected_traits
+from penstock.memory.cards import find_card
+from penstock.memory.cost import StepPrediction, predict_step
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.plan import MemoryPlan, plan_memory
+from penstock.model.known_shapes import find_shape
+from penstock.model.registry import read_spec
+from penstock.model.shapes import footprint
+from penstock.spec import KV_LAYOUTS, ModelFootprint
+from penstock.weights.formats import check_quantization, read_config
+from penstock.weights.hub import find_config
+from penstock_server.facade.inside import hardware_body, plan_body, step_body
+from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
+from penstock_server.facade.plan_table import plan_table
+from penstock_server.settings.settings import Settings
+
+#: Sequences for which a step is predicted, and the length of a prompt.
+NUM_SEQS, PROMPT = (1, 8, 32), 512
+
+
+def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: bool) -> int:
+    """Prints the plan. Raises PenstockError: CapacityError says what is the least that would work."""
+    config, device = settings.engine_config(), find_card(card) if card is not None else None
+    folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
+    size = footprint_of(read_config(folder) if folder else find_shape(shape or ""), config)
+    hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
+    if device is not None:
+        hardware = dataclasses.replace(hardware, device=device)
+    plan = estimated_plan(size, hardware, config)
+    steps = predictions(plan, size, hardware, config)
+    if is_json:
+        print(json.dumps(as_data(plan, steps, hardware) | {"assumptions": assumptions}))
+    else:
+        lines = [
+            *plan_table(plan_body(plan)),
+            "",
+            *step_table(steps),
+            *hardware_lines(hardware),
+            *assumptions,
+        ]
+        print("\n".join(lines))
+    return 0
+
+
+def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
+    """The plan for a model that is not loaded: activations are estimated. Raises CapacityError, as
+    plan_memory() does."""
+    traits = expected_traits(config, hardware.device is not None)
+    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
+
+
+def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
+    """What a plan must know of a model, from its config.json. Raises UnsupportedModel and InvalidConfig."""
+    family, spec = read_spec(config_json)
+    group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
+    tensors = tensors.grouped(group_size) if group_size else tensors
+    return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
+
+
+def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:
+    """Prints what this machine has and reaches."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    hardware = profile(settings, folder, is_forced, keeps_better=False)
+    if is_json:
+        print(json.dumps(hardware_body(hardware).model_dump()))
+    else:
+        print("\n".join(hardware_lines(hardware)))
+    return 0
+
+
+def predictions(
+    plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
+) -> dict[str, StepPrediction]:
+    """Decode at several numbers of sequences, as far as the config allows and each has a block for its keys
+    and values, and a prompt."""
+    steps = {
+        f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
+        for n in NUM_SEQS
+        if n <= min(config.max_num_seqs, plan.num_kv_blocks)
+    }
+    return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, PROMPT, 1)}
+
+
+def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: HardwareProfile) -> dict[str, Any]:
+    return {
+        "plan": plan_body(plan).model_dump(),
+        "steps": {name: step_body(step).model_dump() for name, step in steps.items()},
+        "hardware": hardware_body(hardware).model_dump(),
+    }
+
+
+def step_table(steps: dict[str, StepPrediction]) -> list[str]:
+    """Predicted milliseconds and tokens per second, and what a step waits for."""
+    lines = []
+    for name, step in steps.items():
+        num_tokens = step.num_tokens if step.num_tokens == step.num_sampled else PROMPT
+        rate = num_tokens / step.seconds if step.seconds else float("inf")
+        lines.append(
+            f"{name:20} {step.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s  waits for {step.binding}"
+        )
+    return [*lines, ""]

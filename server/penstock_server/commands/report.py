@@ -1,0 +1,40 @@
+"""`penstock report`: what INT8 costs, tensor by tensor, against what the checkpoint holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from tqdm import tqdm
+
+from penstock.weights.quantize import QuantizationError
+from penstock_server.facade.loading import open_source
+from penstock_server.settings.settings import Settings
+
+_COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  tensor"
+
+
+def report(settings: Settings, is_json: bool) -> int:
+    """Prints a line per tensor, and the worst last. Raises CheckpointError."""
+    store = open_source(settings).store
+    errors = list(tqdm(store.quantization_errors(), unit="tensor", disable=not sys.stderr.isatty()))
+    store.close()
+    if is_json:
+        print(json.dumps([dataclasses.asdict(error) for error in errors]))
+    else:
+        print("\n".join(table(errors)))
+    return 0
+
+
+def table(errors: list[QuantizationError]) -> list[str]:
+    """Lines for people."""
+    if not errors:
+        return ["The checkpoint is INT8 already: nothing is quantized, and nothing lost."]
+    worst = max(errors, key=lambda error: error.relative)
+    lines = [_COLUMNS, *(_line(error) for error in errors), ""]
+    return [*lines, f"{len(errors)} tensors; the worst is {worst.name}: {worst.relative:.2%} of its norm"]
+
+
+def _line(error: QuantizationError) -> str:
+    return f"{error.relative:14.4%} {error.worst_channel:14.4%} {error.outlier_ratio:10.1f}  {error.name}"

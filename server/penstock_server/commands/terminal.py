@@ -1,0 +1,175 @@
+"""`penstock generate` and `penstock chat`: one answer at a time, as it comes, in the terminal.
+
+Answers go to stdout; progress and figures go to stderr, so that stdout can be piped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from penstock import Engine, GenerationRequest, SamplingParams, render_chat
+from penstock.errors import RequestError
+from penstock_server.facade.loading import load_engine
+from penstock_server.settings.settings import Settings
+
+_REQUEST_ID = "terminal"
+
+_SAMPLING_FLAGS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+)
+
+
+@dataclass(frozen=True)
+class Answered:
+    text: str
+    num_tokens: int
+    first_token_s: float
+    total_s: float
+
+    def __str__(self) -> str:
+        rate = self.num_tokens / self.total_s if self.total_s else 0.0
+        return (
+            f"[{self.num_tokens} tokens in {self.total_s:.1f} s: {rate:.1f} tokens/s, "
+            f"the first after {self.first_token_s:.1f} s]"
+        )
+
+
+def generate(settings: Settings, options: argparse.Namespace) -> int:
+    """Continues --prompt, or what stdin holds."""
+    flags = sampling_flags(options)
+    SamplingParams(**flags)  # a wrong flag should be told before the model is loaded
+    prompt = sys.stdin.read() if options.prompt is None else options.prompt
+    with load_engine(settings) as engine:
+        token_ids = engine.tokenizer.encode(prompt)
+        answered = answer(engine, token_ids, sampling_params(engine, flags))
+    print(answered, file=sys.stderr)
+    return 0
+
+
+def chat(settings: Settings, options: argparse.Namespace) -> int:
+    """A conversation until /quit, Ctrl-D, or Ctrl-C at the prompt. Ctrl-C cuts an answer short."""
+    flags = sampling_flags(options)
+    SamplingParams(**flags)
+    with load_engine(settings) as engine:
+        if not engine.tokenizer.has_chat_template:
+            raise RequestError("this model has no chat template; use `penstock generate`")
+        _talk(Conversation(engine, sampling_params(engine, flags), options.system))
+    return 0
+
+
+def _talk(conversation: Conversation) -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() editing and history
+    print("Type a message; /reset begins anew, /quit ends.", file=sys.stderr)
+    for line in _lines():
+        if line == "/quit":
+            break
+        if line == "/reset":
+            conversation.reset()
+        elif line.startswith("/"):
+            print("There are /reset and /quit.", file=sys.stderr)
+        elif line:
+            conversation.say(line)
+
+
+def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given."""
+    given = {name: getattr(options, name) for name in _SAMPLING_FLAGS}
+    flags = {name: value for name, value in given.items() if value is not None}
+    return flags | ({"stop": tuple(options.stop)} if options.stop else {})
+
+
+def sampling_params(engine: Engine, flags: dict[str, Any]) -> SamplingParams:
+    """The flags over the model's own advice."""
+    advice: dict[str, Any] = engine.default_sampling
+    return SamplingParams(**(advice | flags))
+
+
+class Conversation:
+    """What was said, and the one to say it to."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
+        self._engine = engine
+        self._params = params
+        self._beginning = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._beginning)
+
+    def reset(self) -> None:
+        self._messages = list(self._beginning)
+
+    def say(self, text: str) -> None:
+        """Prints the answer. A message that the model can't take is reported and forgotten."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        try:
+            token_ids = render_chat(self._engine.tokenizer, messages)
+            answered = answer(self._engine, token_ids, self._params)
+        except RequestError as error:
+            print(f"{error} (/reset begins anew)", file=sys.stderr)
+            return
+        self._messages = [*messages, {"role": "assistant", "content": answered.text}]
+        print(answered, file=sys.stderr)
+
+
+def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answered:
+    """Prints an answer as it comes. Ctrl-C ends it early. Raises RequestError, RequestFailed, StepFailed."""
+    texts: list[str] = []
+    num_tokens = 0
+    start = time.monotonic()
+    first = None
+    engine.add(GenerationRequest(token_ids, params, _REQUEST_ID))
+    with _interruptible() as aborted:
+        while engine.has_work and not aborted:
+            for output in engine.step(aborted):
+                if output.error is not None:
+                    raise output.error
+                first = first or time.monotonic()
+                num_tokens = output.num_output_tokens
+                texts.append(output.text)
+                print(output.text, end="", flush=True)
+    engine.abort(_REQUEST_ID)
+    print(flush=True)
+    end = time.monotonic()
+    return Answered("".join(texts), num_tokens, (first or end) - start, end - start)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[set[str]]:
+    """Within, Ctrl-C puts the request into the set, which ends a sweep between two layers. A second one ends
+    the program wherever it is."""
+    aborted: set[str] = set()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if aborted:
+            raise KeyboardInterrupt
+        aborted.add(_REQUEST_ID)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield aborted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, until the end of input or Ctrl-C."""
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        yield line.strip()

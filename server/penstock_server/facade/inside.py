@@ -1,0 +1,98 @@
+"""All that the server knows of an engine's inside: when that changes, this file does, and no other.
+
+An engine's methods (load, add, step, abort, close) and its tokenizer are its outside: commands use them as
+anybody may.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
+from penstock.generation.block_manager import BlockManager
+from penstock.generation.chosen import NOTHING
+from penstock.generation.scheduler import Scheduler
+from penstock.generation.sequence import Sequence
+from penstock.memory.cost import StepPrediction
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.plan import MemoryPlan
+from penstock.metrics import STEP_TOKENS
+from penstock.unquantized import UnquantizedModel
+from penstock.weights.quantize import QuantizationError
+from penstock.weights.tensors import ModelTensors
+from penstock_server.facade.model import ServedModel
+from penstock_server.facade.snapshot import EngineSnapshot
+from penstock_server.protocol.engine_bodies import (
+    HardwareBody,
+    PlanBody,
+    ServedPlanBody,
+    StatsBody,
+    StepBody,
+    told,
+)
+
+
+def model_of(engine: Engine) -> ServedModel:
+    return ServedModel(
+        engine.tokenizer,
+        engine.spec.vocab_size,
+        engine.max_model_len,
+        engine.default_sampling,
+        engine.grammars.check,
+    )
+
+
+def snapshot_of(engine: Engine) -> EngineSnapshot:
+    now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
+    stats = StatsBody(**told(StatsBody, engine.metrics, **now))
+    config = engine.config
+    return EngineSnapshot(stats, STEP_TOKENS, config.block_size, config.kv_dtype, engine.max_model_len)
+
+
+def served_plan_of(engine: Engine) -> ServedPlanBody:
+    step = step_body(engine.predict(1, 1))
+    return ServedPlanBody(**dict(plan_body(engine.plan)), step=step)
+
+
+def plan_body(plan: MemoryPlan) -> PlanBody:
+    return PlanBody(**told(PlanBody, plan, num_resident_layers=len(plan.resident)))
+
+
+def step_body(step: StepPrediction) -> StepBody:
+    return StepBody.model_validate(step)
+
+
+def hardware_body(hardware: HardwareProfile) -> HardwareBody:
+    return HardwareBody.model_validate(hardware)
+
+
+def tensors_of(engine: Engine) -> ModelTensors:
+    """The tensors of its model, layer by layer."""
+    return engine.model.store.tensors
+
+
+def quantization_errors(engine: Engine, reference: UnquantizedModel) -> Iterator[QuantizationError]:
+    """Of each matrix, against the reference's."""
+    return engine.model.store.quantization_errors(reference.store)
+
+
+def longest_sequence(
+    config: EngineConfig, plan: MemoryPlan, num_seqs: int, num_prompt_tokens: int, num_steps: int
+) -> int | None:
+    """Tokens of the longest sequence, after all prompts were computed and so many steps more; None if not all
+    have room until then. It is the scheduler that knows: it is run without a model."""
+    blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
+    for index in range(num_seqs):
+        request = GenerationRequest([0] * num_prompt_tokens, SamplingParams())
+        scheduler.add(Sequence(index, request, num_prompt_tokens + num_steps))
+    num_timed = 0
+    while num_timed < num_steps:
+        num_timed += all(sequence.num_pending_tokens <= 1 for sequence in scheduler)
+        batch = scheduler.schedule()
+        if not batch or scheduler.num_preemptions:
+            return None
+        for sequence, _ in scheduler.update(batch, [NOTHING] * len(batch.scheduled)):
+            sequence.append(0)
+    return max(sequence.num_tokens for sequence in scheduler)

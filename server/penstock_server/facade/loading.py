@@ -1,0 +1,109 @@
+"""From Settings to an Engine, with the progress on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from penstock import Engine
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.rates import is_measurable
+from penstock.model.registry import OpenModel, open_model
+from penstock.weights.convert import convert
+from penstock.weights.hub import find_model
+from penstock_server.facade.machine import profile
+from penstock_server.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: In a log file, where a bar would be a mess, a line tells of this part of the layers.
+_LOGGED_PART = 0.25
+
+
+class LoadProgress:
+    """Shows how many layers are loaded: a bar in a terminal, a few lines elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar: Any = None
+        self._is_terminal = sys.stderr.isatty()
+        self._next_logged = 0
+
+    def __call__(self, num_loaded: int, num_total: int) -> None:
+        if self._is_terminal:
+            self._draw(num_loaded, num_total)
+        elif num_loaded >= self._next_logged:
+            self._next_logged = num_loaded + max(1, round(_LOGGED_PART * num_total))
+            logger.info("%s: %d of %d layers", self._name, num_loaded, num_total)
+
+    def _draw(self, num_loaded: int, num_total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=num_total, desc=self._name, unit="layer", leave=False)
+        self._bar.n = num_loaded
+        self._bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def open_source(settings: Settings) -> OpenModel:
+    """The model, to be quantized as the settings say. Raises PenstockError."""
+    folder = find_model(settings.model, settings.revision, settings.offline)
+    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size)
+
+
+def load_engine(
+    settings: Settings,
+    report: Callable[[int, int], None] | None = None,
+    hardware: HardwareProfile | None = None,
+) -> Engine:
+    """The engine that the settings describe. Raises PenstockError.
+
+    `report` is told how many layers are loaded and how many there are; what it raises, ends it. `hardware`
+    is what the memory is planned for, this machine as it is now if nobody says.
+    """
+    model: str | Path = settings.model
+    if settings.convert_to is not None:
+        model = settings.convert_to
+        _convert(settings, settings.convert_to, report)
+    progress = LoadProgress(f"loading {settings.model_names[0]}")
+
+    def tell(num_loaded: int, num_total: int) -> None:
+        progress(num_loaded, num_total)
+        if report is not None:
+            report(num_loaded, num_total)
+
+    try:
+        folder = find_model(model, settings.revision, settings.offline)
+        # A small model is not worth writing a file to measure the disk with; a rate that is known counts.
+        hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
+        return Engine.load(
+            folder,
+            settings.engine_config(),
+            report_progress=tell,
+            hardware=hardware,
+            cache_folder=settings.cache_dir,
+        )
+    finally:
+        progress.close()
+
+
+def _convert(settings: Settings, target: Path, report: Callable[[int, int], None] | None) -> None:
+    """Convert, or go on with it, or see that it is done. Raises PenstockError."""
+    store = open_source(settings).store
+    logger.info("converting %s to %s", settings.model, target)
+
+    def tell(num_done: int, num_total: int) -> None:
+        if report is not None:
+            report(0, store.num_layers)  # what it raises, ends it
+
+    with store.checkpoint:
+        done = convert(store, target, tell)
+    if done.num_resumed < done.num_files:
+        logger.info("converted %.1f GB in %.0f s", done.bytes_written / 1e9, done.total_s)

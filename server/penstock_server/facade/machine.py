@@ -1,0 +1,63 @@
+"""What this machine has and reaches: measured once, and kept in the cache folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from penstock.errors import CapacityError
+from penstock.measure import measure_hardware
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock_server.settings.settings import Settings
+
+#: In the cache folder.
+CACHE_FILE = "hardware.json"
+#: Where no disk can be measured: what an ordinary NVMe drive delivers.
+ASSUMED_DISK = DiskProfile(2.0, 4 << 20, 4, True)
+
+
+def profile(
+    settings: Settings,
+    folder: Path | None,
+    is_forced: bool = False,
+    keeps_better: bool = True,
+    measures_disk: bool = True,
+) -> HardwareProfile:
+    """This machine and the disk under `folder` (None: without); measuring takes some seconds the first
+    time. measure_hardware() says what the flags are."""
+    cache = settings.cache_dir / CACHE_FILE
+    if is_forced or not cache.exists():
+        print("measuring disk and memory, which takes some seconds", file=sys.stderr)
+    config = settings.engine_config()
+    return measure_hardware(folder, config, cache, is_forced, keeps_better, measures_disk)
+
+
+def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:
+    """profile(), and what had to be assumed because it can't be measured."""
+    try:
+        return profile(settings, folder), []
+    except (CapacityError, OSError) as error:
+        hardware = profile(settings, None)
+        reason = f"the disk under {folder} can't be measured ({error}): {ASSUMED_DISK.read_gbps} GB/s assumed"
+        return dataclasses.replace(hardware, disk=ASSUMED_DISK), [reason]
+
+
+def hardware_lines(hardware: HardwareProfile) -> list[str]:
+    lines = [
+        f"{hardware.num_cores} cores, {hardware.ram_bytes / 2**30:.1f} GiB of memory, "
+        f"{hardware.free_ram_bytes / 2**30:.1f} GiB free",
+        f"memory {hardware.memory_read_gbps:.1f} GB/s, INT8 {hardware.int8_gops:.0f} GOPS (measured)",
+    ]
+    if hardware.disk is not None:
+        disk = hardware.disk
+        way = "direct" if disk.is_direct else "through the page cache"
+        asked = f"{disk.block_bytes >> 20} MiB blocks, {disk.depth} in flight"
+        lines.append(f"disk {disk.read_gbps:.2f} GB/s ({way}, {asked})")
+    if hardware.device is not None:
+        card = hardware.device
+        lines.append(
+            f"{card.name}: {card.total_bytes / 2**30:.0f} GiB, memory {card.memory_gbps:.0f} GB/s, from host "
+            f"{card.host_to_device_gbps:.0f} GB/s, INT8 {card.int8_gops / 1000:.0f} TOPS"
+        )
+    return lines

@@ -1,0 +1,56 @@
+"""The memory plan for people: a line for all that takes memory, and the budgets."""
+
+from __future__ import annotations
+
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, gib
+from penstock_server.protocol.engine_bodies import PlanBody
+
+
+def plan_table(plan: PlanBody) -> list[str]:
+    """Where everything lies, in bytes."""
+    compute = "device" if plan.has_gpu else "host"
+    rows = [
+        ("embedding", "host", plan.embedding_bytes, ""),
+        ("head", compute, plan.head_bytes, ""),
+        *_layer_rows(plan, compute),
+        (
+            "staging",
+            compute,
+            plan.num_staging_slots * plan.staging_slot_bytes,
+            f"{plan.num_staging_slots} slots",
+        ),
+    ]
+    if plan.num_host_slots:
+        size = plan.num_host_slots * plan.staging_slot_bytes
+        rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, on the way to the GPU"))
+    rows += [
+        ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
+        ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
+    ]
+    if plan.has_gpu:
+        rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
+    lines = [
+        f"{name:16} {home:7} {gib(num_bytes):>12}  {text}".rstrip() for name, home, num_bytes, text in rows
+    ]
+    lines.append(_budget("host", plan.host_used_bytes, plan.host_budget_bytes))
+    if plan.has_gpu:
+        lines.append(_budget("device", plan.device_used_bytes, plan.device_budget_bytes))
+    return [*lines, *plan.notes, *plan.warnings]
+
+
+def _workspace_text(plan: PlanBody) -> str:
+    return "at the largest step, " + ("measured" if plan.is_workspace_measured else "estimated")
+
+
+def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:
+    rows: list[tuple[str, str, int, str]] = []
+    for home in ("device", "host", "disk"):
+        sizes = [layer.num_bytes for layer in plan.layers if layer.home == home]
+        if sizes:
+            text = "resident" if home == compute else "streamed in each step"
+            rows.append((f"{len(sizes)} layers", home, sum(sizes), text))
+    return rows
+
+
+def _budget(name: str, used: int, budget: int) -> str:
+    return f"{name}: {gib(used)} of a budget of {gib(budget)}"

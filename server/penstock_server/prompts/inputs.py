@@ -1,0 +1,224 @@
+"""From a request to what the engine understands: token ids and SamplingParams."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock import Grammar, SamplingParams, Tokenizer, render_chat
+from penstock.errors import ContextOverflow
+from penstock_server.facade.model import ServedModel
+from penstock_server.protocol.conversation import Call, Conversation, Turn
+from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.requests import (
+    CompletionRequest,
+    GenerationFields,
+    SamplingFields,
+)
+from penstock_server.tools.templates import render_described
+from penstock_server.tools.use import ToolUse
+
+#: Request fields that have the same name and meaning in SamplingParams.
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "seed",
+)
+
+#: What the request has fields for, or what decides how a template is used and not what it says.
+_TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "tokenizer",
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "self",
+        "kwargs",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: list[int]
+    #: As the client wrote it, or what is left of it; for echo.
+    text: str = ""
+
+
+def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
+    """Token ids are taken as they are: the engine refuses those that the model does not have."""
+    tokenizer = model.tokenizer
+    add_special_tokens = body.add_special_tokens is not False
+    prompts = []
+    for prompt in body.prompts:
+        token_ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        kept = truncated(model, body, token_ids)
+        if isinstance(prompt, str) and len(kept) == len(token_ids):
+            prompts.append(Prompt(kept, prompt))
+        else:
+            has_text = body.echo and max(kept) < model.vocab_size
+            text = tokenizer.decode(kept, skip_special_tokens=False) if has_text else ""
+            prompts.append(Prompt(kept, text))
+    return prompts
+
+
+def refuse_long_text(model: ServedModel, num_chars: int) -> None:
+    """Raises ContextOverflow for a prompt that can't fit whatever its tokens are: to find them could take
+    minutes, in which nobody else's text would be read."""
+    least = math.ceil(num_chars / model.tokenizer.max_token_chars)
+    if least > model.max_model_len:
+        raise ContextOverflow(
+            f"the prompt has {num_chars} characters, which are at least {least} tokens; this model's context "
+            f"here is {model.max_model_len} tokens. Shorten the prompt",
+            least,
+            model.max_model_len,
+        )
+
+
+def truncated(model: ServedModel, body: GenerationFields, token_ids: list[int]) -> list[int]:
+    """The part of a prompt that the request wants kept: its end, unless the request says otherwise. With -1
+    it is as long as the context leaves room for beside the answer, or beside its first token if the answer's
+    length is open."""
+    limit = body.truncate_prompt_tokens
+    if limit == -1:
+        answer_tokens = 1 if body.answer_tokens is None else body.answer_tokens
+        limit = max(1, model.max_model_len - answer_tokens)
+    if limit is None:
+        return token_ids
+    return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
+
+
+def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of words as they stand at the beginning of a text and after a space.
+
+    Raises 400 for a word without tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelling in (word, " " + word.lstrip(" ")):
+            found[tuple(tokenizer.encode(spelling, add_special_tokens=False))] = None
+    if () in found:
+        message = "bad_words has a text without tokens; each must have at least one."
+        raise ApiError(400, message, code="invalid_value", param="bad_words")
+    return tuple(found)
+
+
+def read_conversation(model: ServedModel, conversation: Conversation, use: ToolUse) -> list[int]:
+    """The prompt's token ids. Raises RequestError if the model has no chat template, or if its template
+    refuses."""
+    if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
+        message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
+        raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
+    variables = dict(conversation.template_kwargs)
+    if use.shown_tools:
+        variables["tools"] = use.shown_tools
+
+    def render(messages: list[dict[str, Any]]) -> list[int]:
+        return render_chat(
+            model.tokenizer,
+            messages,
+            add_generation_prompt=conversation.begins_answer,
+            continue_final_message=conversation.goes_on,
+            **variables,
+        )
+
+    messages = use.messages([template_message(turn) for turn in conversation.turns])
+    described = use.description
+    return render_described(render, messages, described) if described else render(messages)
+
+
+def template_message(turn: Turn) -> dict[str, Any]:
+    """As chat templates expect it."""
+    fields = {
+        "role": turn.role,
+        "content": turn.text,
+        "name": turn.name,
+        "reasoning_content": turn.reasoning,
+        "tool_calls": [_template_call(call) for call in turn.calls] or None,
+        "tool_call_id": turn.call_id,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _template_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def sampling_params(
+    body: SamplingFields,
+    defaults: Mapping[str, object],
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    grammar: Grammar | None = None,
+) -> SamplingParams:
+    """Of the first choice. What the request leaves open is as in `defaults`, else as in SamplingParams.
+
+    Raises InvalidParameter, or 400 for a bias on what is no token id.
+    """
+    values: dict[str, Any] = dict(defaults)
+    for name in _SAMPLING_FIELDS:
+        if (value := getattr(body, name)) is not None:
+            values[name] = value
+    return SamplingParams(
+        **values,
+        stop=body.stop_strings,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=read_logit_bias(body.logit_bias or {}),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+        bad_words=bad_words,
+        grammar=grammar,
+    )
+
+
+def choices(params: SamplingParams, number: int) -> list[SamplingParams]:
+    """Choice i has the seed `seed + i`; the first scores the prompt for all."""
+    others = replace(params, prompt_logprobs=None)
+    if params.seed is None:
+        return [params] + [others] * (number - 1)
+    seeds = (_wrap(params.seed + i) for i in range(1, number))
+    return [params, *(replace(others, seed=seed) for seed in seeds)]
+
+
+def _wrap(seed: int) -> int:
+    """Into the range of a signed 64-bit integer."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    """JSON has strings as keys. Raises 400 for one that is no token id."""
+    for key in biases:
+        if not re.fullmatch(r"[0-9]{1,10}", key):
+            message = f"logit_bias has the key {key!r}; its keys must be token ids."
+            raise ApiError(400, message, code="invalid_value", param="logit_bias")
+    return {int(key): bias for key, bias in biases.items()}

@@ -1,0 +1,145 @@
+"""From the body of a request to what the engine is asked: prompts and SamplingParams, route by route.
+
+Long texts and large grammars take a while: not for the event loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from penstock import Grammar, SamplingParams
+from penstock.errors import ContextOverflow
+from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.inputs import (
+    Prompt,
+    choices,
+    read_bad_words,
+    read_conversation,
+    read_prompts,
+    refuse_long_text,
+    sampling_params,
+    truncated,
+)
+from penstock_server.prompts.structured_outputs import read_format, read_grammar
+from penstock_server.protocol.conversation import Conversation
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
+from penstock_server.protocol.responses_request import ResponsesRequest
+from penstock_server.settings.settings import ParserChoice
+from penstock_server.tools.use import ToolUse
+
+#: What /v1/completions generates if the request does not say, as at OpenAI.
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Question:
+    """Each prompt is answered once for each of `params`."""
+
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+    #: How answers are read that may hold calls of tools; None: they hold none.
+    use: ToolUse | None = None
+
+
+class Constraints(TypedDict):
+    """What a request demands of an answer's tokens, as sampling_params() takes it."""
+
+    bad_words: tuple[tuple[int, ...], ...]
+    grammar: Grammar | None
+
+
+def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
+    prompts = read_prompts(model, body)
+    room = model.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    usual = max(1, min(DEFAULT_MAX_TOKENS, room))
+    num_scored = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        num_scored = max(body.logprobs, num_scored or 0)
+    params = sampling_params(
+        body,
+        model.default_sampling,
+        usual if body.max_tokens is None else body.max_tokens,
+        body.logprobs,
+        num_scored,
+        **_constraints(model, body),
+    )
+    return Question(prompts, choices(params, body.num_choices))
+
+
+def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
+    return {
+        "bad_words": read_bad_words(model.tokenizer, body.bad_words or ()),
+        "grammar": read_grammar(model, body),
+    }
+
+
+def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserChoice) -> Question:
+    use = ToolUse.of(body.as_conversation.tools, model.tokenizer, parser)
+    token_ids = truncated(model, body, read_conversation(model, body.as_conversation, use))
+    params = sampling_params(
+        body,
+        model.default_sampling,
+        body.answer_tokens,
+        body.num_logprobs,
+        body.prompt_logprobs,
+        **_constraints(model, body),
+    )
+    params = _bound(model, use, params)
+    return Question([Prompt(token_ids)], choices(params, body.num_choices), use if use.parser() else None)
+
+
+def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
+    """To what the tools demand as well."""
+    params = use.bind(params)
+    use.check(model, params.grammar)
+    return params
+
+
+def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoice) -> Question:
+    prompt, use = read_input(model, body, parser)
+    params = sampling_params(
+        body,
+        model.default_sampling,
+        body.max_output_tokens,
+        body.num_logprobs,
+        bad_words=read_bad_words(model.tokenizer, body.bad_words or ()),
+        grammar=read_format(model, body.format, "text.format"),
+    )
+    return Question([prompt], [_bound(model, use, params)], use if use.parser() else None)
+
+
+def read_input(
+    model: ServedModel, body: ResponsesRequest, parser: ParserChoice, may_be_long: bool = False
+) -> tuple[Prompt, ToolUse]:
+    """The input of /v1/responses. Raises what read_conversation() raises, and unless it may be long what
+    refuse_long_text() raises."""
+    conversation = body.as_conversation
+    use = ToolUse.of(conversation.tools, model.tokenizer, parser)
+    if body.truncation == "auto":
+        conversation = _fitting(model, conversation, use, model.max_model_len - (body.max_output_tokens or 1))
+    if not may_be_long:
+        refuse_long_text(model, conversation.num_chars)
+    return Prompt(read_conversation(model, conversation, use)), use
+
+
+def _fitting(model: ServedModel, conversation: Conversation, use: ToolUse, room: int) -> Conversation:
+    """Without the oldest turns, as far as `room` tokens demand; the system's turns in front stay, and what
+    remains begins with a user's turn. The last of these need not fit: whoever computes it says why it does
+    not."""
+    turns = conversation.turns
+    first = next((index for index, turn in enumerate(turns) if turn.role != "system"), 0)
+    starts = [first, *(index for index in range(first + 1, len(turns)) if turns[index].role == "user")]
+
+    def since(start: int) -> Conversation:
+        return replace(conversation, turns=turns[:first] + turns[start:])
+
+    def fits(start: int) -> bool:
+        try:
+            refuse_long_text(model, since(start).num_chars)
+        except ContextOverflow:
+            return False
+        return len(read_conversation(model, since(start), use)) <= room
+
+    return since(starts[bisect_left(starts[:-1], True, key=fits)])

@@ -1,0 +1,196 @@
+"""The items of /v1/responses' `input`: messages, calls and their results, thoughts; as turns, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from penstock_server.protocol.conversation import Call, Role, Turn
+from penstock_server.protocol.messages import MAX_PARTS
+from penstock_server.protocol.requests import MAX_MESSAGES
+from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
+
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _known(kind: str, *names: str) -> BeforeValidator:
+    """Refuses other names of a `type` and says so."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value not in names:
+            message = f"{value!r} {kind} are not supported by this server; it takes {', '.join(names)}"
+            raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
+        return value
+
+    return BeforeValidator(check)
+
+
+class InputPart(Wire):
+    """A piece of an item: text of the client's, or the assistant's as it came."""
+
+    type: Annotated[
+        Literal["input_text", "output_text", "refusal"],
+        _known("parts", "input_text", "output_text", "refusal"),
+    ]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    # accepted without effect
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> InputPart:
+        is_refusal = self.type == "refusal"
+        if (self.text is None) != is_refusal or (self.refusal is None) == is_refusal:
+            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
+        return self
+
+    @property
+    def content(self) -> str:
+        return self.text or self.refusal or ""
+
+
+Content = Annotated[
+    Annotated[Text, Tag("string")] | Annotated[list[InputPart], Field(max_length=MAX_PARTS), Tag("list")],
+    Discriminator(kind_of_text),
+]
+
+
+class InputMessage(Wire):
+    """One turn."""
+
+    type: Annotated[Literal["message"] | None, _known("items", *ITEM_TYPES)] = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCall(Wire):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[Text, Field(min_length=1)]
+    name: Annotated[Text, Field(min_length=1)]
+    arguments: Text
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class FunctionCallOutput(Wire):
+    """What the client's function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[Text, Field(min_length=1)]
+    output: Content
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class ReasoningPart(Wire):
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+class ReasoningItem(Wire):
+    """What an earlier answer thought: the reasoning_content of the assistant's message that follows."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = Field(
+        None, description="Counts where there is no content."
+    )
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = None
+    encrypted_content: Unsupported = None
+
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary or ())
+
+
+def _kind_of_item(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ITEM_TYPES else "message"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind_of_item),
+]
+Input = Annotated[
+    Annotated[Text, Tag("string")]
+    | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
+    Discriminator(kind_of_text),
+]
+
+
+def _joined(content: str | list[InputPart]) -> str:
+    """Parts joined by line ends, as in chat."""
+    return content if isinstance(content, str) else "\n".join(part.content for part in content)
+
+
+@dataclass
+class _OpenTurn:
+    """A turn that the following items may be part of."""
+
+    role: Role
+    #: None: nothing was said as yet.
+    text: str | None = None
+    reasoning: str | None = None
+    calls: list[Call] = field(default_factory=list)
+    call_id: str | None = None
+
+    @property
+    def is_thought(self) -> bool:
+        """Reasoning, and nothing said or called as yet."""
+        return self.reasoning is not None and self.text is None and not self.calls
+
+    def closed(self) -> Turn:
+        calls = tuple(self.calls)
+        return Turn(self.role, self.text or "", None, self.reasoning, calls, self.call_id)
+
+
+def turns_of(items: Iterable[InputItem]) -> list[Turn]:
+    """Calls are part of the assistant's turn before them, and reasoning is of the one behind it."""
+    turns: list[_OpenTurn] = []
+    for item in items:
+        last = turns[-1] if turns else None
+        thought = last if last and last.is_thought else None
+        match item:
+            case ReasoningItem(text=""):
+                pass
+            case ReasoningItem() if thought:
+                thought.reasoning = f"{thought.reasoning}\n{item.text}"
+            case ReasoningItem():
+                turns.append(_OpenTurn("assistant", reasoning=item.text))
+            case FunctionCall():
+                if last is None or last.role != "assistant":
+                    turns.append(_OpenTurn("assistant"))
+                turns[-1].calls.append(Call(item.call_id, item.name, item.arguments))
+            case FunctionCallOutput():
+                turns.append(_OpenTurn("tool", _joined(item.output), call_id=item.call_id))
+            case InputMessage(role="assistant") if thought:
+                thought.text = _joined(item.content)
+            case InputMessage():
+                role: Role = "system" if item.role == "developer" else item.role
+                turns.append(_OpenTurn(role, _joined(item.content)))
+    return [turn.closed() for turn in turns]

@@ -1,0 +1,103 @@
+"""The turns of a conversation, as chat requests bring them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from penstock_server.protocol.conversation import Call, Turn
+from penstock_server.protocol.tools import Deprecated, ToolCall
+from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
+
+#: Most parts, or calls, of one message.
+MAX_PARTS = 1024
+
+
+def _check_part_type(value: object) -> object:
+    if isinstance(value, str) and value not in ("text", "refusal"):
+        message = f"{value!r} parts are not supported by this server; it takes text"
+        raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
+    return value
+
+
+class ContentPart(Wire):
+    """A piece of a message: text, or what an assistant said in its stead."""
+
+    type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
+    text: Text | None = None
+    refusal: Text | None = None
+
+    # accepted without effect
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> ContentPart:
+        if (self.text is None) == (self.type == "text") or (self.refusal is None) == (self.type == "refusal"):
+            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
+        return self
+
+    @property
+    def content(self) -> str:
+        return self.text or self.refusal or ""
+
+
+MessageContent = Annotated[
+    Annotated[Text, Tag("string")] | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("list")],
+    Discriminator(kind_of_text),
+]
+
+
+class Message(Wire):
+    """One turn. The fields of an answer are accepted back, as long as there is nothing in those
+    that we could not hand to the model."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: MessageContent | None = None
+    name: Text | None = None
+    reasoning_content: Text | None = Field(None, description="For the model's chat template.")
+    refusal: Text | None = Field(None, description="Stands for the content where there is none.")
+    annotations: Unsupported = None
+    audio: Unsupported = None
+    provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = Field(
+        None, description="What an assistant called."
+    )
+    tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
+    function_call: Deprecated = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("missing_content", "content is missing")
+        parts = self.content if isinstance(self.content, list) else []
+        has_refusal = self.refusal or any(part.type == "refusal" for part in parts)
+        if has_refusal and self.role != "assistant":
+            raise PydanticCustomError("unsupported_content", "only an assistant's message can be a refusal")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("misplaced_id", "a tool's message, and no other, has a tool_call_id")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content, parts joined by line ends (as vLLM joins them)."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
+
+    @property
+    def turn(self) -> Turn:
+        """Chat templates know no developers: OpenAI's new name for the system."""
+        return Turn(
+            "system" if self.role == "developer" else self.role,
+            self.text,
+            self.name,
+            self.reasoning_content,
+            tuple(
+                Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
+            ),
+            self.tool_call_id,
+        )

@@ -1,0 +1,237 @@
+"""What clients may send to POST /v1/responses. The rules are those of requests.py; accepted without effect:
+
+    store      nothing is stored, so that previous_response_id, conversation and background are refused
+    user, safety_identifier, service_tier      accounting at OpenAI
+    prompt_cache_key, prompt_cache_options, prompt_cache_retention, prompt_cache_breakpoint      hints
+    max_tool_calls      counts calls of OpenAI's own tools
+    include      but for message.output_text.logprobs: what the others add to, there is none of here
+    reasoning.summary, reasoning.generate_summary      there are no summaries
+    id, status, phase, annotations, logprobs of input items      what answers of ours carry
+    stream_options.include_obfuscation      padding against eavesdroppers; we send none
+
+`metadata` comes back in the answer, as at OpenAI.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from penstock import MAX_LOGPROBS
+from penstock_server.protocol.conversation import (
+    Conversation,
+    ToolMode,
+    ToolOffer,
+    Turn,
+    template_kwargs,
+    wrong_call,
+)
+from penstock_server.protocol.input_items import Input, InputMessage, turns_of
+from penstock_server.protocol.output_formats import AnswerFormat
+from penstock_server.protocol.requests import (
+    CacheSalt,
+    Priority,
+    RequestId,
+    SamplingFields,
+    Verbosity,
+)
+from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, FunctionType
+from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
+
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+def _refuse_state(value: object) -> None:
+    if value not in (None, False, ""):
+        message = "this server keeps no responses: send the whole conversation as input"
+        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+
+
+#: A field about what OpenAI has stored.
+Stored = Annotated[None, PlainValidator(_refuse_state), WithJsonSchema({"type": "null"})]
+
+
+class FlatTool(Function):
+    """As in chat, with the function's members beside the type."""
+
+    type: FunctionType
+
+
+class FlatToolRef(Wire):
+    type: FunctionType
+    name: FunctionName
+
+
+class FlatAllowedTools(Wire):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatToolRef], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+def _kind_of_choice(value: object) -> str:
+    if isinstance(value, str):
+        return "mode"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+FlatToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[FlatAllowedTools, Tag("allowed_tools")]
+    | Annotated[FlatToolRef, Tag("function")],
+    Discriminator(_kind_of_choice),
+]
+
+
+class TextConfig(Wire):
+    format: Annotated[AnswerFormat, Field(discriminator="type")] | None = Field(
+        None, description="What the answer must be."
+    )
+    verbosity: Verbosity | None = Field(None, description="For the model's chat template.")
+
+
+Summary = Literal["auto", "concise", "detailed"]
+
+
+class Reasoning(Wire):
+    effort: Text | None = Field(None, description="For the model's chat template.")
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Annotated[str | None, BeforeValidator(Only("auto"))] = None
+    mode: Annotated[str | None, BeforeValidator(Only("standard"))] = None
+
+
+class ResponseStreamOptions(Wire):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(SamplingFields):
+    """Body of POST /v1/responses."""
+
+    model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
+    input: Input = Field(description="Text, or the messages of a conversation.")
+    instructions: Text | None = Field(None, description="A system message in front of the input.")
+    max_output_tokens: PositiveCount | None = Field(None, description="Until the context is full if null.")
+    include: list[Includable] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: drop the oldest turns that the context has no room for."
+    )
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+    # as on the other routes
+    request_id: RequestId | None = Field(None, description="Part of the answer's id.")
+    chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
+    priority: Priority | None = Field(None, description="Lower runs earlier.")
+    cache_salt: CacheSalt | None = Field(
+        None, description="Only prompts with the same one share what was computed."
+    )
+
+    # not supported
+    previous_response_id: Stored = None
+    conversation: Stored = None
+    background: Stored = None
+    prompt: Unsupported = None
+    context_management: Unsupported = None
+    moderation: Unsupported = None
+    image: Unsupported = None
+    access_programs: Unsupported = None
+
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: FlatToolChoice | None = Field(None, description="auto if null and there are tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+
+    metadata: dict[str, str] | None = None
+
+    # accepted without effect
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    max_tool_calls: PositiveCount | None = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> ResponsesRequest:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only allowed when stream is true")
+        if self.top_logprobs and LOGPROBS not in (self.include or ()):
+            raise invalid("top_logprobs", f"only allowed when include has {LOGPROBS!r}")
+        if self.tools and self.num_logprobs is not None:
+            raise invalid("include", f"{LOGPROBS!r} is not supported together with tools")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ResponsesRequest:
+        self.as_conversation.tools.check()
+        wrong = wrong_call(self.as_conversation.turns)
+        if wrong is None:
+            return self
+        if wrong.is_result:
+            raise invalid("input", f"no earlier item is a call {wrong.call_id!r}")
+        raise invalid("input", "two calls have the same id")
+
+    @property
+    def format(self) -> AnswerFormat | None:
+        """What the answer must be."""
+        return self.text.format if self.text else None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to report per position; None: no log-probabilities at all."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
+
+    @cached_property
+    def as_conversation(self) -> Conversation:
+        given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        instructions = (Turn("system", self.instructions),) if self.instructions else ()
+        return Conversation(
+            (*instructions, *turns_of(given)),
+            self._tool_offer,
+            template_kwargs(
+                self.reasoning.effort if self.reasoning else None,
+                self.text.verbosity if self.text else None,
+                self.chat_template_kwargs,
+            ),
+        )
+
+    @property
+    def _tool_offer(self) -> ToolOffer:
+        names: frozenset[str] = frozenset()
+        mode: ToolMode
+        match self.tool_choice:
+            case None:
+                mode = "auto"
+            case FlatToolRef(name=name):
+                mode, names = "named", frozenset({name})
+            case FlatAllowedTools() as allowed:
+                mode, names = allowed.mode, frozenset(tool.name for tool in allowed.tools)
+            case choice:
+                mode = choice
+        return ToolOffer(tuple(self.tools or ()), mode, names, self.parallel_tool_calls is not False)

@@ -1,0 +1,166 @@
+"""What clients send about tools: definitions, the choice among them, calls and results in messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from penstock_server.protocol.wire import Text, Wire
+
+#: Most tools of a request, as at OpenAI.
+MAX_TOOLS = 128
+
+#: Of schemas and of arguments; what nests deeper is no honest request, and walking it takes the stack.
+MAX_DEPTH = 100
+
+#: Keywords of JSON Schema that hold schemas by name.
+_SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties")
+
+
+def _invalid_schema(reason: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "invalid_schema", "{message}", {"message": f"is no schema of arguments: {reason}"}
+    )
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether JSON nests deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for outer in level for item in _items(outer)]
+    return bool(level)
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """What every model and template relies on. Whether the rest of it can be enforced is only asked where it
+    has to be."""
+    if is_too_deep(schema):
+        raise _invalid_schema(f"it nests deeper than {MAX_DEPTH} levels")
+    try:
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise _invalid_schema(str(error)) from None
+    if schema.get("type", "object") != "object":
+        raise _invalid_schema(f"its type is {schema['type']!r}; arguments are an object")
+    for keyword in _SCHEMA_MAPS:
+        _check_map(keyword, schema.get(keyword, {}))
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise _invalid_schema("'required' must be a list of names")
+    return schema
+
+
+def _check_map(keyword: str, schemas: object) -> None:
+    if not isinstance(schemas, dict):
+        raise _invalid_schema(f"{keyword!r} must be an object")
+    for name, schema in schemas.items():
+        if not isinstance(schema, dict | bool):
+            raise _invalid_schema(f"{keyword}.{name} must be an object")
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Function(Wire):
+    name: FunctionName
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = Field(
+        None, description="JSON Schema of the arguments; null: there are none."
+    )
+    strict: bool | None = Field(None, description="Calls that the model chooses to make keep to the schema.")
+
+
+def _check_type(value: object) -> object:
+    if value != "function":
+        kind = f"the type {value!r}" if isinstance(value, str) else "this type"
+        message = f"tools of {kind} are not supported by this server, only functions"
+        raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+    return value
+
+
+FunctionType = Annotated[Literal["function"], BeforeValidator(_check_type)]
+
+
+class Tool(Wire):
+    type: FunctionType
+    function: Function
+
+
+class FunctionRef(Wire):
+    name: FunctionName
+
+
+class ToolRef(Wire):
+    """A tool by its name; as `tool_choice`: this one must be called."""
+
+    type: FunctionType
+    function: FunctionRef
+
+
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolRef], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolChoice(Wire):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _kind_of_choice(value: object) -> str:
+    if isinstance(value, str):
+        return "mode"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[AllowedToolChoice, Tag("allowed_tools")]
+    | Annotated[ToolRef, Tag("function")],
+    Discriminator(_kind_of_choice),
+]
+
+
+class CalledFunction(Wire):
+    name: Annotated[Text, Field(min_length=1)]
+    #: JSON, as text.
+    arguments: Text
+    parsed_arguments: Any = Field(None, description="Without effect: what the openai package adds.")
+
+
+class ToolCall(Wire):
+    """A call that an earlier answer made."""
+
+    id: Annotated[Text, Field(min_length=1)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(None, description="Without effect: a leftover of streaming.")
+
+
+def _refuse_deprecated(value: object) -> None:
+    if value not in (None, [], {}, "none", "auto"):
+        message = "deprecated by OpenAI and not supported; send tools, tool_choice and tool_calls instead"
+        raise PydanticCustomError("unsupported_parameter", message)
+
+
+#: What tools replaced. Only values that say nothing are accepted.
+Deprecated = Annotated[None, PlainValidator(_refuse_deprecated), WithJsonSchema({"type": "null"})]

@@ -1,0 +1,203 @@
+"""`penstock serve`: one process with one event loop for HTTP and one thread for the engine.
+
+The port is bound before anything is loaded (listener.py), so that a port in use is told at once and
+/health can tell the progress. A signal ends the process: at once while the model loads, later when the
+requests that run are answered or --shutdown-timeout is over, and a second one at once in any case. A model
+that can't be loaded ends the process with an error; so does an engine that dies later, once its requests
+were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import json
+import logging
+import os
+import resource
+import shlex
+import signal
+import socket
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from penstock.errors import ConfigError, EngineDead, EngineStopped
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.model import ServedModel
+from penstock_server.facade.plan_table import plan_table
+from penstock_server.middleware.draining import Drain
+from penstock_server.protocol.errors import ApiError, api_error
+from penstock_server.serving import systemd
+from penstock_server.serving.http_protocol import http_protocol
+from penstock_server.settings.settings import Settings
+from penstock_server.telemetry import logs
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for clients to take what is left of their answers after the engine has stopped.
+_CLOSE_TIMEOUT_S = 5
+
+
+def serve(settings: Settings, listener: socket.socket) -> int:
+    """Runs until a signal comes, and closes the listener; returns the exit code. What keeps the model from
+    being loaded, or ends the engine later, is in the log."""
+    logs.configure(settings.log_level, settings.log_format)
+    _allow_many_connections()
+    # Before uvicorn listens to signals, and after.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    with listener:
+        try:
+            asyncio.run(_serve(settings, listener))
+        except EngineDead:
+            return 1
+    return 0
+
+
+def _allow_many_connections() -> None:
+    """The usual soft limit of 1024 descriptors is less than the requests that may wait by default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a system may not allow what it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, and the engine's beginning and end around it."""
+
+    def __init__(
+        self, config: uvicorn.Config, engine: ServedEngine, settings: Settings, drain: Drain, url: str
+    ) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._settings = settings
+        self._drain = drain
+        self._url = url
+        self._loop = asyncio.get_running_loop()
+        self._is_leaving = False
+        self._watch: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        #: Why the engine could not be loaded, or died.
+        self.failure: EngineDead | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._watch = asyncio.create_task(self._watch_engine())
+
+    async def _watch_engine(self) -> None:
+        """Says that the model is ready; ends the process if it can't be loaded, or the engine dies."""
+        try:
+            await self._engine.wait_until_ready()
+            spare_the_collector()
+            self._announce()
+            await self._engine.wait_until_ended()
+        except EngineDead as error:
+            if not self.should_exit:
+                self.failure = error
+                await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
+
+    def _announce(self) -> None:
+        plan = self._engine.plan()
+        for line in plan_table(plan) if plan else ():
+            logger.info("%s", line)
+        print(greeting(self._settings, self._engine.model, self._url), flush=True)
+        systemd.notify(systemd.READY)
+
+    async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
+        """Ends the process when all requests are answered, or after `timeout_s`; new ones get `refusal`."""
+        self._drain.begin(refusal)
+        systemd.notify(systemd.STOPPING)
+        if self._drain.num_open:
+            logger.info("shutting down when all is answered; open requests: %d", self._drain.num_open)
+        if not await self._drain.wait_until_empty(timeout_s):
+            logger.warning("not answered in %g s: open requests: %d", timeout_s, self._drain.num_open)
+        self.should_exit = True
+
+    def _begin_to_leave(self) -> None:
+        refusal = api_error(EngineStopped())
+        self._leaving = asyncio.create_task(self._leave(refusal, self._settings.shutdown_timeout))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._is_leaving:
+            os._exit(128 + sig)  # whoever sends a second signal does not want to wait
+        self._is_leaving = True
+        if self._engine.status.state == "loading":
+            # Nobody has an answer to lose and all that is written can be gone on with, while a download
+            # can't be told to stop.
+            contextvars.Context().run(logger.info, "ending before the model was loaded")
+            os._exit(0)
+        # We are between any two instructions here, maybe a request's, which is not to stand in the log; the
+        # loop calls it when it may touch its own things.
+        self._loop.call_soon_threadsafe(self._begin_to_leave, context=contextvars.Context())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # First of all the engine: that ends the answers which clients still wait for.
+        await self._engine.stop()
+        await super().shutdown(sockets)
+        for task in (self._watch, self._leaving):
+            if task is not None:
+                await task
+        logger.info("stopped")
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    """Raises EngineDead if that is why it ends."""
+    engine = ServedEngine.of(settings)
+    drain = Drain()
+    config = uvicorn.Config(
+        create_app(engine, settings, drain),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        http=http_protocol(settings.request_body_timeout),
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"cannot serve https with {settings.ssl_certfile}: {error}") from None
+    url = address(settings.host, listener.getsockname()[1], is_https=config.is_ssl)
+    logger.info("listening at %s; %s is loading", url, settings.model_names[0])
+    server = _Server(config, engine, settings, drain, url)
+    await server.serve(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
+
+
+def spare_the_collector() -> None:
+    """What is there now stays to the end: Python's garbage collector need not look at it again. The objects
+    of torch and transformers are so many that a look at all of them holds everybody up for 0.3 s."""
+    gc.collect()
+    gc.freeze()
+
+
+def address(host: str, port: int, is_https: bool = False) -> str:
+    """As a client on this machine would write it."""
+    host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def greeting(settings: Settings, model: ServedModel, url: str) -> str:
+    """What is served where, and how to try it."""
+    if model.tokenizer.has_chat_template:
+        path = "chat/completions"
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+    else:
+        path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 64}
+    command = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]
+    if settings.api_key or settings.api_key_file:
+        command += ["-H", "Authorization: Bearer YOUR_KEY"]
+    command += ["-d", json.dumps(body)]
+    page = f"In a browser: {url}/\n" if settings.ui else ""
+    return f"{settings.model_names[0]} is ready at {url}/v1\n{page}Try it:\n  {shlex.join(command)}"

@@ -1,0 +1,178 @@
+"""Where settings come from: a flag wins over a variable, a variable over a key of the --config file, that
+over the default. Reads the environment; of Penstock's settings, nothing else does.
+
+A flag stands on the commands that honour it; a variable or key may be set for all of them. A PENSTOCK_*
+variable that is no setting is an error, because it is a typing mistake; only those of the client library,
+and those that Kubernetes sets for a service called "penstock", are left alone. So is an unknown key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock_server.settings.settings import GROUPS, Settings
+from penstock_server.settings.values import (
+    parse_bool,
+    parse_bytes,
+    parse_bytes_or_share,
+    parse_int,
+    parse_list,
+    parse_seconds,
+)
+
+PREFIX = "PENSTOCK_"
+
+_NOT_OURS = re.compile(r"PENSTOCK_(BASE_URL|SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
+
+#: What TOML may hold for a setting, by the function that reads its text; all others are strings.
+_TOML_TYPES: dict[Callable[[str], Any], dict[type, str]] = {
+    parse_bool: {bool: "true or false"},
+    parse_int: {int: "a whole number"},
+    parse_bytes: {int: "a number of bytes", str: 'a size such as "2GiB"'},
+    parse_bytes_or_share: {int: "a number of bytes", str: 'a size such as "2GiB" or "20%"'},
+    parse_seconds: {int: "a number of seconds", float: ""},
+    parse_list: {list: "a list of strings", str: "a string"},
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
+    """Adds the settings that the command honours. What is not on the command line stays unset."""
+    for name, group in GROUPS.items():
+        section = parser.add_argument_group(group.heading)  # an empty one is not shown
+        for field in dataclasses.fields(Settings):
+            if field.metadata["group"] == name and command in field.metadata["commands"]:
+                _add_flag(section, field, command)
+
+
+def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], command: str) -> None:
+    info = field.metadata
+    options: dict[str, Any] = {"help": flag_help(field).replace("%", "%%"), "default": argparse.SUPPRESS}
+    if field.name == "model" and command != "batch":  # that has files instead
+        section.add_argument("model", nargs="?", metavar=info["metavar"], **options)
+        return
+    flags = ["--" + field.name.replace("_", "-"), *info["aliases"]]
+    if info["parse"] is parse_bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = _argument_type(info["parse"])
+        options |= {"choices": info["choices"], "metavar": info["metavar"]}
+        if info["parse"] is parse_list:
+            options["action"] = "extend"
+    section.add_argument(*flags, dest=field.name, **options)
+
+
+def flag_help(field: dataclasses.Field[Any]) -> str:
+    """The meaning, with the default if the words don't tell it."""
+    text = str(field.metadata["help"])
+    has_plain_default = field.default not in (None, (), False, "", 0) and not isinstance(field.default, Path)
+    return f"{text} (default: {_shown(field)})" if has_plain_default else text
+
+
+def _shown(field: dataclasses.Field[Any]) -> str:
+    default: Any = field.default
+    if field.metadata["parse"] is parse_bytes:
+        return f"{default // 2**20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` with its message intact: argparse would say "invalid parse_bytes value"."""
+
+    def convert(text: str) -> Any:
+        try:
+            value = parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if value == ():  # a variable of the shell that was not set, most likely: a server without a key
+            raise argparse.ArgumentTypeError("it is empty")
+        return value
+
+    return convert
+
+
+def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings in PENSTOCK_* variables. Raises ConfigError for a wrong name or value."""
+    fields = {PREFIX + field.name.upper(): field for field in dataclasses.fields(Settings)}
+    values = {}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or _is_not_ours(name, text):
+            continue
+        if name not in fields:
+            raise ConfigError(f"{name} is no setting of Penstock; `penstock serve --help` has all")
+        values[fields[name].name] = _read_text(name, text, fields[name])
+    return values
+
+
+def _read_text(name: str, text: str, field: dataclasses.Field[Any]) -> Any:
+    choices = field.metadata["choices"]
+    if choices and text not in choices:
+        raise ConfigError(f"{name} is {text!r}; choose one of {', '.join(choices)}")
+    try:
+        return field.metadata["parse"](text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _is_not_ours(name: str, text: str) -> bool:
+    return bool(_NOT_OURS.fullmatch(name)) or (
+        name == "PENSTOCK_PORT" and text.startswith(("tcp://", "udp://"))
+    )
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. Raises ConfigError for one that can't be read, a wrong key or value."""
+    try:
+        with path.open("rb") as file:
+            entries = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    fields = {field.name: field for field in dataclasses.fields(Settings) if field.name != "config"}
+    values: dict[str, Any] = {}
+    for key, value in entries.items():
+        name = key.replace("-", "_")
+        if name not in fields:
+            raise ConfigError(f"{path}: {key} is no setting of Penstock; `penstock serve --help` has all")
+        if name in values:
+            raise ConfigError(f"{path}: {key} is there twice, with dashes and with underscores")
+        values[name] = _read_toml(f"{path}: {key}", value, fields[name])
+    return values
+
+
+def _read_toml(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
+    types = _TOML_TYPES.get(field.metadata["parse"], {str: "a string"})
+    is_list_of_strings = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if type(value) not in types or (isinstance(value, list) and not is_list_of_strings):
+        raise ConfigError(f"{name} is {value!r}; it must be {' or '.join(filter(None, types.values()))}")
+    if isinstance(value, list):
+        return tuple(value)
+    return _read_text(name, str(value), field)
+
+
+def make_settings(
+    arguments: Mapping[str, Any], environ: Mapping[str, str], needs_model: bool = True
+) -> Settings:
+    """All sources together. Raises ConfigError; unknown arguments are not ours."""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    flags = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in arguments.items()
+        if name in names
+    }
+    values = read_environment(environ) | flags
+    if (path := values.get("config")) is not None:
+        values = read_file(path) | values
+    settings = Settings(**values)
+    if needs_model and not settings.model:
+        raise ConfigError(
+            "no model given: name a folder, a hub repository or 'demo' (plan and bench also take --shape)"
+        )
+    return settings

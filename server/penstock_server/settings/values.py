@@ -1,0 +1,67 @@
+"""What the text of a flag or variable means. Each function raises ValueError, which says what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "2GiB", "512M" (binary, as Docker's and Java's), "1.5GB" (decimal) or "4096"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?b)?|b)?", text.strip().lower())
+    if not match:
+        raise ValueError(f"{text!r} is no size; write for example 2GiB, 512MiB or 4096")
+    number, letter, suffix = match.groups()
+    base = 1000 if suffix == "b" else 1024
+    return int(float(number) * base ** (" kmgt".index(letter) if letter else 0))
+
+
+def parse_bytes_or_share(text: str) -> int | float:
+    """Bytes as above, or a float between 0 and 1 from "20%"."""
+    number = text.strip().removesuffix("%")
+    if number == text.strip():
+        return parse_bytes(text)
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ValueError(f"{text!r} is no share; write for example 20%")
+    return share
+
+
+def parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """Words between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def parse_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no whole number") from None
+
+
+def parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of seconds") from None
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+def parse_prefix(text: str) -> str:
+    """ "/llm" of "/llm/". Raises ValueError for what is no path."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", text):
+        raise ValueError(f"{text!r} is no path to stand in front of others; write one like /llm")
+    return text.rstrip("/")

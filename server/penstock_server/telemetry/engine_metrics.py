@@ -1,0 +1,152 @@
+"""The engine's totals as Prometheus' series, read when somebody asks."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.snapshot import EngineSnapshot
+from penstock_server.protocol.engine_bodies import LinkTraffic, StatsBody
+
+
+def vllm_labels(model_name: str) -> dict[str, str]:
+    """What vLLM's series have; we have one engine."""
+    return {"model_name": model_name, "engine": "0"}
+
+
+class EngineCollector(Collector):
+    """There is nothing before the engine is ready."""
+
+    def __init__(self, model_name: str, engine: ServedEngine) -> None:
+        self._model_name = model_name
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        if not self._engine.is_ready:
+            return
+        snapshot = self._engine.snapshot()
+        now = snapshot.stats
+        used = now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0
+        yield self._gauge("vllm:num_requests_running", "Sequences in the batch", now.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences waiting", now.num_waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", used)
+        yield self._gauge("penstock:resident_layers", "Layers kept in memory", now.num_resident_layers)
+        yield self._gauge("penstock:streamed_layers", "Layers read in each step", now.num_streamed_layers)
+        yield self._gauge("penstock:pinned_bytes", "Memory pinned to feed a GPU", now.pinned_bytes)
+        yield self._gauge("penstock:unpinned_bytes", "Memory that could not be pinned", now.unpinned_bytes)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield self._gauge("penstock:peak_rss_bytes", "Most memory this process ever had resident", peak)
+        if now.step_seconds and now.floor_seconds:
+            share = now.floor_seconds / now.step_seconds
+            yield self._gauge(
+                "penstock:floor_share", "Least possible step time / measured, since start", share
+            )
+        yield self._waiting_by_reason(now)
+        yield from self._totals(now)
+        yield self._tokens_per_step(snapshot)
+        yield self._cache_config(snapshot)
+        yield from self._links(now.links)
+
+    def _totals(self, now: StatsBody) -> Iterable[Metric]:
+        for name, text, value in (
+            (
+                "vllm:prompt_tokens",
+                "Prompt tokens, of them also those that were found in the cache",
+                now.prompt_tokens,
+            ),
+            ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache", now.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found there", now.prefix_cache_hits),
+            ("vllm:prompt_tokens_cached", "Prompt tokens not computed again", now.prefix_cache_hits),
+            (
+                "penstock:fast_forwarded_tokens",
+                "Of them, forced by a grammar, without a step of their own",
+                now.fast_forwarded_tokens,
+            ),
+            ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
+            ("penstock:steps", "Sweeps of the weights", now.num_steps),
+            ("penstock:step_seconds", "Seconds in steps", now.step_seconds),
+            ("penstock:stall_seconds", "Seconds waiting for layers", now.stall_seconds),
+            (
+                "penstock:floor_seconds",
+                "Seconds that steps take at best, by measured rates",
+                now.floor_seconds,
+            ),
+            ("penstock:predicted_seconds", "Seconds that the plan expected", now.predicted_seconds),
+            (
+                "penstock:streamed_bytes",
+                "Bytes of weights read because a step needed them",
+                now.streamed_bytes,
+            ),
+        ):
+            labels = self._labels(name)
+            counter = CounterMetricFamily(name, text, labels=[*labels])
+            counter.add_metric([*labels.values()], value)
+            yield counter
+
+    def _waiting_by_reason(self, now: StatsBody) -> Metric:
+        """vLLM tells those that wait for a LoRA adapter or a transfer from those that wait for room; here all
+        wait for room."""
+        labels = self._labels("vllm:")
+        name = "vllm:num_requests_waiting_by_reason"
+        gauge = GaugeMetricFamily(name, "Sequences waiting, by reason", labels=[*labels, "reason"])
+        for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):
+            gauge.add_metric([*labels.values(), reason], value)
+        return gauge
+
+    def _tokens_per_step(self, snapshot: EngineSnapshot) -> Metric:
+        bounds = [*(str(float(bound)) for bound in snapshot.step_token_bounds), "+Inf"]
+        counts = map(float, accumulate(snapshot.stats.steps_by_tokens))
+        labels = self._labels("vllm:")
+        histogram = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens in a step", labels=[*labels])
+        histogram.add_metric(
+            [*labels.values()], list(zip(bounds, counts, strict=True)), snapshot.stats.step_tokens
+        )
+        return histogram
+
+    def _cache_config(self, snapshot: EngineSnapshot) -> Metric:
+        num_blocks = snapshot.stats.kv_blocks_total
+        num_tokens = num_blocks * snapshot.block_size
+        labels = self._labels("vllm:")
+        info = InfoMetricFamily("vllm:cache_config", "Blocks of keys and values", labels=[*labels])
+        facts = {
+            "block_size": str(snapshot.block_size),
+            "cache_dtype": snapshot.kv_dtype,
+            "num_gpu_blocks": str(num_blocks),
+            "kv_cache_size_tokens": str(num_tokens),
+            # So many sequences of the greatest length fit at a time.
+            "kv_cache_max_concurrency": f"{num_tokens / snapshot.max_model_len:.2f}",
+        }
+        info.add_metric([*labels.values()], facts)
+        return info
+
+    def _links(self, links: dict[str, LinkTraffic]) -> Iterable[Metric]:
+        """Bytes / busy seconds is a link's rate."""
+        labels = ["model_name", "link"]
+        moved = CounterMetricFamily("penstock:link_bytes", "Bytes of weights over a link", labels=labels)
+        busy = CounterMetricFamily("penstock:link_busy_seconds", "Seconds a link was in use", labels=labels)
+        for name, traffic in links.items():
+            moved.add_metric([self._model_name, name], traffic.num_bytes)
+            busy.add_metric([self._model_name, name], traffic.busy_s)
+        return moved, busy
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        labels = self._labels(name)
+        gauge = GaugeMetricFamily(name, text, labels=[*labels])
+        gauge.add_metric([*labels.values()], value)
+        return gauge
+
+    def _labels(self, name: str) -> dict[str, str]:
+        is_vllms = name.startswith("vllm:")
+        return vllm_labels(self._model_name) if is_vllms else {"model_name": self._model_name}

@@ -1,0 +1,83 @@
+"""What is known about the HTTP request that is being answered: for logs, traces, limits and the engine.
+
+It lies in a context variable, so that it need not be handed through every function between the socket and
+the engine; each request has a task, and so a context, of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class AnswerTimes:
+    """When one answer (a choice for a prompt) got how far; seconds of the monotonic clock."""
+
+    arrival: float
+    #: When its first step began, its first token came, and its last one.
+    started: float | None = None
+    first: float | None = None
+    last: float | None = None
+    num_output_tokens: int = 0
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.started is None else self.started - self.arrival
+
+    @property
+    def first_token_s(self) -> float | None:
+        return None if self.first is None else self.first - self.arrival
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Seconds from a request's arrival until which it must have begun to be computed, and must have ended."""
+
+    queue_s: float | None = None
+    total_s: float | None = None
+
+
+@dataclass
+class RequestInfo:
+    request_id: str
+    #: Whose limits and share it counts against: a digest of the API key, or the address.
+    client: str = ""
+    limits: TimeLimits = TimeLimits()
+    #: On the monotonic clock.
+    arrival: float = field(default_factory=time.monotonic)
+    #: Tokens of its prompts, each prompt counted once.
+    num_prompt_tokens: int = 0
+    answers: list[AnswerTimes] = field(default_factory=list)
+
+    def engine_options(self) -> dict[str, Any]:
+        """Fields of a GenerationRequest."""
+        options: dict[str, Any] = {"client": self.client}
+        for name, limit_s in (("start_by", self.limits.queue_s), ("finish_by", self.limits.total_s)):
+            if limit_s is not None:
+                options[name] = self.arrival + limit_s
+        return options
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(answer.num_output_tokens for answer in self.answers)
+
+    def timings(self) -> dict[str, float | int]:
+        """For a log line: tokens, the longest wait in the queue and for a first token; {} for a request that
+        generated nothing."""
+        if not self.answers:
+            return {}
+        figures: dict[str, float | int] = {
+            "prompt_tokens": self.num_prompt_tokens,
+            "output_tokens": self.num_output_tokens,
+        }
+        for name in ("queue_s", "first_token_s"):
+            known = [value for each in self.answers if (value := getattr(each, name)) is not None]
+            if known:
+                figures[name] = round(max(known), 4)
+        return figures
+
+
+current_request: ContextVar[RequestInfo | None] = ContextVar("current_request", default=None)

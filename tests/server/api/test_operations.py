@@ -1,0 +1,97 @@
+"""Probes say what can be relied on, at any time of the engine's life."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from fakes import FakeAsyncEngine
+from penstock.async_engine import EngineStatus
+from penstock_server import __version__
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.middleware.draining import Drain
+from penstock_server.protocol.errors import unavailable
+from penstock_server.settings.settings import Settings
+
+from ..conftest import MakeClient
+
+READY = ("/health", "/health/ready", "/ping")
+
+
+def client_in(make_client: MakeClient, status: EngineStatus) -> TestClient:
+    engine = FakeAsyncEngine()
+    engine.status = status
+    return make_client(engine)
+
+
+@pytest.mark.parametrize("path", READY)
+def test_ready(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", READY)
+def test_loading(make_client: MakeClient, path: str) -> None:
+    answer = client_in(make_client, EngineStatus("loading", 3, 12)).get(path)
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "loading", "loaded_layers": 3, "total_layers": 12}
+    assert answer.headers["retry-after"]
+
+
+@pytest.mark.parametrize("path", READY)
+def test_dead(make_client: MakeClient, path: str) -> None:
+    answer = client_in(make_client, EngineStatus("dead", 12, 12, "secret")).get(path)
+    assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
+
+
+def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
+    fake: Any = engine
+    drain = Drain()
+    with TestClient(create_app(ServedEngine(fake), Settings(model="tiny"), drain)) as client:
+        drain.begin(unavailable("The server is shutting down.", "shutting_down"))
+        for path in READY:
+            answer = client.get(path)
+            assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+        assert client.get("/health/live").status_code == 200
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
+def test_load_counts_what_is_being_answered(engine: FakeAsyncEngine) -> None:
+    fake: Any = engine
+    drain = Drain()
+    with TestClient(create_app(ServedEngine(fake), Settings(model="tiny"), drain)) as client:
+        assert client.get("/load").json() == {"server_load": 0}
+        drain.enter()
+        assert client.get("/load").json() == {"server_load": 1}
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("loading", 200), ("ready", 200), ("dead", 503), ("stopped", 503)]
+)
+def test_live_unless_only_a_restart_can_help(make_client: MakeClient, state: str, status: int) -> None:
+    client = client_in(make_client, EngineStatus(state, 1, 2))  # type: ignore[arg-type]
+    assert client.get("/health/live").status_code == status
+
+
+@pytest.mark.parametrize(("state", "code"), [("loading", "model_loading"), ("dead", "engine_dead")])
+def test_without_an_engine_there_is_no_plan(make_client: MakeClient, state: str, code: str) -> None:
+    """As on the routes that generate."""
+    client = client_in(make_client, EngineStatus(state, 3, 12))  # type: ignore[arg-type]
+    answer = client.get("/v1/plan")
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert answer.json() == client.post("/v1/completions", json={"prompt": "x"}).json()
+    assert answer.json()["error"]["code"] == code
+
+
+def test_version(client: TestClient) -> None:
+    assert client.get("/version").json() == {"version": __version__}
+
+
+def test_metrics(client: TestClient) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in answer.text

@@ -1,0 +1,115 @@
+"""The convert command: what it writes, what it says, its exit codes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from penstock.errors import WrongTensor
+from penstock.weights.checkpoint import read_header
+from penstock.weights.convert import ConversionReport
+from penstock_server import cli
+from penstock_server.commands.converting import run_convert, summary
+from penstock_server.facade.loading import load_engine
+from penstock_server.settings.settings import Settings
+
+
+def test_convert_resume_and_verify(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "read and quantized" in text and "relative error of rounding" in text
+    assert f"{len(list(out.glob('*.safetensors')))} files of weights" in text
+    assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
+    assert "were there already" in capsys.readouterr().out
+    assert cli.main(["convert", "--verify", str(out)]) == 0
+    num_files = len(list(out.iterdir())) - 1  # all but the manifest
+    assert f"{num_files} files are what was written, those beside" in capsys.readouterr().out
+    (out / "model-layer-00000.safetensors").write_bytes(b"x" * 8)
+    assert cli.main(["convert", "--verify", str(out)]) == 1
+    assert "model-layer-00000" in capsys.readouterr().err
+
+
+def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+    save_file({"adapter": torch.ones(3)}, source / "adapter.safetensors")
+    assert cli.main(["convert", str(source), str(out)]) == 1
+    assert "--ignore-unexpected-tensors" in capsys.readouterr().err
+    assert cli.main(["convert", str(source), str(out), "--ignore-unexpected-tensors"]) == 0
+    assert cli.main(["convert", "--verify", str(out)]) == 0
+
+
+def open_files(folder: Path) -> list[str]:
+    """Of this process, by /proc."""
+    links = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    return [link for link in links if link.startswith(f"{folder.resolve()}/")]
+
+
+@pytest.mark.parametrize("command", ["convert", "serve"])
+def test_the_source_is_closed(tiny_llama: Path, tmp_path: Path, command: str) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+
+    def run() -> None:
+        if command == "convert":
+            run_convert(Settings(model=str(source)), out, None, 0)
+        else:
+            load_engine(Settings(model=str(source), convert_to=out)).close()
+
+    run()
+    assert (out / "config.json").exists() and not open_files(source)
+    # A tensor that is not a number is found when the layer is read: nothing may stay open then either.
+    entry = next(entry for entry in read_header(source / "model.safetensors") if "2.mlp.down" in entry.name)
+    with (source / "model.safetensors").open("r+b") as stream:
+        stream.seek(entry.offset)
+        stream.write(b"\xff" * 8)
+    shutil.rmtree(out)
+    with pytest.raises(WrongTensor, match="NaN"):
+        run()
+    assert not open_files(source) and not (out / "config.json").exists()
+
+
+def test_wrong_usage(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["convert", str(tiny_llama)]) == 2
+    assert "MODEL OUT" in capsys.readouterr().err
+    assert cli.main(["convert", str(tmp_path / "nothing"), str(tmp_path / "out")]) == 1
+    assert cli.main(["convert", "--verify", str(tmp_path / "nothing")]) == 2
+
+
+def test_the_summary_names_the_limit() -> None:
+    report = ConversionReport(
+        num_files=3, bytes_read=4 * 10**9, bytes_written=2 * 10**9, quantize_s=2.0, write_s=4.0,
+        errors={"a": 0.001, "b": 0.02},
+    )  # fmt: skip
+    text = "\n".join(summary(report, Path("out")))
+    assert "4.00 GB at 2.00 GB/s" in text and "0.50 GB/s; writing was the limit" in text
+    assert "2.00% (b)" in text
+
+
+def test_calibrate_by_a_text(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the water runs down the pipe and the wheel turns\n" * 60)
+    folders = [str(tmp_path / name) for name in ("plain", "calibrated")]
+    assert cli.main(["convert", str(tiny_llama), folders[0]]) == 0
+    assert cli.main(["convert", str(tiny_llama), folders[1], "--calibrate", str(text)]) == 0
+    assert "before compensation" in capsys.readouterr().out
+    files = [(Path(folder) / "model-layer-00000.safetensors").read_bytes() for folder in folders]
+    assert files[0] != files[1] and len(files[0]) == len(files[1])
+    assert cli.main(["convert", str(tiny_llama), folders[1]]) == 2  # plain rounding would be another model
+    assert "another way" in capsys.readouterr().err
+    assert cli.main(["convert", str(tiny_llama), folders[1], "--calibrate", str(tmp_path / "none")]) == 2
+    assert "can't be read" in capsys.readouterr().err
+    assert cli.main(["convert", str(tiny_llama), folders[1], "--calibration-tokens", "9"]) == 2
+    text.write_text("short")
+    assert cli.main(["convert", str(tiny_llama), str(tmp_path / "new"), "--calibrate", str(text)]) == 2
+    assert "some thousands are better" in capsys.readouterr().err

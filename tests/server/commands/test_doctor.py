@@ -1,0 +1,81 @@
+"""What the doctor finds, on invented machines and on this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock_server import cli
+from penstock_server.commands import doctor
+
+GIB = 2**30
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = cli.main(["doctor", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert code == int(any(line.startswith("!") for line in text.splitlines()))
+    for subject in ("kernels", "memory", "disk", "huge pages", "GPU"):
+        assert subject in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels() -> None:
+    assert "C compiler" in doctor.kernels([]).advice
+    assert not doctor.kernels(["avx512", "avx2"]).advice and not doctor.kernels(["amx"]).advice
+    assert "no amx or avx512" in doctor.kernels(["avx2", "generic"]).text
+
+
+def test_memory() -> None:
+    assert doctor.memory(8 * GIB, GIB).advice and not doctor.memory(8 * GIB, 6 * GIB).advice
+    assert "6.0 GiB of it free" in doctor.memory(8 * GIB, 6 * GIB).text
+
+
+def test_disk_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.DirectReader, "is_direct", lambda *_: False)
+    assert "ext4" in doctor.disk(tmp_path).advice
+    assert "can't be written" in doctor.disk(tmp_path / "nothing").text
+
+
+def test_huge_pages(tmp_path: Path) -> None:
+    path = tmp_path / "enabled"
+    path.write_text("always [madvise] never")
+    assert not doctor.huge_pages(path).advice
+    path.write_text("always madvise [never]")
+    assert doctor.huge_pages(path).advice and doctor.huge_pages(tmp_path / "none").advice
+
+
+def test_an_old_card_with_a_new_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_kernels(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX 1060")
+    monkeypatch.setattr(doctor, "has_driver", lambda: True)
+    monkeypatch.setattr(torch, "ones", no_kernels)
+    (finding,) = doctor.gpu()
+    assert "GTX 1060 (compute capability 6.1)" in finding.advice and "no kernel image" in finding.advice
+    assert "CUDA 12.6, of torch 2.14" in finding.advice
+
+
+def test_a_card_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpu_trouble", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
+    monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: object())
+    assert doctor.gpu()[0] == doctor.Finding("GPU", "RTX 3060, compute capability 8.6")
+    assert all(finding.subject != "NVRTC" for finding in doctor.gpu())
+    monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: None)
+    (missing,) = (finding for finding in doctor.gpu() if finding.subject == "NVRTC")
+    assert "pip install" in missing.advice
+
+
+def test_no_card() -> None:
+    if not torch.cuda.is_available():
+        (finding,) = doctor.gpu()
+        assert not finding.advice or "driver" in finding.text

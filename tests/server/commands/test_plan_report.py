@@ -1,0 +1,167 @@
+"""The plan and hardware commands, on an invented machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import kernels
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock_server import cli
+from penstock_server.facade import machine
+
+GIB = 1 << 30
+MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
+
+
+@pytest.fixture(autouse=True)
+def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "measure_hardware", lambda *_: MACHINE)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_as_a_table_and_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", "--kv-tokens", "4096")
+    data: dict[str, Any] = json.loads(run(capsys, *flags, "--json"))
+    plan = data["plan"]
+    assert plan["host_used_bytes"] <= 6 * GIB == plan["host_budget_bytes"]
+    streamed = sum(layer["num_bytes"] for layer in plan["layers"] if layer["home"] == "disk")
+    step = data["steps"]["decode, 1 sequence"]
+    assert step["terms"]["disk"] == pytest.approx(streamed / 2e9) and step["binding"] == "disk"
+    text = run(capsys, *flags)
+    assert f"{plan['num_resident_layers']} layers" in text and "waits for disk" in text
+    assert f"{streamed / 2**30:8.2f} GiB" in text and "of a budget of 6.00 GiB" in text
+
+
+@pytest.mark.parametrize("card", [(), ("--card", "GTX 1060")])
+def test_what_the_table_shows_adds_up_to_what_is_used(
+    capsys: pytest.CaptureFixture[str], card: tuple[str, ...]
+) -> None:
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", *card)
+    plan = json.loads(run(capsys, *flags, "--json"))["plan"]
+    lines = run(capsys, *flags).splitlines()
+    for tier in ("host", "device") if card else ("host",):
+        rows = [line.split() for line in lines]
+        rows = [row for row in rows if tier in row and "GiB" in row]
+        total = sum(float(row[row.index("GiB") - 1]) for row in rows)
+        assert total == pytest.approx(plan[f"{tier}_used_bytes"] / 2**30, abs=0.05)
+
+
+def test_activations_are_estimated_for_the_kernels_that_would_compute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's keep sums in float64; they also serve where nothing was compiled, but not on a GPU."""
+
+    def workspace(*flags: str) -> int:
+        text = run(capsys, "plan", "--shape", "solar-10.7b", "--max-model-len", "16", "--json", *flags)
+        return int(json.loads(text)["plan"]["workspace_bytes"])
+
+    card = ("--card", "gtx 1060")
+    monkeypatch.setattr(kernels, "compiled_builds", lambda: ["generic"])
+    native, on_card = workspace(), workspace(*card)
+    assert workspace("--kernels", "torch") == pytest.approx(2.5 * native, rel=0.01)
+    monkeypatch.setattr(kernels, "compiled_builds", list)
+    assert workspace() == workspace("--kernels", "torch") and workspace(*card) == on_card
+
+
+def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
+    assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text
+
+
+def test_no_more_sequences_are_promised_than_have_room(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "tinyllama-1.1b", "--json")
+    for more, numbers in (((), [1, 8, 32]), (("--max-num-seqs", "8"), [1, 8]), (("--kv-tokens", "48"), [1])):
+        steps = json.loads(run(capsys, *flags, *more))["steps"]
+        assert [int(name.split()[1]) for name in steps if name.startswith("decode")] == numbers
+
+
+def test_a_folder_needs_no_weights(
+    capsys: pytest.CaptureFixture[str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_llama / "config.json").read_bytes())
+    assert "3 layers" in run(capsys, "plan", str(tmp_path))
+
+
+def test_a_repository_is_planned_from_its_config_alone(
+    capsys: pytest.CaptureFixture[str], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody wants to download 20 GB in order to hear that they don't fit."""
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        assert (repository, options["allow_patterns"]) == ("owner/name", ["config.json"])
+        return str(tiny_llama)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert "3 layers" in run(capsys, "plan", "owner/name")
+
+
+@pytest.mark.parametrize("error", [PermissionError("read-only"), CapacityError("no room")])
+def test_a_disk_that_can_not_be_measured_is_assumed_and_that_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def measure(folder: Path | None, *_: object) -> HardwareProfile:
+        if folder is None:
+            return dataclasses.replace(MACHINE, disk=None)
+        raise error
+
+    monkeypatch.setattr(machine, "measure_hardware", measure)
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB")
+    text = run(capsys, *flags)
+    assert f"({error}): 2.0 GB/s assumed" in text and "waits for disk" in text
+    assert len(json.loads(run(capsys, *flags, "--json"))["assumptions"]) == 1
+
+
+def test_wrong_usage_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "measure_hardware", None)
+    shape = ["plan", "--shape", "solar-10.7b"]
+    for arguments, message in (
+        (["plan"], "no model given"),
+        ([*shape, "--card", "Voodoo 2"], "Voodoo 2"),
+        ([*shape, "--kv-tokens", "1", "--kv-cache-memory", "1GiB"], "say the same thing"),
+        (["plan", "--shape", "gpt-5"], "gpt-5"),
+    ):
+        assert cli.main(arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--shape", "solar-10.7b", "--device-memory", "6GiB"]) == 2
+    assert "no GPU" in capsys.readouterr().err
+    assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
+    assert "needs at least" in capsys.readouterr().err
+    assert cli.main(["hardware", "/nowhere"]) == 2
+
+
+@pytest.mark.parametrize("command", [["hardware", "."], ["plan", "--shape", "solar-10.7b"]])
+def test_rates_are_measured_as_the_flags_say(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineConfig] = []
+
+    def measure(folder: Path | None, config: EngineConfig, *_: object) -> HardwareProfile:
+        asked.append(config)
+        return MACHINE
+
+    monkeypatch.setattr(machine, "measure_hardware", measure)
+    run(capsys, *command, "--kernels", "torch", "--activations", "int8", "--threads", "1")
+    (config,) = asked
+    assert (config.kernels, config.activations, config.num_threads) == ("torch", "int8", 1)
+
+
+def test_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = run(capsys, "hardware", str(tmp_path))
+    assert "disk 2.00 GB/s (direct, 4 MiB blocks, 4 in flight)" in text and "memory 40.0 GB/s" in text
+    assert json.loads(run(capsys, "hardware", str(tmp_path), "--json"))["disk"]["depth"] == 4

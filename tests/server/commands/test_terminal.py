@@ -1,0 +1,188 @@
+"""Answers in the terminal: text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import FakeEngine
+from penstock.engine import Engine
+from penstock.errors import ComputationError, InvalidParameter, RequestError
+from penstock.generation.chosen import Chosen
+from penstock.generation.generation_request import SamplingParams
+from penstock_server.commands import terminal
+from penstock_server.settings.settings import Settings
+
+SETTINGS = Settings(model="tiny")
+
+
+def options(**given: Any) -> argparse.Namespace:
+    names = [*terminal._SAMPLING_FLAGS, "stop", "prompt", "system"]
+    return argparse.Namespace(**(dict.fromkeys(names) | given))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine()
+    monkeypatch.setattr(terminal, "load_engine", lambda settings: engine)
+    engine.default_sampling = {"temperature": 0.6}
+    return engine
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
+    """What the user types at the prompt; at the end, the end of input."""
+    left: list[Any] = [*lines, EOFError]
+
+    def read(prompt: str) -> str:
+        line = left.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+
+
+def test_generate_prints_the_text_and_then_the_rate(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert terminal.generate(SETTINGS, options(prompt="Say ", max_tokens=9)) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "Hello!\n"
+    assert "6 tokens in" in printed.err and "tokens/s" in printed.err
+    assert engine.prompts == ["Say "] and engine.is_closed
+    assert (engine.params[0].max_tokens, engine.params[0].temperature) == (9, 0.6)
+
+
+def test_generate_reads_stdin(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    terminal.generate(SETTINGS, options())
+    assert engine.prompts == ["from a pipe\n"]
+
+
+def test_flags_win_over_the_models_defaults(engine: FakeEngine) -> None:
+    terminal.generate(SETTINGS, options(prompt="x", temperature=0.0, seed=1, stop=["a", "b"]))
+    params = engine.params[0]
+    assert (params.temperature, params.seed, params.stop) == (0.0, 1, ("a", "b"))
+
+
+@pytest.mark.parametrize("run", [terminal.generate, terminal.chat])
+def test_wrong_flags_are_told_before_the_model_is_loaded(run: Any) -> None:
+    with pytest.raises(InvalidParameter, match="top_p"):
+        run(SETTINGS, options(prompt="x", top_p=2.0))
+
+
+def test_chat_remembers_until_reset(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "Hi", "", "And you?", "/reset", "Anew", "/quit", "never")
+    assert terminal.chat(SETTINGS, options(system="Be kind")) == 0
+    begin = "system: Be kind\nuser: "
+    assert engine.prompts == [
+        begin + "Hi\nassistant:",
+        begin + "Hi\nassistant: Hello!\nuser: And you?\nassistant:",
+        begin + "Anew\nassistant:",
+    ]
+    printed = capsys.readouterr()
+    assert printed.out == "Hello!\n" * 3
+    assert printed.err.count("tokens/s") == 3
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_chat_ends_at_the_prompt(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    type_lines(monkeypatch, end, "never")
+    assert terminal.chat(SETTINGS, options()) == 0
+    assert engine.prompts == []
+
+
+def test_chat_explains_unknown_commands(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "/help")
+    terminal.chat(SETTINGS, options())
+    assert "/reset and /quit" in capsys.readouterr().err and engine.prompts == []
+
+
+def test_a_message_that_is_too_long_is_forgotten(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "x" * 2000, "Hi")
+    terminal.chat(SETTINGS, options())
+    assert engine.prompts == ["user: Hi\nassistant:"]
+    assert "(/reset begins anew)" in capsys.readouterr().err
+
+
+def test_chat_needs_a_template(engine: FakeEngine) -> None:
+    engine.tokenizer.has_chat_template = False
+    with pytest.raises(RequestError, match="penstock generate"):
+        terminal.chat(SETTINGS, options())
+    assert engine.is_closed
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_cuts_an_answer_between_steps(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.script = ["Hel", press_ctrl_c, "lo"]
+    before = signal.getsignal(signal.SIGINT)
+    type_lines(monkeypatch, "Hi", "Go on")
+    terminal.chat(SETTINGS, options())
+    assert engine.num_aborted == 2
+    assert engine.prompts[1] == "user: Hi\nassistant: Hel\nuser: Go on\nassistant:"
+    assert capsys.readouterr().out == "Hel\nHel\n\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_a_sweep_between_layers(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pressed during layer 1 of the second sweep: layer 2 is not computed, and the next answer is whole."""
+    computed: list[int] = []
+    with Engine.load(tiny_llama) as engine:
+        family = engine.executor._family
+        layer = family.layer
+
+        def watch(index: int, *arguments: Any) -> Any:
+            computed.append(index)
+            if len(computed) == 5:
+                press_ctrl_c()
+            return layer(index, *arguments)
+
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        whole = terminal.answer(engine, [5, 6], params)
+        monkeypatch.setattr(family, "layer", watch)
+        cut = terminal.answer(engine, [5, 6], params)
+        assert computed == [0, 1, 2, 0, 1]
+        assert cut.num_tokens == 1 and whole.text.startswith(cut.text)
+        assert terminal.answer(engine, [5, 6], params).text == whole.text
+        assert not engine.has_work
+
+
+def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine.load(tiny_llama) as engine:
+        monkeypatch.setattr(
+            engine.sampler, "sample", lambda *_: [Chosen(error=ComputationError("not a number"))]
+        )
+        with pytest.raises(ComputationError):
+            terminal.answer(engine, [5, 6], SamplingParams())
+
+
+def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:
+    def twice() -> None:
+        press_ctrl_c()
+        press_ctrl_c()
+
+    engine.script = ["Hel", twice, "lo"]
+    with pytest.raises(KeyboardInterrupt):
+        terminal.generate(SETTINGS, options(prompt="x"))
+    assert engine.is_closed

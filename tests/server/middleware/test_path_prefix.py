@@ -1,0 +1,52 @@
+"""Behind a proxy that leaves its own part of a path in: the same answers, the same doors shut."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes import FakeAsyncEngine
+from penstock.errors import ConfigError
+from penstock_server.cli import main
+from penstock_server.settings.sources import make_settings
+from penstock_server.settings.values import parse_prefix
+
+from ..conftest import MakeClient
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm", "/a/b"])
+def test_with_the_prefix_and_without_it(
+    make_client: MakeClient, engine: FakeAsyncEngine, prefix: str
+) -> None:
+    client = make_client(engine, root_path="/llm" if prefix == "/llm" else "/a/b", api_key=("one",))
+    assert client.get(f"{prefix}/health").status_code == 200
+    assert client.get(f"{prefix}/").headers["content-type"].startswith("text/html")
+    for path in ("/v1/completions", "/completions"):
+        assert client.post(prefix + path, json={"prompt": "Hi"}).status_code == 401
+        answer = client.post(prefix + path, json={"prompt": "Hi"}, headers={"X-Api-Key": "one"})
+        assert answer.json()["choices"][0]["text"] == "Hello!"
+    assert client.get("/llmx/health").status_code == 401
+    series = client.get(f"{prefix}/metrics", headers={"X-Api-Key": "one"}).text
+    assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in series
+
+
+def test_what_the_page_and_the_documentation_find(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
+    client = make_client(engine, root_path="/llm")
+    answer = client.get("/llm", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/llm/")
+    for path in ("/llm/version/?x=1", "/version/?x=1"):
+        answer = client.get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, "http://testserver/llm/version?x=1")
+    assert client.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
+
+
+@pytest.mark.parametrize("text", ["llm", "/a//b", "/a?b", "/ä", "http://x/"])
+def test_what_is_no_prefix(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="PENSTOCK_ROOT_PATH: .* write one like /llm"):
+        make_settings({"model": "tiny"}, {"PENSTOCK_ROOT_PATH": text})
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "tiny", "--root-path", text])
+    assert "argument --root-path: " in capsys.readouterr().err
+
+
+def test_a_prefix_ends_without_a_slash() -> None:
+    assert [parse_prefix(text) for text in ("/llm/", "/a/b", "/", "")] == ["/llm", "/a/b", "", ""]

@@ -1,0 +1,295 @@
+"""A field is honoured or refused by name; the accepted-without-effect list is what it says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_completion_create_params
+from pydantic import ValidationError
+
+from penstock_server.protocol import requests as protocol
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"messages": [USER]} | fields)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "Hi"} | fields)
+
+
+def refused(make: Any, **fields: Any) -> dict[str, Any]:
+    """The first error about a request with these fields."""
+    with pytest.raises(ValidationError) as caught:
+        make(**fields)
+    error = caught.value.errors()[0]
+    return {"loc": error["loc"], "msg": error["msg"], "param": error.get("ctx", {}).get("param")}
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_unknown_field_is_refused_by_name(make: Any) -> None:
+    assert refused(make, temprature=1)["loc"] == ("temprature",)
+    assert refused(make, stream=True, stream_options={"x": 1})["loc"] == ("stream_options", "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", [{}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "yaml"}),
+        ("audio", {"voice": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {"search_context_size": "low"}),
+        ("moderation", {"x": 1}),
+        ("verbosity", "huge"),
+    ],
+)
+def test_what_chat_does_not_support_is_refused_by_name(name: str, value: Any) -> None:
+    assert refused(chat, **{name: value})["loc"][0] == name
+
+
+def test_what_completions_do_not_support_is_refused_by_name() -> None:
+    assert refused(completion, suffix="end")["loc"] == ("suffix",)
+    assert refused(completion, best_of=3)["param"] == "best_of"
+
+
+def test_empty_values_of_unsupported_fields_are_accepted() -> None:
+    chat(tools=[], tool_choice="none", functions=None, response_format={"type": "text"})
+    chat(modalities=["text"], function_call="auto", audio=None)
+    completion(suffix="", best_of=2, n=2)
+
+
+def test_accepted_without_effect_as_the_module_says() -> None:
+    request = chat(
+        user="u",
+        session_id="s",
+        chat_id="c",
+        cache_prompt=True,
+        id_slot=-1,
+        safety_identifier="s",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="flex",
+        prompt_cache_key="k",
+        prompt_cache_options={"mode": "auto"},
+        prompt_cache_retention="24h",
+        prediction={"type": "content", "content": "x"},
+        stream=True,
+        stream_options={"include_obfuscation": False},
+    )
+    assert protocol.__doc__ is not None
+    for name in request.model_fields_set - {"messages", "stream", "stream_options"}:
+        assert name in protocol.__doc__
+
+
+def test_null_counts_as_absent() -> None:
+    for make, model in ((chat, ChatCompletionRequest), (completion, CompletionRequest)):
+        optional = [name for name, field in model.model_fields.items() if not field.is_required()]
+        assert make(**dict.fromkeys(optional)).model_dump() == make().model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("n", protocol.MAX_N + 1),
+        ("n", "1"),
+        ("n", True),
+        ("max_tokens", -1),
+        ("max_tokens", 10**30),
+        ("allowed_token_ids", []),
+        ("bad_words", "x"),
+        ("prompt_logprobs", 21),
+        ("truncate_prompt_tokens", -2),
+        ("request_id", "a b"),
+        ("priority", 2**63),
+        ("cache_salt", ""),
+        ("spaces_between_special_tokens", False),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("temperature", "hot"),
+        ("temperature", math.nan),
+        ("top_p", math.inf),
+        ("stop", 1),
+        ("stop", ["a"] * 65),
+        ("stop", [1]),
+        ("logit_bias", {"1": math.inf}),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(token_id): 1 for token_id in range(protocol.MAX_BIASES + 1)}),
+        ("stop_token_ids", [-1]),
+        ("seed", 1.5),
+        ("stream", 1),
+        ("ignore_eos", "yes"),
+    ],
+)
+def test_wrong_types_and_ranges_are_refused_by_name(name: str, value: Any) -> None:
+    assert refused(chat, **{name: value})["loc"][0] == name
+
+
+def test_stream_options_need_a_stream() -> None:
+    assert refused(chat, stream_options={"include_usage": True})["param"] == "stream_options"
+    assert chat(stream=True, stream_options={"include_usage": True}).wants_usage_chunk
+    assert not chat(stream=True).wants_usage_chunk
+
+
+def test_stop_may_be_one_string_or_several() -> None:
+    assert chat().stop_strings == ()
+    assert chat(stop="a").stop_strings == ("a",)
+    assert chat(stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("Hi", ["Hi"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], [1, "a"], [[1], "a"], None, 7, [-1]])
+def test_no_prompts(prompt: Any) -> None:
+    assert refused(completion, prompt=prompt)["loc"][0] == "prompt"
+
+
+def test_prompt_is_required() -> None:
+    with pytest.raises(ValidationError, match="prompt"):
+        CompletionRequest.model_validate({})
+
+
+def test_content_may_be_text_or_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(messages=[USER, {"role": "user", "content": parts}])
+    assert [message.text for message in request.messages] == ["Hi", "a\nb"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "x"},
+        {"role": "user", "content": "x", "tool_call_id": "1"},
+        {"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {}}]},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": ""}},
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": 1},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "user", "content": "half \ud800"},
+        {"content": "x"},
+        "Hi",
+    ],
+)
+def test_no_messages(message: Any) -> None:
+    assert refused(chat, messages=[USER, message])["loc"][:2] == ("messages", 1)
+
+
+def test_an_unknown_part_is_named() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    error = refused(chat, messages=[{"role": "user", "content": parts}])
+    assert error["loc"][-1] == "type" and "'image_url' parts are not supported" in error["msg"]
+    for wrong in ({"type": "text"}, {"type": "text", "refusal": "x"}, {"type": "refusal", "text": "x"}):
+        assert refused(chat, messages=[{"role": "assistant", "content": [wrong]}])["loc"][:2] == (
+            "messages",
+            0,
+        )
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    request = chat(
+        messages=[{"role": "assistant", "content": [part]}, {"role": "assistant", "refusal": "Never."}]
+    )
+    assert [message.text for message in request.messages] == ["No.", "Never."]
+    for wrong in ({"content": [part]}, {"content": "x", "refusal": "x"}):
+        assert refused(chat, messages=[{"role": "user"} | wrong])["loc"] == ("messages", 0)
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_no_answer_needs_something_else_to_tell(make: Any) -> None:
+    assert refused(make, max_tokens=0)["param"] == "max_tokens"
+    assert make(max_tokens=0, prompt_logprobs=0).answer_tokens == 0
+
+
+def test_scoring_by_echo() -> None:
+    assert completion(max_tokens=0, echo=True, logprobs=1).max_tokens == 0
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_what_does_not_go_with_a_stream(make: Any) -> None:
+    assert refused(make, stream=True, prompt_logprobs=1)["param"] == "prompt_logprobs"
+    options = {"continuous_usage_stats": True}
+    error = refused(make, stream=True, stream_options=options)
+    assert error["param"] == "stream_options.continuous_usage_stats"
+    assert make(stream=True, stream_options=options | {"include_usage": True}).wants_continuous_usage
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_values_that_change_nothing_are_accepted(make: Any) -> None:
+    make(spaces_between_special_tokens=True, use_beam_search=False, length_penalty=1.0)
+    assert refused(make, use_beam_search=0)["loc"] == ("use_beam_search",)
+
+
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [
+        (CompletionRequest, completion_create_params.CompletionCreateParamsBase),
+        (ChatCompletionRequest, chat_completion_create_params.CompletionCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_openai_package_has_its_place(model: Any, params: Any) -> None:
+    """None falls to extra="forbid": each is honoured, refused as unsupported, or accepted as documented."""
+    assert set(params.__annotations__) <= set(model.model_fields)
+
+
+def test_there_must_be_a_message() -> None:
+    assert refused(chat, messages=[])["loc"] == ("messages",)
+
+
+def test_an_answer_of_ours_is_accepted_as_a_message() -> None:
+    """Clients append the message they got, with all its nulls, to the conversation."""
+    dumped = {
+        "role": "assistant",
+        "content": "Hello",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert chat(messages=[USER, dumped, USER]).messages[1].text == "Hello"
+
+
+def test_logprobs_of_chat() -> None:
+    assert chat().num_logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).num_logprobs == 3
+    assert refused(chat, top_logprobs=3)["param"] == "top_logprobs"
+    assert refused(chat, logprobs=True, top_logprobs=21)["loc"] == ("top_logprobs",)
+
+
+def test_what_the_chat_template_gets() -> None:
+    assert chat().as_conversation.template_kwargs == {}
+    request = chat(reasoning_effort="low", verbosity="high", chat_template_kwargs={"enable_thinking": False})
+    said = {"reasoning_effort": "low", "verbosity": "high", "enable_thinking": False}
+    assert request.as_conversation.template_kwargs == said
+    for effort, is_thinking in (("none", False), ("minimal", True), ("high", True)):
+        kwargs = chat(reasoning_effort=effort).as_conversation.template_kwargs
+        assert kwargs == {"reasoning_effort": effort, "enable_thinking": is_thinking}
+
+
+def test_continuing_a_message_excludes_beginning_one() -> None:
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert refused(chat, **both)["param"] == "continue_final_message"

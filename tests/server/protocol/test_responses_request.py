@@ -1,0 +1,235 @@
+"""Bodies of /v1/responses: what is understood, and what is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openai.types.responses import input_token_count_params, response_create_params
+from pydantic import ValidationError
+
+from penstock_server.protocol import responses_request
+from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.protocol.responses_request import ResponsesRequest
+
+
+def request(**fields: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"input": "Hi"} | fields)
+
+
+def refused(**fields: Any) -> dict[str, Any]:
+    with pytest.raises(ValidationError) as caught:
+        request(**fields)
+    return dict(caught.value.errors()[0])
+
+
+def turns(body: ResponsesRequest) -> list[tuple[str, str]]:
+    return [(turn.role, turn.text) for turn in body.as_conversation.turns]
+
+
+def test_text_is_a_users_message() -> None:
+    assert turns(request()) == [("user", "Hi")]
+    assert turns(request(instructions="Be kind")) == [("system", "Be kind"), ("user", "Hi")]
+
+
+def test_items_of_all_spellings() -> None:
+    answer = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}],
+    }
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    items = [{"role": "developer", "content": "Be kind"}, answer, refusal, {"role": "user", "content": parts}]
+    assert turns(request(input=items)) == [
+        ("system", "Be kind"),
+        ("assistant", "Hello"),
+        ("assistant", "No."),
+        ("user", "a\nb"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "item_reference"),
+        ({"type": "computer_call", "id": "x"}, "computer_call"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input_file"),
+    ],
+)
+def test_items_and_parts_of_other_types_are_named(item: Any, name: str) -> None:
+    with pytest.raises(ValidationError, match=f"'{name}' (items|parts) are not supported"):
+        request(input=[item])
+
+
+@pytest.mark.parametrize("items", [[], ["x"], [{"role": "tool", "content": "x"}], None, 7])
+def test_no_input(items: Any) -> None:
+    assert refused(input=items)["loc"][0] == "input"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("conversation", "conv_1"),
+        ("conversation", {"id": "conv_1"}),
+        ("background", True),
+        ("prompt", {"id": "pmpt_1"}),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", {"type": "web_search_preview"}),
+        ("context_management", [{"type": "compaction"}]),
+        ("moderation", {"model": "m"}),
+        ("image", {"context_compression": "auto"}),
+        ("access_programs", {"cyber": "standard"}),
+        ("truncation", "some"),
+        ("include", ["made.up"]),
+        ("max_output_tokens", 0),
+        ("top_logprobs", 21),
+        ("metadata", {"a": 1}),
+        ("made_up", 1),
+        ("cache_salt", ""),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:
+    assert refused(**{name: value})["loc"][0] == name
+
+
+def test_what_is_about_stored_responses_says_so() -> None:
+    assert "keeps no responses" in refused(previous_response_id="resp_1")["msg"]
+    request(previous_response_id=None, conversation=None, background=False)
+
+
+def test_combinations() -> None:
+    assert refused(stream_options={"include_obfuscation": True})["ctx"]["param"] == "stream_options"
+    assert refused(top_logprobs=2)["ctx"]["param"] == "top_logprobs"
+    assert request(top_logprobs=2, include=["message.output_text.logprobs"]).num_logprobs == 2
+    assert request(include=["reasoning.encrypted_content"]).num_logprobs is None
+
+
+def test_accepted_without_effect_as_the_module_says() -> None:
+    body = request(
+        store=True,
+        user="u",
+        safety_identifier="s",
+        service_tier="flex",
+        prompt_cache_key="k",
+        prompt_cache_options={"mode": "implicit"},
+        prompt_cache_retention="24h",
+        max_tool_calls=3,
+    )
+    assert responses_request.__doc__ is not None
+    for name in body.model_fields_set - {"input"}:
+        assert name in responses_request.__doc__
+
+
+def test_null_counts_as_absent() -> None:
+    optional = [name for name, field in ResponsesRequest.model_fields.items() if not field.is_required()]
+    assert request(**dict.fromkeys(optional)).model_dump() == request().model_dump()
+
+
+def test_every_field_of_the_openai_package_has_its_place() -> None:
+    """None falls to extra="forbid": each is honoured, refused as unsupported, or accepted as documented."""
+    known = set(ResponsesRequest.model_fields)
+    assert set(response_create_params.ResponseCreateParamsBase.__annotations__) <= known
+    counting = set(input_token_count_params.InputTokenCountParams.__annotations__)
+    assert counting - known == {"personality"}  # which would change what the model is told
+
+
+def test_the_form_of_an_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    flat = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    form = request(text={"format": flat}).format
+    assert form is not None and form.model_dump(by_alias=True) == flat | {"description": None}
+    for kind in ("text", "json_object"):
+        form = request(text={"format": {"type": kind}}).format
+        assert form is not None and form.type == kind
+    assert refused(text={"format": {"type": "grammar"}})["loc"][:2] == ("text", "format")
+    assert refused(text={"format": {"type": "json_schema", "name": "n"}})["loc"][-1] == "schema"
+
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+
+
+def test_calls_are_part_of_the_assistants_message() -> None:
+    said = {"role": "assistant", "content": "Let me see."}
+    second, result = CALL | {"call_id": "c2"}, RESULT | {"call_id": "c2", "output": [PART]}
+    user, last = {"role": "user", "content": "x"}, CALL | {"call_id": "c3"}
+    body = request(input=[user, said, CALL, second, RESULT, result, last])
+    _, first, one, two, third = body.as_conversation.turns
+    assert first.text == "Let me see." and [call.call_id for call in first.calls] == ["c1", "c2"]
+    assert [(each.role, each.call_id, each.text) for each in (one, two)] == [
+        ("tool", "c1", "42"),
+        ("tool", "c2", "7"),
+    ]
+    assert third.role == "assistant" and third.calls
+
+
+PART = {"type": "input_text", "text": "7"}
+
+
+def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Short."}]}
+    whole = thought | {"content": [{"type": "reasoning_text", "text": each} for each in ("One.", "Two.")]}
+    empty = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": None}
+    user = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": "Yes."}
+    body = request(input=[user, thought, whole, empty, said, user, thought, CALL, RESULT, empty, said])
+    told = [(each.role, each.reasoning, each.text) for each in body.as_conversation.turns]
+    assert told == [
+        ("user", None, "x"),
+        ("assistant", "Short.\nOne.\nTwo.", "Yes."),
+        ("user", None, "x"),
+        ("assistant", "Short.", ""),
+        ("tool", None, "42"),
+        ("assistant", None, "Yes."),
+    ]
+    assert [call.call_id for call in body.as_conversation.turns[3].calls] == ["c1"]
+    sealed = refused(input=[user, thought | {"encrypted_content": "abc"}])
+    assert sealed["loc"][-1] == "encrypted_content"
+
+
+def test_tools_and_their_choice_are_those_of_chat() -> None:
+    """But for the field that they stand in."""
+    reference = {"type": "function", "name": "f"}
+    nested = {"type": "function", "function": {"name": "f"}}
+    allowed: dict[str, Any] = {"mode": "auto", "tools": [reference]}
+    members = {name: value for name, value in TOOL.items() if name != "type"}
+    for choice, in_chat in (
+        (None, None),
+        ("none", "none"),
+        ("required", "required"),
+        (reference, nested),
+        (
+            {"type": "allowed_tools"} | allowed,
+            {"type": "allowed_tools", "allowed_tools": allowed | {"tools": [nested]}},
+        ),
+    ):
+        ours = request(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).as_conversation.tools
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "parallel_tool_calls": False}
+        chat |= {"tools": [{"type": "function", "function": members}], "tool_choice": in_chat}
+        theirs = ChatCompletionRequest.model_validate(chat).as_conversation.tools
+        assert [function.model_dump(exclude={"type"}) for function in ours.functions] == [
+            function.model_dump() for function in theirs.functions
+        ]
+        assert replace(ours, functions=()) == replace(theirs, functions=(), field="tools.{}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"input": [RESULT]}, "input"),
+        ({"input": [CALL, CALL]}, "input"),
+        ({"tools": [TOOL], "include": ["message.output_text.logprobs"]}, "include"),
+    ],
+)
+def test_tools_that_do_not_fit_together(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields)["ctx"]["param"] == param

@@ -1,0 +1,129 @@
+"""Connections on which no request comes, or half of one. Time passes when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from penstock_server.serving.http_protocol import http_protocol
+from penstock_server.serving.listener import bind
+
+pytestmark = pytest.mark.anyio
+
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+TIMEOUT_S = 1000.0
+KEEP_ALIVE_S = 10**6
+
+
+class App:
+    def __init__(self) -> None:
+        self.has_begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.has_begun.set()
+        await self.go_on.wait()
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def server(app: App, head_timeout_s: float = TIMEOUT_S) -> AsyncGenerator[Any, None]:
+    """Opens connections."""
+    protocol = http_protocol(head_timeout_s)
+    config = uvicorn.Config(
+        app, log_config=None, lifespan="off", http=protocol, timeout_keep_alive=KEEP_ALIVE_S
+    )
+    config.load()
+    running = uvicorn.Server(config)
+    with bind("127.0.0.1", 0) as listener:
+        task = asyncio.create_task(running.serve([listener]))
+
+        async def connect() -> Any:
+            """Returns when the server has seen it, so that its time has begun."""
+            connections = running.server_state.connections
+            num_before = len(connections)
+            streams = await asyncio.open_connection(*listener.getsockname())
+            while len(connections) == num_before:
+                await asyncio.sleep(0)
+            return streams
+
+        yield connect
+        running.should_exit = True
+        await task
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets twice the timeout pass on the event loop's clock."""
+    offset = 0.0
+
+    def move() -> None:
+        nonlocal offset
+        loop = asyncio.get_running_loop()
+        offset += 2 * TIMEOUT_S
+        monkeypatch.setattr(loop, "time", lambda: type(loop).time(loop) + offset)
+
+    return move
+
+
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    return await reader.readexactly(2)
+
+
+@pytest.mark.parametrize("start", [b"", b"GET", HEAD])
+async def test_half_a_request_ends_the_connection(start: bytes, pass_time: Callable[[], None]) -> None:
+    async with server(App()) as connect:
+        reader, writer = await connect()
+        writer.write(start)
+        pass_time()
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_so_does_half_a_request_behind_an_answer(pass_time: Callable[[], None]) -> None:
+    app = App()
+    app.go_on.set()
+    async with server(app) as connect:
+        reader, writer = await connect()
+        writer.write(HEAD + b"\r\n" + HEAD)
+        assert await read_answer(reader) == b"ok"
+        pass_time()
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_an_answer_may_take_longer(pass_time: Callable[[], None]) -> None:
+    """Also the second of two requests that came at once: none of its time is the first one's."""
+    app = App()
+    async with server(app) as connect:
+        reader, writer = await connect()
+        writer.write((HEAD + b"\r\n") * 2)
+        await app.has_begun.wait()
+        idle, idle_writer = await connect()
+        pass_time()
+        assert await idle.read() == b""  # so the time of both is over
+        app.go_on.set()
+        assert await read_answer(reader) == await read_answer(reader) == b"ok"
+        for each in (writer, idle_writer):
+            each.close()
+
+
+async def test_zero_is_no_limit(pass_time: Callable[[], None]) -> None:
+    app = App()
+    app.go_on.set()
+    async with server(app, head_timeout_s=0) as connect:
+        reader, writer = await connect()
+        writer.write(HEAD)
+        pass_time()
+        await asyncio.sleep(0)
+        writer.write(b"\r\n")
+        assert await read_answer(reader) == b"ok"
+        writer.close()

@@ -1,0 +1,21 @@
+"""server/README.md lists the flags as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock_server.settings.flag_reference import flag_tables, with_flags
+
+README = Path(__file__).parents[3] / "server" / "README.md"
+
+
+def test_the_readme_is_up_to_date() -> None:
+    text = README.read_text()
+    assert text == with_flags(text), (
+        "run: PYTHONPATH=engine:server python -m penstock_server.settings.flag_reference server/README.md"
+    )
+
+
+def test_a_row() -> None:
+    assert "| `--port N` | port to listen on; 0 takes a free one (default: 8000) |" in flag_tables()
+    assert "| `--kv-dtype float16, float32` |" in flag_tables()

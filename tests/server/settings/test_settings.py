@@ -1,0 +1,84 @@
+"""Each setting is checked, and reaches the engine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock_server.settings.settings import Settings
+from penstock_server.settings.sources import add_flags, make_settings
+
+
+def settings_of(*flags: str, **environ: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, "serve")
+    return make_settings(vars(parser.parse_args(flags)), environ)
+
+
+def test_port_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="65536"):
+        settings_of("m", "--port", "65536")
+
+
+@pytest.mark.parametrize("flag", ["--rate-limit-requests", "--rate-limit-tokens"])
+def test_a_limit_below_nothing(flag: str) -> None:
+    with pytest.raises(ConfigError, match="at least 0"):
+        settings_of("m", flag, "-1")
+
+
+def test_a_key_without_its_certificate() -> None:
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        settings_of("m", "--ssl-keyfile", "key.pem")
+
+
+def test_keys_are_not_shown() -> None:
+    assert "secret" not in repr(settings_of("m", "--api-key", "secret"))
+
+
+def test_model_names() -> None:
+    assert settings_of("org/model").model_names == ("org/model",)
+    assert settings_of("/models/llama/").model_names == ("llama",)
+    named = settings_of("m", "--model-name", "a", "--served-model-name", "b")
+    assert named.model_names == ("a", "b")
+
+
+def test_engine_config_has_each_setting_of_the_engine() -> None:
+    """Each knob of EngineConfig can be set, and the defaults are the engine's own."""
+    assert settings_of("m").engine_config() == EngineConfig()
+    changed = Settings(
+        model="m",
+        activations="int8",
+        kv_dtype="float32",
+        host_memory=1,
+        device_memory=1,
+        kv_cache_memory=1,
+        block_size=32,
+        max_model_len=2,
+        max_num_seqs=3,
+        max_queued_seqs=8,
+        max_num_batched_tokens=4,
+        step_time_target=0.5,
+        enable_prefix_caching=False,
+        resident_layers=5,
+        threads=6,
+        kernels="torch",
+        group_size=64,
+        device="cpu",
+        strict_plan=True,
+        ignore_unexpected_tensors=True,
+    ).engine_config()
+    assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
+    assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
+    for field in dataclasses.fields(EngineConfig):
+        if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
+            continue
+        assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
+
+
+def test_engine_refuses_what_it_can_not_do() -> None:
+    with pytest.raises(ConfigError, match="block_size"):
+        settings_of("m", "--block-size", "17").engine_config()

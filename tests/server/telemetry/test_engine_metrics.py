@@ -1,0 +1,88 @@
+"""The engine's totals under vLLM's names, and its own under ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fakes import FakeAsyncEngine
+from penstock.async_engine import EngineStatus
+from penstock.metrics import StepStats, Traffic
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.telemetry.metrics import RequestMetrics
+
+from .test_metrics import samples
+
+
+@pytest.fixture
+def metrics(engine: FakeAsyncEngine) -> RequestMetrics:
+    fake: Any = engine
+    return RequestMetrics("tiny", ServedEngine(fake))
+
+
+def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    totals = engine.model.metrics
+    totals.num_steps, totals.step_seconds, totals.streamed_bytes = 3, 1.5, 2**30
+    totals.fast_forwarded_tokens = 7
+    totals.prompt_tokens, totals.generated_tokens, totals.num_preemptions = 40, 50, 6
+    totals.num_running, totals.num_waiting = 2, 1
+    totals.prefix_cache_queries, totals.prefix_cache_hits = 40, 16
+    totals.kv_blocks_used, totals.kv_blocks_total = 5, 20
+    found = samples(metrics)
+    assert found["penstock:steps_total"] == 3
+    assert found["penstock:step_seconds_total"] == 1.5
+    assert found["penstock:streamed_bytes_total"] == 2**30
+    assert found["vllm:prompt_tokens_total"] == 40
+    assert found["vllm:generation_tokens_total"] == 50
+    assert found["penstock:fast_forwarded_tokens_total"] == 7
+    assert found["vllm:num_preemptions_total"] == 6
+    assert found["vllm:prefix_cache_queries_total"] == 40 and found["vllm:prefix_cache_hits_total"] == 16
+    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 1)
+    assert found["vllm:num_requests_waiting_by_reason/capacity"] == 1
+    assert found["vllm:num_requests_waiting_by_reason/deferred"] == 0
+    assert found["vllm:kv_cache_usage_perc"] == 0.25
+    assert "penstock:floor_share" not in found  # nothing was measured
+
+
+def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    totals = engine.model.metrics
+    totals.step_seconds, totals.floor_seconds, totals.predicted_seconds = 2.0, 1.5, 1.75
+    totals.links = {"disk": Traffic(4 * 10**9, 1.0), "host to device": Traffic(10**9, 0.5)}
+    totals.unpinned_bytes, totals.pinned_bytes = 7, 8
+    found = samples(metrics)
+    assert found["penstock:floor_share"] == 0.75 and found["penstock:unpinned_bytes"] == 7
+    assert found["penstock:pinned_bytes"] == 8
+    assert found["penstock:peak_rss_bytes"] > 2**20
+    assert found["penstock:predicted_seconds_total"] == 1.75
+    assert found["penstock:link_bytes_total/disk"] == 4e9
+    assert found["penstock:link_busy_seconds_total/host to device"] == 0.5
+
+
+def test_nothing_of_the_engine_while_it_loads(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    engine.status = EngineStatus("loading", 0, 4)
+    found = samples(metrics)
+    assert "vllm:num_requests_running" not in found
+    assert "vllm:time_to_first_token_seconds_count" in found
+
+
+def test_tokens_per_step_are_a_histogram(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    for num_tokens in (1, 1, 8, 9, 20_000):
+        engine.model.metrics.record(StepStats(0.1, num_tokens, 1, 1, 0, 0.0))
+    found = samples(metrics)
+    name = "vllm:iteration_tokens_total"
+    assert [found[f"{name}_bucket/{bound}"] for bound in ("1.0", "8.0", "16.0", "16384.0", "+Inf")] == [
+        2, 3, 4, 4, 5,
+    ]  # fmt: skip
+    assert (found[f"{name}_count"], found[f"{name}_sum"]) == (5, 20_019)
+
+
+def test_the_cache_is_described(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    engine.model.metrics.kv_blocks_total = 20
+    families = text_string_to_metric_families(metrics.render().decode())
+    (sample,) = next(family.samples for family in families if family.name == "vllm:cache_config_info")
+    facts = {"block_size": "16", "cache_dtype": "float16", "num_gpu_blocks": "20"}
+    # 20 blocks of 16 tokens, and the model's longest sequence has 1000
+    facts |= {"kv_cache_size_tokens": "320", "kv_cache_max_concurrency": "0.32"}
+    assert sample.value == 1 and sample.labels == facts | {"engine": "0", "model_name": "tiny"}
