@@ -127,8 +127,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Decide where everything lies. `activation_bytes` is what the largest step takes on the compute device,
     if that was measured; otherwise it is estimated, `workspace_factor` times what the native kernels take.
-    Raises CapacityError, which says what is the least that would work, and ConfigError
-    for a budget of a device that is not there."""
+    Raises CapacityError, which says what is the least that would work, and ConfigError for a budget of a
+    device that is not there."""
     if config.device_memory_bytes is not None and hardware.device is None:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
     is_measured = activation_bytes is not None
