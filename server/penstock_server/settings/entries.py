@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from penstock.config import EngineConfig
 from penstock_server.settings.values import parse_bool, parse_int
 
-
 #: Of a field of EngineConfig's, by its type; others are words.
 _PARSERS: dict[Any, Callable[[str], Any]] = {bool: parse_bool, int: parse_int}
 
