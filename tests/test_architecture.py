@@ -20,7 +20,16 @@ LEVELS: list[set[str]] = [
     {"penstock.engine"},
     {"penstock.async_engine", "penstock.evaluate"},
     {"penstock"},
-    {"penstock_server"},
+    {"penstock_server"},  # its version alone
+    {"penstock_server.settings", "penstock_server.protocol"},
+    {"penstock_server.facade"},
+    {"penstock_server.telemetry", "penstock_server.tools"},
+    {"penstock_server.middleware", "penstock_server.prompts"},
+    {"penstock_server.answers"},
+    {"penstock_server.api"},
+    {"penstock_server.commands", "penstock_server.serving"},
+    {"penstock_server.cli"},
+    {"penstock_server.__main__"},
 ]
 #: The pure rooms: decisions on plain numbers.
 TORCH_FREE = (
@@ -37,8 +46,7 @@ OURS = ("penstock", "penstock_server", "penstock_client")
 
 def room_of(module: str) -> str:
     """The room of a dotted module name: "penstock.weights.store" -> "penstock.weights"."""
-    parts = module.split(".")
-    return parts[0] if parts[0] == "penstock_server" else ".".join(parts[:2])
+    return ".".join(module.split(".")[:2])
 
 
 def level_of(room: str) -> int:
