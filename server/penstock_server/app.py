@@ -26,6 +26,7 @@ from penstock_server.body_limit import BodyLimit
 from penstock_server.draining import Drain, DrainMiddleware
 from penstock_server.errors import ApiError, api_error, routing_error
 from penstock_server.freed_memory import ReturnMemory
+from penstock_server.head_requests import HeadAsGet
 from penstock_server.metrics import RequestMetrics
 from penstock_server.openai import OpenAIRoutes
 from penstock_server.operations import OperationRoutes
@@ -105,6 +106,7 @@ def _add_layers(
     app: FastAPI, settings: Settings, metrics: RequestMetrics, drain: Drain, tracer: RequestTracer | None
 ) -> None:
     """What a request passes on its way to a route, from the inside out: the last one added sees it first."""
+    app.add_middleware(HeadAsGet)
     app.add_middleware(ReturnMemory)
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout

@@ -91,8 +91,6 @@ class OpenAIRoutes:
         router = APIRouter(tags=["openai"], responses=ERRORS)
         router.get("/models")(self.list_models)
         router.get("/models/{model:path}")(self.retrieve_model)
-        router.head("/models", include_in_schema=False)(self.list_models)
-        router.head("/models/{model:path}", include_in_schema=False)(self.retrieve_model)
         for path, route, answer, chunk in (
             ("/completions", self.completions, Completion, Completion),
             ("/chat/completions", self.chat_completions, ChatCompletion, ChatCompletionChunk),

@@ -42,7 +42,7 @@ from penstock_server.protocol import (
     SamplingFields,
     Verbosity,
 )
-from penstock_server.tools.request import MAX_TOOLS, Function, FunctionName, FunctionType
+from penstock_server.tools.request import MAX_TOOLS, Function, FunctionName, FunctionType, TypedTool
 from penstock_server.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
@@ -238,7 +238,7 @@ def chat_messages(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     return messages
 
 
-class FlatTool(Function):
+class FlatTool(TypedTool, Function):
     """As in chat, with the function's members beside the type."""
 
     type: FunctionType

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError, RequestFailed
+from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.sequence import SamplingParams, Sequence, TokenLogprobs
 
 #: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
@@ -44,7 +44,7 @@ class Sampler:
         """logits float32 [num_sampled, vocab_size]; row i belongs to sequences[i].
 
         A row that holds NaN, or infinity as its largest, gives a ComputationError; one whose parameters
-        leave no token to choose a RequestFailed.
+        leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
         """
         largest, greedy = (column.tolist() for column in logits.max(dim=-1))
         return [
@@ -60,7 +60,7 @@ class Sampler:
             adjusted = self._adjust(logits, sequence)
             token_id = int(adjusted.argmax())
             if not math.isfinite(adjusted[token_id]) or (sequence.matcher and sequence.matcher.error):
-                return RequestFailed(_no_choice(sequence))
+                return _no_choice(sequence)
         if params.temperature > 0:
             token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
         if params.logprobs is None:
@@ -121,12 +121,17 @@ def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[
     ]
 
 
-def _no_choice(sequence: Sequence) -> str:
-    if sequence.matcher is None:
-        return "its penalties and its allowed and forbidden tokens leave none to choose"
-    if sequence.matcher.error:
-        return f"its grammar can't be followed any further: {sequence.matcher.error}"
-    return "its grammar, penalties and its allowed and forbidden tokens leave none to choose"
+def _no_choice(sequence: Sequence) -> RequestFailed:
+    params = sequence.params
+    if sequence.matcher is not None and sequence.matcher.error:
+        return RequestFailed(f"its grammar can't be followed any further: {sequence.matcher.error}")
+    restrictions = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        "min_tokens": sequence.num_output_tokens < params.min_tokens,
+        "the grammar": sequence.matcher is not None,
+    }
+    return NoTokenLeft([name for name, restricts in restrictions.items() if restricts])
 
 
 def _mask(allowed: int, vocab_size: int) -> Tensor:
