@@ -199,13 +199,18 @@ class Engine:
             self.grammars.check(params.grammar)
         wanted = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + wanted > self.max_model_len:
-            raise ContextOverflow(
+            context = f"{self.max_model_len} tokens{KV_LIMIT if self.is_context_cut else ''}"
+            message = (
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens"
-                f"{KV_LIMIT if self.is_context_cut else ''}. Shorten the prompt or ask for fewer",
-                num_prompt,
-                self.max_model_len,
+                f"{num_prompt + wanted}; this model's context here is {context}. Shorten the prompt or ask "
+                "for fewer"
             )
+            if num_prompt >= self.max_model_len:
+                message = (
+                    f"the prompt has {num_prompt} tokens; this model's context here is {context}, and an "
+                    "answer has to fit into it as well. Shorten the prompt"
+                )
+            raise ContextOverflow(message, num_prompt, self.max_model_len)
         return ValidRequest.of(request)
 
     def add(self, request: GenerationRequest) -> None:

@@ -46,7 +46,7 @@ from penstock_server.protocol.requests import (
     SamplingFields,
     Verbosity,
 )
-from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, FunctionType
+from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, FunctionType, TypedTool
 from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +72,7 @@ def _refuse_state(value: object) -> None:
 Stored = Annotated[None, PlainValidator(_refuse_state), WithJsonSchema({"type": "null"})]
 
 
-class FlatTool(Function):
+class FlatTool(TypedTool, Function):
     """As in chat, with the function's members beside the type."""
 
     type: FunctionType
