@@ -155,7 +155,7 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Stop reading and close the files. Nothing can be computed afterwards."""
+        """Stop reading, close the files and give a GPU's memory back. Nothing can be computed afterwards."""
         self.grammars.close()
         self.model.close()
 

@@ -4,7 +4,6 @@ launched."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -15,10 +14,11 @@ from typing import cast
 
 import pytest
 import torch
-from emulated_cuda import COMPILER, EmulatedLauncher, library
+from emulated_cuda import COMPILER, EmulatedLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_batch, random_matrix
+from pretended_card import PretendedCard, missing, pretend
 from torch import Tensor
 
 from penstock import kernels as choosing
@@ -89,25 +89,18 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def fake_driver(monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    """The driver's interface with emulated kernels behind it, and a torch that believes in device 1."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler to run the CUDA sources with")
-    driver = library()
-    driver.fake_stream.restype = ctypes.c_void_p
-    properties = SimpleNamespace(major=6, minor=1, multi_processor_count=10)
-    stream = SimpleNamespace(cuda_stream=driver.fake_stream())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)
-    return driver
+def card() -> Iterator[PretendedCard]:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    with pretend() as card:
+        yield card
 
 
-def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
+def test_launches_through_the_driver(card: PretendedCard) -> None:
     """The C interface sees the arguments that the kernels expect."""
-    launcher = CudaLauncher(torch.device("cuda", 1), b"\x7fELF...")
+    launcher = CudaLauncher(GPU, b"\x7fELF...")
     assert not launcher.has_tensor_cores
-    mine, reference = CudaKernels(launcher), ReferenceKernels()
+    mine, reference = cast(Kernels, OnGpu(CudaKernels(launcher))), ReferenceKernels()
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(9, 64, generator=generator), random_matrix(40, 64, generator)
     assert torch.equal(mine.linear(x, weight), reference.linear(x, weight))
@@ -118,11 +111,11 @@ def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
     assert mine.linear(x[:0], weight).shape == (0, 40)
 
 
-def test_what_the_driver_refuses_is_said(fake_driver: ctypes.CDLL) -> None:
+def test_what_the_driver_refuses_is_said(card: PretendedCard) -> None:
     with pytest.raises(ConfigError, match=r"cuDeviceGet failed: no such device \(error 101\)"):
-        CudaLauncher(torch.device("cuda", 0), b"\x7fELF...")
+        CudaLauncher(torch.device("cuda", 1), b"\x7fELF...")
     with pytest.raises(ConfigError, match="cuModuleLoadData failed: no such image"):
-        CudaLauncher(torch.device("cuda", 1), b"garbage")
+        CudaLauncher(GPU, b"garbage")
 
 
 def test_the_emulation_sees_a_missing_barrier() -> None:

@@ -80,6 +80,7 @@ def measure_activations(
             sampler.sample([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # it takes row by row
 
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # a step that is served from torch's reserve would seem to take nothing
         before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         step()

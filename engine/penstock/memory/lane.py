@@ -69,6 +69,9 @@ class Lane(Protocol):
         """uint8 [num_bytes], zeroed, where layers are computed, for what is not weights. Raises
         CapacityError."""
 
+    def upload(self, tensor: Tensor) -> Tensor:
+        """A host tensor, where layers are computed; a copy, unless that is the host. Raises CapacityError."""
+
     def describe(self, hardware: HardwareProfile) -> HardwareProfile:
         """With what can be looked up of the lane, if nothing is known of it."""
 
@@ -95,7 +98,7 @@ class Lane(Protocol):
         """Until everything queued is done."""
 
     def close(self) -> None:
-        """Wait for the link, and give memory back."""
+        """Wait for the link, and give back what was pinned and what was allocated: nothing may use it."""
 
     @property
     def unpinned_bytes(self) -> int:
@@ -145,6 +148,9 @@ class HostLane:
 
     def allocate(self, num_bytes: int) -> Tensor:
         return aligned_buffer(num_bytes)
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def describe(self, hardware: HardwareProfile) -> HardwareProfile:
         return replace(hardware, device=None)
@@ -207,12 +213,12 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._allocated: list[Tensor] = []
 
     def allocate(self, num_bytes: int) -> Tensor:
         try:
             buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
             torch.cuda.current_stream(self._device).synchronize()  # the link knows nothing of the zeros
-            return buffer
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._device)
             raise CapacityError(
@@ -220,8 +226,17 @@ class CudaMemory:
                 "process may have taken them since the plan was made (nvidia-smi shows which); end it, or "
                 "lower --device-memory"
             ) from error
+        self._allocated.append(buffer)
+        return buffer
 
     def prepare(self, piece: Tensor) -> None: ...
+
+    def close(self) -> None:
+        # Views of this memory live on in a closed engine; the next one needs the room before they are gone.
+        while self._allocated:
+            self._allocated.pop().untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
 
 class CudaLane:
@@ -255,6 +270,10 @@ class CudaLane:
 
     def allocate(self, num_bytes: int) -> Tensor:
         return self._memory.allocate(num_bytes)
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        copy = self.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        return copy.copy_(tensor)
 
     def describe(self, hardware: HardwareProfile) -> HardwareProfile:
         return replace(hardware, device=hardware.device or self.profile())
@@ -327,8 +346,9 @@ class CudaLane:
         self._link_traffic.busy_s += sum(started.elapsed_time(done) / 1e3 for started, done in ended)
 
     def close(self) -> None:
-        self._link.synchronize()
+        torch.cuda.synchronize(self.torch_device)
         self._pinned.close()
+        self._memory.close()
 
     @staticmethod
     def _timed_event() -> torch.cuda.Event:

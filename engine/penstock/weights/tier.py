@@ -170,7 +170,9 @@ class CyclicTier:
             self._position = position
             return
         with self._changed:
-            arrival = self._arrivals[key]
+            arrival = self._arrivals.get(key)
+            if arrival is None:  # closed in the meantime
+                return
             arrival.is_lent = False
             if key in self._passing:
                 self._passed.add(key)
@@ -214,6 +216,9 @@ class CyclicTier:
         for read in reads:
             read.exception()
         self._reader.close()
+        with self._changed:  # reads know the tier, and the tier knows them: nothing else would part them soon
+            self._arrivals.clear()
+            self._settled.clear()
 
     def _wait(self, key: UnitKey, arrival: Arrival) -> Arrival:
         started = time.perf_counter()
@@ -252,9 +257,8 @@ class CyclicTier:
         last = last_in_cycle(self._cycle, self._position, staged)
         assert last is not None, "all slots are lent"
         given_up = self._arrivals[last]
-        self._changed.wait_for(
-            given_up.read.done
-        )  # the slot is free only when nobody writes into it any more
+        # The slot is free only when nobody writes into it any more.
+        self._changed.wait_for(given_up.read.done)
         self._forget(last, given_up)
 
     def _forget(self, key: UnitKey, arrival: Arrival) -> None:
