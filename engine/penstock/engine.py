@@ -21,7 +21,7 @@ from penstock.generation.chosen import Chosen
 from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.executor import Cancelled
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
-from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduler import Batch, Scheduler

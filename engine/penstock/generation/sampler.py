@@ -26,7 +26,7 @@ from penstock.generation.scheduler import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence, TokenLogprobs
 
 if TYPE_CHECKING:
-    from penstock.generation.grammar_matcher import Matcher
+    from penstock.generation.grammars.grammar_matcher import Matcher
 
 #: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
 FIRST_CANDIDATES = 1024

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock import Grammar
-from penstock.generation.schema_facts import moved
+from penstock.generation.grammars.schema_facts import moved
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import TOOL_CALL, TOOL_CALL_END
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidParameter
-from penstock.generation.closed_schema import closed
+from penstock.generation.grammars.closed_schema import closed
 
 #: What is larger is no honest request; grammar_trial.py has the limits on what it takes to read one.
 MAX_GRAMMAR_CHARS = 250_000
