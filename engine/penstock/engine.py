@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import (
@@ -55,18 +54,6 @@ class Completion:
         self.logprobs += output.logprobs
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-
-
-class _Traffic(NamedTuple):
-    """The time, and what the layers' way here has taken until then."""
-
-    time_s: float
-    streamed_bytes: int
-    stall_s: float
-
-    @classmethod
-    def of(cls, streamer: LayerStreamer) -> _Traffic:
-        return cls(time.perf_counter(), streamer.streamed_bytes, streamer.stall_s)
 
 
 class Engine:
@@ -251,7 +238,7 @@ class Engine:
         be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
         step's requests are ended then, the engine goes on.
         """
-        traffic = _Traffic.of(self.streamer)
+        before = time.perf_counter(), self.streamer.streamed_bytes, self.streamer.stall_s
         batch = self.scheduler.schedule()
         if not batch:
             return []
@@ -266,7 +253,7 @@ class Engine:
         except CheckpointError as error:
             raise self._fail(batch, requests, error) from error
         outputs = self._deliver(self.scheduler.update(batch, chosen))
-        self._record(batch, outputs, traffic)
+        self._record(batch, outputs, *before)
         return outputs
 
     def _begin(self, requests: list[Request], aborted: Container[str]) -> Callable[[], bool]:
@@ -323,21 +310,24 @@ class Engine:
         expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
         return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
-    def _record(self, batch: Batch, outputs: list[RequestOutput], before: _Traffic) -> None:
-        now = _Traffic.of(self.streamer)
-        expected = self.predict(batch.num_tokens, batch.num_rows)
+    def _record(
+        self, batch: Batch, outputs: list[RequestOutput], began_s: float, streamed_bytes: int, stall_s: float
+    ) -> None:
+        """What the step took; the last three are the clock and the streamer's counters before it."""
+        num_tokens = batch.num_tokens
+        expected = self.predict(num_tokens, batch.num_rows)
         stats = StepStats(
-            duration_s=now.time_s - before.time_s,
-            num_tokens=batch.num_tokens,
+            duration_s=time.perf_counter() - began_s,
+            num_tokens=num_tokens,
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(output.token_ids) for output in outputs),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
-            streamed_bytes=now.streamed_bytes - before.streamed_bytes,
-            stall_s=now.stall_s - before.stall_s,
+            streamed_bytes=self.streamer.streamed_bytes - streamed_bytes,
+            stall_s=self.streamer.stall_s - stall_s,
             floor_s=expected.floor_s,
             predicted_s=expected.seconds,
         )
-        self._measured.record(stats.num_tokens, stats.duration_s)
+        self._measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 

@@ -53,7 +53,7 @@ class Sampler:
         leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
         """
         rows = _rows(logits)
-        return [self._choose(item, rows) if item.num_rows else NOTHING for item in batch.scheduled]
+        return [self._choose(item, rows) for item in batch.scheduled]
 
     def _choose(self, item: ScheduledSequence, rows: Iterator[Row]) -> Chosen:
         sequence = item.sequence
@@ -61,7 +61,7 @@ class Sampler:
         if item.drafts:
             return self._verify(item, islice(rows, 1 + len(item.drafts)), scores)
         if not item.is_sampled:
-            return Chosen((), scores)
+            return Chosen((), scores) if scores else NOTHING
         token = self._sample_row(next(rows), sequence, sequence.matcher)
         return Chosen((token,), scores) if isinstance(token, SampledToken) else Chosen((), scores, token)
 
