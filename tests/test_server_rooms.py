@@ -60,12 +60,12 @@ def test_nobody_reaches_into_the_engine(path: Path) -> None:
 
 
 def test_the_engine_is_asked_in_one_place() -> None:
-    """AsyncEngine.generate() by the facade, and that by what runs answers."""
+    """AsyncEngine.submit() by the facade, and that by what runs answers."""
     calls = [
         str(path.relative_to(SERVER))
         for path in FILES
         for node in nodes(path)
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "generate"
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "submit"
     ]
     assert calls == ["answers/answers.py", "facade/engine.py"]
 

@@ -31,7 +31,6 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.streamer import LayerStreamer
 
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]

@@ -1,6 +1,6 @@
 """Drafts: guesses that are computed beside a sequence's tokens change how many steps an answer takes, and not
-a bit of it. The drafters are this file's own: one that knows the answer, one that is always wrong, one that is
-right for a while, one that guesses at random."""
+a bit of it. The drafters are this file's own: one that knows the answer, one that is always wrong, one that
+is right for a while, one that guesses at random."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from penstock.generation.grammar import Grammar
 from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 
 from penstock.config import EngineConfig
@@ -17,7 +18,6 @@ from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
 from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.grammar import Grammar
 from penstock.generation.sequence import FinishReason, Sequence
 
 VOCAB_SIZE = 278

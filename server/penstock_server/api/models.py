@@ -1,4 +1,4 @@
-"""/v1/models: what the model is called here. Answers while it loads, too."""
+"""/v1/models: what the model is called here."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class ModelRoutes:
         return router
 
     async def list_models(self) -> ModelList:
+        """Answers while the model loads, too."""
         return ModelList(data=[self._model(name) for name in self._settings.model_names])
 
     async def retrieve_model(self, model: str) -> Model:

@@ -141,7 +141,8 @@ class AllowedToolChoice(Wire):
     allowed_tools: AllowedTools
 
 
-def _kind_of_choice(value: object) -> str:
+def kind_of_choice(value: object) -> str:
+    """The tag of a tool_choice."""
     if isinstance(value, str):
         return "mode"
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -152,7 +153,7 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
     | Annotated[AllowedToolChoice, Tag("allowed_tools")]
     | Annotated[ToolRef, Tag("function")],
-    Discriminator(_kind_of_choice),
+    Discriminator(kind_of_choice),
 ]
 
 
