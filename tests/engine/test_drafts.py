@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from penstock.generation.grammar import Grammar
 from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 
 from penstock.config import EngineConfig
@@ -18,6 +17,7 @@ from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
 from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.sequence import FinishReason, Sequence
 
 VOCAB_SIZE = 278
