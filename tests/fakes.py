@@ -17,7 +17,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
-from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.memory.cost import UNKNOWN, StepPrediction

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import (
@@ -22,7 +21,7 @@ from penstock.generation.chosen import Chosen
 from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.executor import Cancelled
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
-from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduler import Batch, Scheduler
@@ -33,7 +32,6 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.streamer import LayerStreamer
 
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]
@@ -56,18 +54,6 @@ class Completion:
         self.logprobs += output.logprobs
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-
-
-class _Traffic(NamedTuple):
-    """The time, and what the layers' way here has taken until then."""
-
-    time_s: float
-    streamed_bytes: int
-    stall_s: float
-
-    @classmethod
-    def of(cls, streamer: LayerStreamer) -> _Traffic:
-        return cls(time.perf_counter(), streamer.streamed_bytes, streamer.stall_s)
 
 
 class Engine:
@@ -202,13 +188,18 @@ class Engine:
             self.grammars.check(params.grammar)
         wanted = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + wanted > self.max_model_len:
-            raise ContextOverflow(
+            context = f"{self.max_model_len} tokens{KV_LIMIT if self.is_context_cut else ''}"
+            message = (
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens"
-                f"{KV_LIMIT if self.is_context_cut else ''}. Shorten the prompt or ask for fewer",
-                num_prompt,
-                self.max_model_len,
+                f"{num_prompt + wanted}; this model's context here is {context}. Shorten the prompt or ask "
+                "for fewer"
             )
+            if num_prompt >= self.max_model_len:
+                message = (
+                    f"the prompt has {num_prompt} tokens; this model's context here is {context}, and an "
+                    "answer has to fit into it as well. Shorten the prompt"
+                )
+            raise ContextOverflow(message, num_prompt, self.max_model_len)
         return ValidRequest.of(request)
 
     def add(self, request: GenerationRequest) -> None:
@@ -249,7 +240,7 @@ class Engine:
         be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
         step's requests are ended then, the engine goes on.
         """
-        traffic = _Traffic.of(self.streamer)
+        before = time.perf_counter(), self.streamer.streamed_bytes, self.streamer.stall_s
         batch = self.scheduler.schedule()
         if not batch:
             return []
@@ -264,7 +255,7 @@ class Engine:
         except CheckpointError as error:
             raise self._fail(batch, requests, error) from error
         outputs = self._deliver(self.scheduler.update(batch, chosen))
-        self._record(batch, outputs, traffic)
+        self._record(batch, outputs, *before)
         return outputs
 
     def _begin(self, requests: list[Request], aborted: Container[str]) -> Callable[[], bool]:
@@ -321,21 +312,24 @@ class Engine:
         expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
         return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
-    def _record(self, batch: Batch, outputs: list[RequestOutput], before: _Traffic) -> None:
-        now = _Traffic.of(self.streamer)
-        expected = self.predict(batch.num_tokens, batch.num_rows)
+    def _record(
+        self, batch: Batch, outputs: list[RequestOutput], began_s: float, streamed_bytes: int, stall_s: float
+    ) -> None:
+        """What the step took; the last three are the clock and the streamer's counters before it."""
+        num_tokens = batch.num_tokens
+        expected = self.predict(num_tokens, batch.num_rows)
         stats = StepStats(
-            duration_s=now.time_s - before.time_s,
-            num_tokens=batch.num_tokens,
+            duration_s=time.perf_counter() - began_s,
+            num_tokens=num_tokens,
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(output.token_ids) for output in outputs),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
-            streamed_bytes=now.streamed_bytes - before.streamed_bytes,
-            stall_s=now.stall_s - before.stall_s,
+            streamed_bytes=self.streamer.streamed_bytes - streamed_bytes,
+            stall_s=self.streamer.stall_s - stall_s,
             floor_s=expected.floor_s,
             predicted_s=expected.seconds,
         )
-        self._measured.record(stats.num_tokens, stats.duration_s)
+        self._measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 

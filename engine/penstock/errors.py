@@ -19,6 +19,7 @@ PenstockError
 ├── QueueFull                  as many requests wait as may: it is refused, and could be taken later
 ├── RequestFailed              one request could not be computed: it is lost, the engine and the others go on
 │   ├── ComputationError       its numbers are not numbers any more
+│   ├── NoTokenLeft            its own parameters leave no token to choose
 │   ├── QueueTimeout           it waited longer for its first step than it was to
 │   └── DeadlineExceeded       its time was up before it ended
 ├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
@@ -27,6 +28,8 @@ PenstockError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class PenstockError(Exception):
@@ -117,6 +120,17 @@ class RequestFailed(PenstockError):
 
 class ComputationError(RequestFailed):
     """The model computed NaN for it."""
+
+
+class NoTokenLeft(RequestFailed):
+    """The request's own parameters contradict each other: at some token of its answer none is left to choose.
+    Which tokens a grammar, several words or penalties leave is known only on the way."""
+
+    def __init__(self, params: Sequence[str]) -> None:
+        """params: those that took tokens away."""
+        names = " and ".join(params) or "its penalties"
+        super().__init__(f"{names} leave no token to choose; loosen one of them")
+        self.params = tuple(params)
 
 
 class QueueTimeout(RequestFailed):

@@ -32,8 +32,8 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, KVLayout, ModelSpec
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoint import read_json
-from penstock.weights.hub import find_model
+from penstock.weights.checkpoints.checkpoint import read_json
+from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
 from penstock.weights.readers import StoreReader
 from penstock.weights.store import WeightStore
@@ -161,11 +161,18 @@ def _measure_activations(
     batch = largest_step(config, longest, num_past, opened.spec.rope)
     num_positions = batch.scheduled[0].sequence.num_tokens
     without = kernels.without_arithmetic(longest)
-    with lane.room_for(f"the largest step, of {batch.num_tokens} tokens"):
+    try:
         family = opened.family(opened.spec, without, num_positions, lane.torch_device)
-        num_bytes = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
-    lane.trim()  # a GPU's weights of the warm-up were real
-    return num_bytes
+        return measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(lane.torch_device)
+        raise CapacityError(
+            f"{lane.torch_device} has too little memory to try the largest step, of {batch.num_tokens} "
+            f"tokens: {gib(free)} of {gib(total)} are free. End the processes that take the rest (nvidia-smi "
+            "shows them), or lower --max-num-batched-tokens or --max-num-seqs"
+        ) from error
+    finally:
+        lane.trim()  # a GPU's weights of the warm-up were real
 
 
 def _begin_reading(
@@ -191,9 +198,7 @@ def _begin_reading(
     pool = MemoryPool("KV cache", plan.kv_bytes, lane.allocate)
     kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool)
     embedding = embedding_there()
-    head = with_head(tensors, head_there(), embedding)
-    with lane.room_for("the head"):
-        head = head.to(lane.torch_device)
+    head = with_head(tensors, head_there(), embedding).map(lane.upload)
     return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import build
 from units import layer_key
 
@@ -24,11 +25,11 @@ from penstock.errors import CapacityError, CheckpointError, ConfigError, Corrupt
 from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
-from penstock.weights import convert as conversion
-from penstock.weights import layer_file, whole_file
-from penstock.weights.checkpoint import read_header
-from penstock.weights.convert import convert
-from penstock.weights.manifest import MANIFEST, verify
+from penstock.weights.checkpoints.checkpoint import read_header
+from penstock.weights.conversion import convert as conversion
+from penstock.weights.conversion import layer_file, whole_file
+from penstock.weights.conversion.convert import convert
+from penstock.weights.conversion.manifest import MANIFEST, verify
 from penstock.weights.store import WeightStore
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -145,6 +146,18 @@ def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> N
     for pattern in ("tokenizer.json", "generation_config.json"):
         if (tiny_llama / pattern).exists():
             assert (tmp_path / "new" / "out" / pattern).read_bytes() == (tiny_llama / pattern).read_bytes()
+
+
+@pytest.mark.parametrize("value", [1e30, -3e38, 1e-40])
+def test_huge_and_tiny_weights_have_errors_that_are_numbers(value: float, tmp_path: Path) -> None:
+    build("GPT-2", tmp_path / "source")
+    path = tmp_path / "source" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["transformer.h.0.mlp.c_fc.weight"][3, 5] = value
+    tensors["transformer.h.1.mlp.c_fc.weight"][:] = value
+    save_file(tensors, path, {"format": "pt"})
+    report = convert(store_of(tmp_path / "source"), tmp_path / "target")
+    assert report.errors and all(0 <= error < 2 for error in report.errors.values())
 
 
 def test_torch_has_its_threads_back(tiny_llama: Path, tmp_path: Path) -> None:
@@ -337,8 +350,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from penstock.model.registry import open_model
-from penstock.weights import manifest, whole_file
-from penstock.weights.convert import convert
+from penstock.weights.conversion import manifest, whole_file
+from penstock.weights.conversion.convert import convert
 
 source, out, expected = map(Path, sys.argv[1:])
 CALLS = ("mkdir", "open", "write", "fdatasync", "replace", "fsync", "unlink")

@@ -191,14 +191,19 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     model, device = Model(tmp_path, EngineConfig()), torch.device("meta")
     family = find_family(model.store.checkpoint.config)(model.spec, NoAttention(), MAX_LEN, device)
     tensors = model.store.tensors
-    embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
+    embedding, head = (model.store.read_resident(group) for group in (tensors.embedding, tensors.head))
+    head = with_head(tensors, head, embedding)
+
+    def moved(weights: LayerWeights) -> LayerWeights:
+        return weights.map(lambda tensor: tensor.to(device))
+
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
     layer = read_layer(model.store)
     kv = LayerKV(model.kv_cache.layout, tuple(part.to(device) for part in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
-    hidden = family.layer(0, layer.to(device), hidden, kv, layout)
-    logits = family.head(head.to(device), embedding.to(device), hidden)
+    hidden = family.layer(0, moved(layer), hidden, kv, layout)
+    logits = family.head(moved(head), hidden)
     assert logits.device == device and logits.shape == (layout.num_tokens, model.spec.vocab_size)
     with pytest.raises((RuntimeError, NotImplementedError)):
         family.layer(0, layer, hidden, kv, layout)

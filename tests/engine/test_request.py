@@ -19,9 +19,9 @@ from tiny_tokenizers import save_byte_level, save_sentencepiece
 from conftest import save_tiny_llama
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.errors import InvalidParameter, RequestFailed
+from penstock.errors import InvalidParameter, NoTokenLeft, RequestFailed
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.sequence import FinishReason
 
 #: KV bytes of 16 tokens of the tiny model.
@@ -201,7 +201,7 @@ def test_no_token_left_is_an_error_of_the_request(tiny: Engine) -> None:
     forced = ask(tiny, constrained(Grammar.choice(["pipe"]))).token_ids
     for index in (0, len(forced) - 1):
         params = constrained(Grammar.choice(["pipe"]), min_tokens=50, stop_token_ids=(forced[index],))
-        with pytest.raises(RequestFailed, match="and its allowed and forbidden tokens leave none"):
+        with pytest.raises(NoTokenLeft, match="min_tokens and the grammar leave no token"):
             ask(tiny, params)
     with pytest.raises(RequestFailed, match="can't be followed any further: .*Too many items"):
         ask(tiny, constrained(Grammar.lark("start: /a/ start")))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError, RequestFailed
+from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import SampledToken
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import (
@@ -351,7 +351,7 @@ def test_a_request_that_forbids_every_token_fails_alone(options: dict[str, float
     forbidding = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(6)), **options)  # type: ignore[arg-type]
     rows = [sequence(forbidding, [1], []), sequence(GREEDY, [1], [])]
     sampled = sample(Sampler(6, frozenset()), random_logits(2, 6), rows)
-    assert isinstance(sampled[0], RequestFailed) and not isinstance(sampled[0], ComputationError)
+    assert isinstance(sampled[0], NoTokenLeft) and sampled[0].params == ("min_tokens",)
     assert isinstance(sampled[1], SampledToken)
 
 
@@ -403,7 +403,8 @@ def test_allowed_and_forbidden_may_leave_nothing() -> None:
     params = SamplingParams(temperature=0, allowed_token_ids=(7,), bad_words=((7,),))
     sampler = Sampler(50, frozenset([0]))
     (failed,) = sample(sampler, random_logits(50)[None], [sequence(params, [1], [])])
-    assert isinstance(failed, RequestFailed)
+    assert isinstance(failed, NoTokenLeft)
+    assert str(failed).startswith("allowed_token_ids and bad_words leave no token to choose")
 
 
 def test_bad_words_as_transformers_has_them() -> None:

@@ -5,7 +5,7 @@ ask for experts, and a second lane that computes a share of each product."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +37,8 @@ from penstock.model.layers import attend
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.spec import DECODER, ModelSpec
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
-from penstock.weights.convert import convert
+from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.conversion.convert import convert
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
 from penstock.weights.tensors import Stack, TensorSpec
@@ -84,8 +84,8 @@ class HalfMatrix(NamedTuple):
     def look_up(self, row_ids: Tensor) -> Tensor:
         return self.weight[row_ids].float()
 
-    def to(self, device: torch.device) -> HalfMatrix:
-        return HalfMatrix(self.weight.to(device))
+    def map(self, function: Callable[[Tensor], Tensor]) -> HalfMatrix:
+        return HalfMatrix(function(self.weight))
 
     def dequantize(self) -> Tensor:
         return self.weight.float()

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError, RequestFailed
+from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
 from penstock.generation.generation_request import SamplingParams
 from penstock.generation.scheduler import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence, TokenLogprobs
 
 if TYPE_CHECKING:
-    from penstock.generation.grammar_matcher import Matcher
+    from penstock.generation.grammars.grammar_matcher import Matcher
 
 #: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
 FIRST_CANDIDATES = 1024
@@ -50,10 +50,10 @@ class Sampler:
         time.
 
         A row that holds NaN, or infinity as its largest, gives a ComputationError; one whose parameters
-        leave no token to choose a RequestFailed.
+        leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
         """
         rows = _rows(logits)
-        return [self._choose(item, rows) if item.num_rows else NOTHING for item in batch.scheduled]
+        return [self._choose(item, rows) for item in batch.scheduled]
 
     def _choose(self, item: ScheduledSequence, rows: Iterator[Row]) -> Chosen:
         sequence = item.sequence
@@ -61,7 +61,7 @@ class Sampler:
         if item.drafts:
             return self._verify(item, islice(rows, 1 + len(item.drafts)), scores)
         if not item.is_sampled:
-            return Chosen((), scores)
+            return Chosen((), scores) if scores else NOTHING
         token = self._sample_row(next(rows), sequence, sequence.matcher)
         return Chosen((token,), scores) if isinstance(token, SampledToken) else Chosen((), scores, token)
 
@@ -106,7 +106,7 @@ class Sampler:
             adjusted = self._adjust(logits, params, token_ids, num_output, matcher)
             token_id = int(adjusted.argmax())
             if not math.isfinite(adjusted[token_id]) or (matcher and matcher.error):
-                return RequestFailed(_no_choice(matcher))
+                return _no_choice(params, num_output, matcher)
         if params.temperature > 0:
             token_id = draw(adjusted, params, uniform(sequence.seed, num_output))
         if params.logprobs is None:
@@ -192,12 +192,16 @@ def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[
     ]
 
 
-def _no_choice(matcher: Matcher | None) -> str:
-    if matcher is None:
-        return "its penalties and its allowed and forbidden tokens leave none to choose"
-    if matcher.error:
-        return f"its grammar can't be followed any further: {matcher.error}"
-    return "its grammar, penalties and its allowed and forbidden tokens leave none to choose"
+def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None) -> RequestFailed:
+    if matcher is not None and matcher.error:
+        return RequestFailed(f"its grammar can't be followed any further: {matcher.error}")
+    restrictions = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        "min_tokens": num_output < params.min_tokens,
+        "the grammar": matcher is not None,
+    }
+    return NoTokenLeft([name for name, restricts in restrictions.items() if restricts])
 
 
 def _mask(allowed: int, vocab_size: int) -> Tensor:

@@ -59,8 +59,8 @@ def choose_kernels(
     if choice != "native":
         if config.kernels == "auto" and _is_gpu(device):
             logger.warning(
-                "no NVRTC library can compile our kernels for %s (architecture %d): torch's, which are much "
-                "slower, serve. %s", device, _architecture(device), INSTALL_NVRTC,
+                "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's, which "
+                "are much slower, serve. %s", device, *divmod(_architecture(device), 10), INSTALL_NVRTC,
             )  # fmt: skip
         return _PLAIN[choice](config.activations)
     if device is not None and _is_gpu(device):
@@ -72,7 +72,7 @@ def choose_kernels(
 
 
 def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str:
-    """Of what choose_kernels() gives: another one where it computes at another speed."""
+    """Of the kernels that choose_kernels() gives: another one where they compute at another speed."""
     choice = _resolved(config.kernels, device)
     if choice != "native":
         build = f"{choice} {torch.__version__}"
@@ -84,7 +84,7 @@ def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str
 
 
 def expected_traits(config: EngineConfig, has_gpu: bool) -> KernelTraits:
-    """Of the kernels that the config comes to on a machine that is only thought of: with a GPU, the GPU's."""
+    """Of the kernels that would compute, where nothing is loaded: a GPU's, if there were one."""
     if has_gpu and config.kernels in ("auto", "native"):
         return CudaKernels.traits
     choice = _resolved(config.kernels, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -28,8 +29,8 @@ class Matrix(Protocol):
     def look_up(self, row_ids: Tensor) -> Tensor:
         """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
 
-    def to(self, device: torch.device) -> Matrix:
-        """A copy on another device."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> Matrix:
+        """What `function` makes of each of its tensors: a copy on another device, for example."""
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features]."""
@@ -64,9 +65,9 @@ class QuantizedTensor(NamedTuple):
         rows = QuantizedTensor(self.qweight[row_ids], self.scale[row_ids])
         return rows.dequantize() if self.num_groups > 1 else rows.qweight.float() * rows.scale.view(-1, 1)
 
-    def to(self, device: torch.device) -> QuantizedTensor:
-        """A copy on another device."""
-        return QuantizedTensor(self.qweight.to(device), self.scale.to(device))
+    def map(self, function: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """What `function` makes of each of its tensors."""
+        return QuantizedTensor(function(self.qweight), function(self.scale))
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features]."""

@@ -71,8 +71,8 @@ class Lane(Protocol):
         """uint8 [num_bytes], zeroed, where layers are computed, for what is not weights. Raises
         CapacityError."""
 
-    def room_for(self, purpose: str) -> contextlib.AbstractContextManager[None]:
-        """Inside, memory that is not there raises CapacityError, which says what it was for."""
+    def upload(self, tensor: Tensor) -> Tensor:
+        """A host tensor, where layers are computed; a copy, unless that is the host. Raises CapacityError."""
 
     def describe(self, hardware: HardwareProfile) -> HardwareProfile:
         """With what can be looked up of the lane, if nothing is known of it."""
@@ -100,7 +100,7 @@ class Lane(Protocol):
         """Until everything queued is done."""
 
     def close(self) -> None:
-        """Wait for the link, and give memory back: nothing may use it afterwards."""
+        """Wait for the link, and give back what was pinned and what was allocated: nothing may use it."""
 
     @property
     def unpinned_bytes(self) -> int:
@@ -151,8 +151,8 @@ class HostLane:
     def allocate(self, num_bytes: int) -> Tensor:
         return aligned_buffer(num_bytes)
 
-    def room_for(self, purpose: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def upload(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def describe(self, hardware: HardwareProfile) -> HardwareProfile:
         return replace(hardware, device=None)
@@ -215,7 +215,7 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: list[Tensor] = []
+        self._allocated: list[Tensor] = []
 
     def allocate(self, num_bytes: int) -> Tensor:
         with self.room_for(f"{num_bytes} bytes"):
@@ -226,7 +226,8 @@ class CudaMemory:
     @contextlib.contextmanager
     def room_for(self, purpose: str) -> Iterator[None]:
         try:
-            yield
+            buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+            torch.cuda.current_stream(self._device).synchronize()  # the link knows nothing of the zeros
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._device)
             raise CapacityError(
@@ -234,13 +235,17 @@ class CudaMemory:
                 "processes may have taken memory since the plan was made (nvidia-smi shows them): end them, "
                 "or lower --device-memory or --max-num-batched-tokens"
             ) from error
+        self._allocated.append(buffer)
+        return buffer
 
     def prepare(self, piece: Tensor) -> None: ...
 
     def close(self) -> None:
-        # Views of these buffers live as long as a closed engine does; the next one needs the room before.
-        while self._buffers:
-            self._buffers.pop().untyped_storage().resize_(0)
+        # Views of this memory live on in a closed engine; the next one needs the room before they are gone.
+        while self._allocated:
+            self._allocated.pop().untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
 
 class CudaLane:
@@ -275,8 +280,9 @@ class CudaLane:
     def allocate(self, num_bytes: int) -> Tensor:
         return self._memory.allocate(num_bytes)
 
-    def room_for(self, purpose: str) -> contextlib.AbstractContextManager[None]:
-        return self._memory.room_for(purpose)
+    def upload(self, tensor: Tensor) -> Tensor:
+        copy = self.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        return copy.copy_(tensor)
 
     def describe(self, hardware: HardwareProfile) -> HardwareProfile:
         return replace(hardware, device=hardware.device or self.profile())
@@ -352,8 +358,6 @@ class CudaLane:
         torch.cuda.synchronize(self.torch_device)
         self._pinned.close()
         self._memory.close()
-        self.trim()
-        torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
 
     @staticmethod
     def _timed_event() -> torch.cuda.Event:

@@ -16,7 +16,7 @@ from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.config_values import count, refuse
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
-from penstock.weights.formats import MALFORMED
+from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 from penstock.weights.weight_format import INT8

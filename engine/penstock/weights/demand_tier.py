@@ -84,7 +84,9 @@ class DemandTier:
 
     def release(self, key: UnitKey) -> None:
         with self._changed:
-            self._arrivals[key].is_lent = False
+            arrival = self._arrivals.get(key)
+            if arrival is not None:  # it was not closed in the meantime
+                arrival.is_lent = False
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -96,6 +98,9 @@ class DemandTier:
         for read in reads:
             read.exception()
         self._reader.close()
+        with self._changed:  # reads know the tier, and the tier knows them: nothing else would part them soon
+            self._arrivals.clear()
+            self._last_uses.clear()
 
     def _take(self, wanted: Mapping[UnitKey, None]) -> UnitKey:
         """Lend one of these, and have the others read meanwhile. Raises what reading raised."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from penstock.kernels import Matrix
@@ -53,9 +52,14 @@ class LayerWeights:
         reading raised."""
         return self._ask(numbers)
 
-    def to(self, device: torch.device) -> LayerWeights:
-        """A copy on another device."""
-        return LayerWeights({name: tensor.to(device) for name, tensor in self._tensors.items()})
+    def map(self, function: Callable[[Tensor], Tensor]) -> LayerWeights:
+        """What `function` makes of each tensor, and of each part of a matrix."""
+        return LayerWeights(
+            {
+                name: function(tensor) if isinstance(tensor, Tensor) else tensor.map(function)
+                for name, tensor in self._tensors.items()
+            }
+        )
 
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
         """With one more matrix."""

@@ -3,6 +3,7 @@ off that is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -57,15 +58,22 @@ class RowQuantizer:
         """Sums of squares: of what was lost when `out` was quantized, the last that was, and of what it was
         made of. To be asked once: it is computed in place."""
         exact, work, scales = self._views(out)
-        of = float(torch.linalg.vector_norm(exact)) ** 2
+        of = _sum_of_squares(exact)
         exact.addcmul_(work, scales[:, None], value=-1)
-        return float(torch.linalg.vector_norm(exact)) ** 2, of
+        return _sum_of_squares(exact), of
 
     def _views(self, out: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
         """The two buffers [num_scales, inputs of each], and the scales in a row."""
         scales, count = out.scale.view(-1), out.qweight.numel()
         shape = (len(scales), count // max(1, len(scales)))
         return self._exact[:count].view(shape), self._work[:count].view(shape), scales
+
+
+def _sum_of_squares(values: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(values))
+    if not math.isfinite(norm):  # float32 has no square of 1e30; float64 takes ten times as long
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm**2
 
 
 @dataclass(frozen=True)

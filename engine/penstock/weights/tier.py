@@ -216,7 +216,7 @@ class CyclicTier:
         for read in reads:
             read.exception()
         self._reader.close()
-        with self._changed:  # reads know this tier: as long as it knows them, memory stays taken
+        with self._changed:  # reads know the tier, and the tier knows them: nothing else would part them soon
             self._arrivals.clear()
             self._settled.clear()
 
@@ -257,9 +257,8 @@ class CyclicTier:
         last = last_in_cycle(self._cycle, self._position, staged)
         assert last is not None, "all slots are lent"
         given_up = self._arrivals[last]
-        self._changed.wait_for(
-            given_up.read.done
-        )  # the slot is free only when nobody writes into it any more
+        # The slot is free only when nobody writes into it any more.
+        self._changed.wait_for(given_up.read.done)
         self._forget(last, given_up)
 
     def _forget(self, key: UnitKey, arrival: Arrival) -> None:

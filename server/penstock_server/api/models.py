@@ -1,4 +1,4 @@
-"""/v1/models: what the model is called here. Answers while it loads, too."""
+"""/v1/models: what the model is called here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class ModelRoutes:
         router = APIRouter(tags=["openai"], responses=ERRORS)
         router.get("/models")(self.list_models)
         router.get("/models/{model:path}")(self.retrieve_model)
-        router.head("/models", include_in_schema=False)(self.list_models)
-        router.head("/models/{model:path}", include_in_schema=False)(self.retrieve_model)
         return router
 
     async def list_models(self) -> ModelList:
+        """Answers while the model loads, too."""
         return ModelList(data=[self._model(name) for name in self._settings.model_names])
 
     async def retrieve_model(self, model: str) -> Model:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Role, Turn
-from penstock_server.protocol.messages import MAX_PARTS
+from penstock_server.protocol.messages import MAX_PARTS, TextOrRefusal
 from penstock_server.protocol.requests import MAX_MESSAGES
 from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
 
@@ -29,31 +29,18 @@ def _known(kind: str, *names: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class InputPart(Wire):
+class InputPart(TextOrRefusal):
     """A piece of an item: text of the client's, or the assistant's as it came."""
 
     type: Annotated[
         Literal["input_text", "output_text", "refusal"],
         _known("parts", "input_text", "output_text", "refusal"),
     ]
-    text: Text | None = None
-    refusal: Text | None = None
 
     # accepted without effect
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _check_text(self) -> InputPart:
-        is_refusal = self.type == "refusal"
-        if (self.text is None) != is_refusal or (self.refusal is None) == is_refusal:
-            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
-        return self
-
-    @property
-    def content(self) -> str:
-        return self.text or self.refusal or ""
 
 
 Content = Annotated[

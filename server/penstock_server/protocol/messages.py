@@ -22,25 +22,32 @@ def _check_part_type(value: object) -> object:
     return value
 
 
-class ContentPart(Wire):
-    """A piece of a message: text, or what an assistant said in its stead."""
+class TextOrRefusal(Wire):
+    """A piece of a message. Its `type` names the one member that it has of the two."""
 
-    type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
+    type: str
     text: Text | None = None
     refusal: Text | None = None
 
-    # accepted without effect
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
     @model_validator(mode="after")
-    def _check_text(self) -> ContentPart:
-        if (self.text is None) == (self.type == "text") or (self.refusal is None) == (self.type == "refusal"):
+    def _check_text(self) -> TextOrRefusal:
+        is_refusal = self.type == "refusal"
+        if (self.text is None) != is_refusal or (self.refusal is None) == is_refusal:
             raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
         return self
 
     @property
     def content(self) -> str:
         return self.text or self.refusal or ""
+
+
+class ContentPart(TextOrRefusal):
+    """Text, or what an assistant said in its stead."""
+
+    type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
+
+    # accepted without effect
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 MessageContent = Annotated[

@@ -46,7 +46,14 @@ from penstock_server.protocol.requests import (
     SamplingFields,
     Verbosity,
 )
-from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, FunctionType
+from penstock_server.protocol.tools import (
+    MAX_TOOLS,
+    Function,
+    FunctionName,
+    FunctionType,
+    TypedTool,
+    kind_of_choice,
+)
 from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +79,7 @@ def _refuse_state(value: object) -> None:
 Stored = Annotated[None, PlainValidator(_refuse_state), WithJsonSchema({"type": "null"})]
 
 
-class FlatTool(Function):
+class FlatTool(TypedTool, Function):
     """As in chat, with the function's members beside the type."""
 
     type: FunctionType
@@ -89,18 +96,11 @@ class FlatAllowedTools(Wire):
     tools: Annotated[list[FlatToolRef], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _kind_of_choice(value: object) -> str:
-    if isinstance(value, str):
-        return "mode"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "allowed_tools" if kind == "allowed_tools" else "function"
-
-
 FlatToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
     | Annotated[FlatAllowedTools, Tag("allowed_tools")]
     | Annotated[FlatToolRef, Tag("function")],
-    Discriminator(_kind_of_choice),
+    Discriminator(kind_of_choice),
 ]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock_server.settings.settings import GROUPS, Settings
+from penstock_server.settings.entries import GROUPS
+from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import flag_help
 from penstock_server.settings.values import parse_bool
 

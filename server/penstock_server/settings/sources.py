@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock_server.settings.settings import GROUPS, Settings
+from penstock_server.settings.entries import GROUPS
+from penstock_server.settings.settings import Settings
 from penstock_server.settings.values import (
     parse_bool,
     parse_bytes,

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
 from penstock import AsyncEngine, Engine
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
@@ -234,6 +236,35 @@ def test_structured_outputs_of_both_routes(demo: openai.OpenAI) -> None:
         said = demo.chat.completions.create(model="demo", messages=MESSAGES, extra_body=extra)
         for each in (text, said.choices[0].message.content or ""):
             assert re.fullmatch(pattern, each), each
+
+
+def test_what_leaves_no_token_to_choose_is_a_400_that_names_it(demo: openai.OpenAI) -> None:
+    """Known on the way only: the second token of a text may be forbidden, or what a grammar leaves."""
+    dice = random.Random(3)
+    words = ["the", "water", "and", "a", "e", "."]
+    counts: Counter[int] = Counter()
+    for index in range(40):
+        constraints: dict[str, Any] = {
+            "allowed_token_ids": [dice.choice([267, 281, 302, 17, 88]) for _ in range(dice.randint(1, 3))],
+            "bad_words": dice.sample(words, 4),
+            "structured_outputs": {"choice": ["the", "and", "water"]},
+            "min_tokens": 4,
+        }
+        kept = {name: constraints[name] for name in dice.sample(sorted(constraints), 2)}
+        asked: Any = {"model": "demo", "prompt": "The", "n": 2, "logprobs": 3, "max_tokens": 6, "seed": index}
+        try:
+            if index % 2:
+                demo.completions.create(**asked, extra_body=kept)
+            else:
+                list(demo.completions.create(**asked, extra_body=kept, stream=True))
+            counts[200] += 1
+        except openai.APIError as error:
+            assert "contradicts itself" in error.message and str(error.param) in (*kept, "None"), (
+                error.message
+            )
+            assert isinstance(error, openai.BadRequestError) or not index % 2
+            counts[400] += 1
+    assert counts[200] > 5 and counts[400] > 5
 
 
 def test_a_stop_string_ends_it_before_the_grammar_does(demo: openai.OpenAI) -> None:

@@ -33,39 +33,6 @@ def test_text_is_a_users_message() -> None:
     assert turns(request(instructions="Be kind")) == [("system", "Be kind"), ("user", "Hi")]
 
 
-def test_items_of_all_spellings() -> None:
-    answer = {
-        "type": "message",
-        "id": "msg_1",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}],
-    }
-    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    items = [{"role": "developer", "content": "Be kind"}, answer, refusal, {"role": "user", "content": parts}]
-    assert turns(request(input=items)) == [
-        ("system", "Be kind"),
-        ("assistant", "Hello"),
-        ("assistant", "No."),
-        ("user", "a\nb"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("item", "name"),
-    [
-        ({"type": "item_reference", "id": "msg_1"}, "item_reference"),
-        ({"type": "computer_call", "id": "x"}, "computer_call"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
-        ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input_file"),
-    ],
-)
-def test_items_and_parts_of_other_types_are_named(item: Any, name: str) -> None:
-    with pytest.raises(ValidationError, match=f"'{name}' (items|parts) are not supported"):
-        request(input=[item])
-
-
 @pytest.mark.parametrize("items", [[], ["x"], [{"role": "tool", "content": "x"}], None, 7])
 def test_no_input(items: Any) -> None:
     assert refused(input=items)["loc"][0] == "input"
@@ -96,6 +63,20 @@ def test_no_input(items: Any) -> None:
 )
 def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:
     assert refused(**{name: value})["loc"][0] == name
+
+
+@pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "mcp", "server_label": "x", "name": "y"}])
+def test_tools_that_are_no_functions_are_named_and_nothing_else_is_said(tool: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        request(tools=[tool])
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("tools", 0, "type")
+    assert error["msg"].startswith(f"tools of the type '{tool['type']}' are not supported by this server")
+    with pytest.raises(ValidationError) as caught:
+        ChatCompletionRequest.model_validate(
+            {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+        )
+    assert len(caught.value.errors()) == 1
 
 
 def test_what_is_about_stored_responses_says_so() -> None:
@@ -154,44 +135,6 @@ def test_the_form_of_an_answer() -> None:
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
-
-
-def test_calls_are_part_of_the_assistants_message() -> None:
-    said = {"role": "assistant", "content": "Let me see."}
-    second, result = CALL | {"call_id": "c2"}, RESULT | {"call_id": "c2", "output": [PART]}
-    user, last = {"role": "user", "content": "x"}, CALL | {"call_id": "c3"}
-    body = request(input=[user, said, CALL, second, RESULT, result, last])
-    _, first, one, two, third = body.as_conversation.turns
-    assert first.text == "Let me see." and [call.call_id for call in first.calls] == ["c1", "c2"]
-    assert [(each.role, each.call_id, each.text) for each in (one, two)] == [
-        ("tool", "c1", "42"),
-        ("tool", "c2", "7"),
-    ]
-    assert third.role == "assistant" and third.calls
-
-
-PART = {"type": "input_text", "text": "7"}
-
-
-def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Short."}]}
-    whole = thought | {"content": [{"type": "reasoning_text", "text": each} for each in ("One.", "Two.")]}
-    empty = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": None}
-    user = {"role": "user", "content": "x"}
-    said = {"role": "assistant", "content": "Yes."}
-    body = request(input=[user, thought, whole, empty, said, user, thought, CALL, RESULT, empty, said])
-    told = [(each.role, each.reasoning, each.text) for each in body.as_conversation.turns]
-    assert told == [
-        ("user", None, "x"),
-        ("assistant", "Short.\nOne.\nTwo.", "Yes."),
-        ("user", None, "x"),
-        ("assistant", "Short.", ""),
-        ("tool", None, "42"),
-        ("assistant", None, "Yes."),
-    ]
-    assert [call.call_id for call in body.as_conversation.turns[3].calls] == ["c1"]
-    sealed = refused(input=[user, thought | {"encrypted_content": "abc"}])
-    assert sealed["loc"][-1] == "encrypted_content"
 
 
 def test_tools_and_their_choice_are_those_of_chat() -> None:

@@ -1,0 +1,73 @@
+"""What is read of an engine's inside, on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock import Engine, EngineConfig, SamplingParams
+from penstock.memory.hardware import HardwareProfile
+from penstock_server.facade import inside
+from penstock_server.facade.plan_table import plan_table
+
+#: Rates of an invented machine, so that there is something to predict by.
+MACHINE = HardwareProfile(2, 8 << 30, 4 << 30, 10.0, 100.0)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama: Path) -> Iterator[Engine]:
+    config = EngineConfig(num_kv_tokens=256, max_num_seqs=4, max_num_batched_tokens=16)
+    with Engine.load(tiny_llama, config, hardware=MACHINE) as engine:
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+        yield engine
+
+
+def test_facts_of_the_model(engine: Engine) -> None:
+    model = inside.model_of(engine)
+    assert model.vocab_size > max(engine.tokenizer.encode("the pipe"))
+    assert model.max_model_len == engine.max_model_len <= 256
+
+
+def test_how_it_stands(engine: Engine) -> None:
+    found = inside.snapshot_of(engine)
+    assert (found.stats.num_steps, found.stats.prompt_tokens, found.stats.generated_tokens) == (2, 3, 2)
+    assert found.stats.last_step is not None and found.stats.last_step.num_tokens == 1
+    assert sum(found.stats.steps_by_tokens) == 2
+    assert len(found.stats.steps_by_tokens) == len(found.step_token_bounds) + 1
+    assert (found.stats.current_layer, found.block_size, found.kv_dtype) == (None, 16, "float16")
+    assert found.stats.kv_blocks_total * found.block_size == 256
+
+
+def test_its_plan(engine: Engine) -> None:
+    plan = inside.served_plan_of(engine)
+    assert plan is not None
+    assert (len(plan.layers), plan.num_resident_layers, plan.streamed_bytes) == (3, 3, 0)
+    assert (plan.step.num_tokens, plan.step.seconds) == (1, engine.predict(1, 1).seconds)
+    assert plan.step.seconds > 0 and plan.num_kv_tokens == 256
+    rows = [row for row in plan_table(plan) if row.startswith("3 layers")]
+    assert len(rows) == 1 and rows[0].endswith("resident")
+
+
+@pytest.mark.parametrize("num_seqs", [1, 3, 4])
+def test_a_rehearsal_ends_where_the_engine_does(tiny_llama: Path, num_seqs: int) -> None:
+    config = EngineConfig(
+        num_kv_tokens=256, max_num_seqs=4, max_num_batched_tokens=16, enable_prefix_caching=False
+    )
+    num_tokens = dict.fromkeys(map(str, range(num_seqs)), 16)
+    with Engine.load(tiny_llama, config) as engine:
+        for name in num_tokens:
+            engine.add(name, [5] * 16, SamplingParams(ignore_eos=True))
+        num_left = 5
+        while num_left:
+            num_left -= all(number > 16 for number in num_tokens.values())
+            for output in engine.step():
+                num_tokens[output.request_id] += len(output.token_ids)
+        assert engine.plan is not None
+        longest = inside.longest_sequence(config, engine.plan, num_seqs, 16, 5)
+        assert longest == max(num_tokens.values())
+        four_blocks = replace(engine.plan, num_kv_blocks=4)
+    # A sequence needs a second block for its 17th token.
+    assert (inside.longest_sequence(config, four_blocks, num_seqs, 16, 5) is None) == (num_seqs > 2)

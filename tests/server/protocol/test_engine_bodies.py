@@ -1,0 +1,181 @@
+"""What operators' programs read: the names stay as they were, whatever the engine calls the same thing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fakes import FakeAsyncEngine, FakeModel
+from penstock.config import EngineConfig
+from penstock.memory.cards import find_card
+from penstock.memory.cost import predict_step
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.plan import plan_memory
+from penstock.metrics import StepStats, Traffic
+from penstock.model.known_shapes import find_shape
+from penstock_server.commands.plan_report import as_data, footprint_of, predictions
+
+from ..conftest import MakeClient
+
+PLAN = [
+    "layers[].home",
+    "layers[].is_resident",
+    "layers[].num_bytes",
+    "embedding_bytes",
+    "head_bytes",
+    "num_staging_slots",
+    "num_host_slots",
+    "staging_slot_bytes",
+    "block_size",
+    "num_kv_blocks",
+    "kv_bytes",
+    "workspace_bytes",
+    "is_workspace_measured",
+    "has_gpu",
+    "host_budget_bytes",
+    "device_budget_bytes",
+    "notes",
+    "warnings",
+    "host_used_bytes",
+    "device_used_bytes",
+    "streamed_bytes",
+    "num_resident_layers",
+    "num_kv_tokens",
+]
+STEP = [
+    "num_tokens",
+    "num_sampled",
+    "terms.memory",
+    "terms.arithmetic",
+    "terms.disk",
+    "terms.host_to_device",
+    "terms.host_memory",
+    "seconds",
+    "products_s",
+    "binding",
+]
+STATS = [
+    "time_s",
+    "current_layer",
+    "num_steps",
+    "step_seconds",
+    "stall_seconds",
+    "floor_seconds",
+    "predicted_seconds",
+    "streamed_bytes",
+    "prompt_tokens",
+    "generated_tokens",
+    "fast_forwarded_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "num_running",
+    "num_waiting",
+    "kv_blocks_used",
+    "kv_blocks_total",
+    "num_resident_layers",
+    "num_streamed_layers",
+    "pinned_bytes",
+    "unpinned_bytes",
+    "last_step.duration_s",
+    "last_step.num_tokens",
+    "last_step.num_seqs",
+    "last_step.num_sampled",
+    "last_step.streamed_bytes",
+    "last_step.stall_s",
+    "last_step.floor_s",
+    "last_step.predicted_s",
+    "last_step.num_fast_forwarded",
+    "links.disk.num_bytes",
+    "links.disk.busy_s",
+    "step_tokens",
+    "steps_by_tokens",
+]
+HARDWARE = [
+    "num_cores",
+    "ram_bytes",
+    "free_ram_bytes",
+    "memory_read_gbps",
+    "int8_gops",
+    "disk.read_gbps",
+    "disk.block_bytes",
+    "disk.depth",
+    "disk.is_direct",
+    "device.name",
+    "device.compute_capability",
+    "device.total_bytes",
+    "device.free_bytes",
+    "device.memory_gbps",
+    "device.host_to_device_gbps",
+    "device.int8_gops",
+    "device.pinnable_bytes",
+    "products",
+]
+
+CONFIG = EngineConfig(host_memory_bytes=6 << 30)
+SIZE = footprint_of(find_shape("solar-10.7b"), CONFIG)
+DISK = DiskProfile(2.0, 4 << 20, 4, True)
+MACHINE = HardwareProfile(
+    2, 24 << 30, 20 << 30, 40.0, 1500.0, DISK, find_card("GTX 1060"), ((1, 20.0), (8, 30.0))
+)
+MEMORY_PLAN = plan_memory(SIZE, MACHINE, CONFIG)
+
+
+def keys(value: Any, path: str = "") -> Iterator[str]:
+    """Dotted, in their order, spaces as underscores; of a list of objects the first one's."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from keys(inner, f"{path}.{key}".lstrip(".").replace(" ", "_"))
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+        yield from keys(value[0], f"{path}[]")
+    else:
+        yield path
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    """Of a server that has a plan and took a step."""
+    model = FakeModel()
+    model.plan = MEMORY_PLAN
+    model.predict = functools.partial(predict_step, MEMORY_PLAN, SIZE, MACHINE, CONFIG)
+    model.metrics.record(StepStats(0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1))
+    model.metrics.links = {"disk": Traffic(5, 0.5)}
+    model.streamer.current_layer = 3
+    return model
+
+
+def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> None:
+    told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
+    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP)]
+    assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
+    assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
+    step = model.predict(1, 1)
+    assert (told["step"]["seconds"], told["step"]["binding"]) == (step.seconds, step.binding)
+    assert told["step"]["terms"] == step.terms
+
+
+def test_the_totals_and_the_last_step(make_client: MakeClient, model: FakeModel) -> None:
+    told = make_client(FakeAsyncEngine(model=model)).get("/v1/engine/stats").json()
+    assert [*keys(told)] == STATS
+    assert (told["current_layer"], told["num_steps"], told["step_tokens"]) == (3, 1, 3)
+    assert [*told["last_step"].values()] == [0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1]
+    assert told["links"] == {"disk": {"num_bytes": 5, "busy_s": 0.5}}
+
+
+def test_an_engine_that_did_nothing_yet(make_client: MakeClient) -> None:
+    client = make_client(FakeAsyncEngine())
+    told = client.get("/v1/engine/stats").json()
+    assert (told["current_layer"], told["last_step"], told["links"]) == (None, None, {})
+    assert client.get("/v1/plan").status_code == 404
+
+
+def test_what_the_plan_command_prints() -> None:
+    told = as_data(MEMORY_PLAN, predictions(MEMORY_PLAN, SIZE, MACHINE, CONFIG), MACHINE)
+    assert [*told] == ["plan", "steps", "hardware"]
+    assert [*keys(told["plan"])] == PLAN and [*keys(told["hardware"])] == HARDWARE
+    names = [f"decode, {n} sequence{'s' if n > 1 else ''}" for n in (1, 8, 32)]
+    assert [*told["steps"]] == [*names, "prompt of 512"]
+    assert all([*keys(step)] == STEP for step in told["steps"].values())

@@ -1,0 +1,92 @@
+"""The items of /v1/responses: which are understood, and the turns that they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock_server.protocol.conversation import Turn
+from penstock_server.protocol.responses_request import ResponsesRequest
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+
+
+def request(items: list[Any]) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"input": items})
+
+
+def turns_of(items: list[Any]) -> tuple[Turn, ...]:
+    return request(items).as_conversation.turns
+
+
+def test_items_of_all_spellings() -> None:
+    answer = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}],
+    }
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    items = [{"role": "developer", "content": "Be kind"}, answer, refusal, {"role": "user", "content": parts}]
+    assert [(turn.role, turn.text) for turn in turns_of(items)] == [
+        ("system", "Be kind"),
+        ("assistant", "Hello"),
+        ("assistant", "No."),
+        ("user", "a\nb"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "item_reference"),
+        ({"type": "computer_call", "id": "x"}, "computer_call"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input_file"),
+    ],
+)
+def test_items_and_parts_of_other_types_are_named(item: Any, name: str) -> None:
+    with pytest.raises(ValidationError, match=f"'{name}' (items|parts) are not supported"):
+        request([item])
+
+
+def test_calls_are_part_of_the_assistants_message() -> None:
+    said = {"role": "assistant", "content": "Let me see."}
+    second, result = CALL | {"call_id": "c2"}, RESULT | {"call_id": "c2", "output": [PART]}
+    user, last = {"role": "user", "content": "x"}, CALL | {"call_id": "c3"}
+    _, first, one, two, third = turns_of([user, said, CALL, second, RESULT, result, last])
+    assert first.text == "Let me see." and [call.call_id for call in first.calls] == ["c1", "c2"]
+    assert [(each.role, each.call_id, each.text) for each in (one, two)] == [
+        ("tool", "c1", "42"),
+        ("tool", "c2", "7"),
+    ]
+    assert third.role == "assistant" and third.calls
+
+
+PART = {"type": "input_text", "text": "7"}
+
+
+def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Short."}]}
+    whole = thought | {"content": [{"type": "reasoning_text", "text": each} for each in ("One.", "Two.")]}
+    empty = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": None}
+    user = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": "Yes."}
+    turns = turns_of([user, thought, whole, empty, said, user, thought, CALL, RESULT, empty, said])
+    told = [(each.role, each.reasoning, each.text) for each in turns]
+    assert told == [
+        ("user", None, "x"),
+        ("assistant", "Short.\nOne.\nTwo.", "Yes."),
+        ("user", None, "x"),
+        ("assistant", "Short.", ""),
+        ("tool", None, "42"),
+        ("assistant", None, "Yes."),
+    ]
+    assert [call.call_id for call in turns[3].calls] == ["c1"]
+    with pytest.raises(ValidationError, match="encrypted_content"):
+        request([user, thought | {"encrypted_content": "abc"}])

@@ -1,0 +1,97 @@
+"""The server's rooms: the door to the engine, what loads without torch, sizes, and tests beside their files.
+test_architecture.py has their levels."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from import_graph import ImportGraph
+
+ROOT = Path(__file__).parent.parent
+SERVER, TESTS = ROOT / "server" / "penstock_server", ROOT / "tests" / "server"
+FILES = sorted(SERVER.rglob("*.py"))
+GRAPH = ImportGraph(ROOT / "engine" / "penstock", SERVER)
+
+#: Rooms that may name modules of the engine: the facade, and commands, which are tools over files and plans.
+OPEN_ROOMS = ("facade", "commands")
+#: What all others may import of it: the names of the package, errors, the config.
+OUTSIDE = {"penstock", "penstock.errors", "penstock.config"}
+#: Parts of an engine that only the facade may touch.
+INSIDE = {"streamer", "scheduler", "executor", "sampler", "grammars", "block_manager"}
+#: What reads requests and settings, and what --help needs: no torch, whose import takes seconds.
+TORCH_FREE_ROOMS = ("settings", "protocol", "tools", "prompts", "middleware")
+TORCH_FREE = ("cli", "commands.command_line", "serving.listener")
+MAX_FILES = 15
+
+server_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SERVER)))
+
+
+def room_of(path: Path) -> str:
+    """ "" of the files that lie in no room."""
+    return path.relative_to(SERVER).parts[0] if path.parent != SERVER else ""
+
+
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@server_file
+def test_the_engine_has_one_door(path: Path) -> None:
+    if room_of(path) in OPEN_ROOMS:
+        return
+    found = {node.module or "" for node in nodes(path) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in found if name.split(".")[0] == "penstock"} <= OUTSIDE
+    assert not any(
+        alias.name.split(".")[0] == "penstock"
+        for node in nodes(path)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    )
+
+
+@server_file
+def test_nobody_reaches_into_the_engine(path: Path) -> None:
+    if path == SERVER / "facade" / "inside.py":
+        return
+    assert not {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)} & INSIDE
+
+
+def test_the_engine_is_asked_in_one_place() -> None:
+    """AsyncEngine.submit() by the facade, and that by what runs answers."""
+    calls = [
+        str(path.relative_to(SERVER))
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "submit"
+    ]
+    assert calls == ["answers/answers.py", "facade/engine.py"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *TORCH_FREE,
+        *(
+            f"{room_of(path)}.{path.stem}"
+            for path in FILES
+            if room_of(path) in TORCH_FREE_ROOMS and path.stem != "__init__"
+        ),
+    ],
+)
+def test_what_loads_without_torch(module: str) -> None:
+    """By no detour either."""
+    assert GRAPH.way(f"penstock_server.{module}", "torch") == []
+
+
+def test_rooms_are_no_halls() -> None:
+    for folder in {path.parent for path in FILES}:
+        names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(names) <= MAX_FILES, f"{folder} has {len(names)} files"
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.glob("*/test_*.py")), ids=lambda path: path.name)
+def test_tests_lie_as_their_files_do(path: Path) -> None:
+    assert (SERVER / path.parent.name / path.name.removeprefix("test_")).is_file()
