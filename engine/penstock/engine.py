@@ -56,6 +56,19 @@ class Completion:
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
 
 
+def _weakly(method: Callable[[int], float]) -> Callable[[int], float]:
+    """A bound method that does not keep its object. A scheduler that kept its engine would keep the engine's
+    memory, too, until a garbage collection."""
+    reference = weakref.WeakMethod(method)
+
+    def call(number: int) -> float:
+        alive = reference()
+        assert alive is not None
+        return alive(number)
+
+    return call
+
+
 class Engine:
     """A loaded model and everything that is being computed with it."""
 
@@ -83,14 +96,12 @@ class Engine:
         self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
         self._measured = MeasuredSteps()
-        # A scheduler that held the engine would keep it, and all its memory, until a garbage collection.
-        predict_s = weakref.WeakMethod(self._predict_s)
         self.scheduler = Scheduler(
             BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching),
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
-            lambda num_tokens: 0.0 if (method := predict_s()) is None else method(num_tokens),
+            _weakly(self._predict_s),
             model.spec.rope,
             drafter,
         )

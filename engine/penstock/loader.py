@@ -60,7 +60,6 @@ class Model:
     def close(self) -> None:
         """Stop reading, close the files and give memory back."""
         self.streamer.close()
-        self.executor.close()
         self.store.close()
 
 

@@ -35,6 +35,7 @@ class FakeMachine:
     def __init__(self, disk_rate: float = 1e6, link_rate: float = 1e6) -> None:
         self.disk_rate, self.link_rate = disk_rate, link_rate
         self.failing: set[int] = set()
+        self.unpinned_bytes = 0
         self.pinned_bytes = 0
         self.stall_s = 0.0
         self.link = Traffic()
@@ -73,21 +74,6 @@ class FakeMachine:
     @property
     def traffic(self) -> dict[str, Traffic]:
         return {"host to device": self.link}
-
-    def describe(self, hardware: HardwareProfile) -> HardwareProfile:
-        device = DeviceProfile("fake", (6, 1), GIB, GIB, 100.0, 10.0, 1000.0, self.pinnable_bytes)
-        return replace(hardware, device=device)
-
-    def trim(self) -> None: ...
-
-    def upload(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def limit(self, num_bytes: int) -> None:
-        self.limit_bytes = num_bytes
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
 
     def pin(self, buffer: Tensor) -> None:
         self.pinned_bytes += buffer.numel()

@@ -52,13 +52,6 @@ class Executor:
         self._streamer = streamer
         self._kv_cache = kv_cache
         self._max_rows = max_rows
-        self._is_closed = False
-
-    def close(self) -> None:
-        """Let go of what lies where layers are computed: whoever holds a closed engine does not hold that."""
-        if not self._is_closed:
-            del self._family, self._head, self._kv_cache
-        self._is_closed = True
 
     @torch.inference_mode()
     def forward(
@@ -93,8 +86,6 @@ class Executor:
         holds some layers of the step's tokens, which must be computed again. observe(index, hidden) is shown
         the same tensor after each layer.
         """
-        if self._is_closed:
-            raise RuntimeError("the engine is closed: nothing can be computed any more")
         device = self._streamer.torch_device
         self._kv_cache.copy_blocks(inputs.block_copies)
         hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)

@@ -8,12 +8,10 @@ has ended, what is launched next begins when the copy has arrived. Whoever launc
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -218,22 +216,15 @@ class CudaMemory:
         self._allocated: list[Tensor] = []
 
     def allocate(self, num_bytes: int) -> Tensor:
-        with self.room_for(f"{num_bytes} bytes"):
-            self._buffers.append(torch.zeros(num_bytes, dtype=torch.uint8, device=self._device))
-        torch.cuda.current_stream(self._device).synchronize()  # the link knows nothing of the zeros
-        return self._buffers[-1]
-
-    @contextlib.contextmanager
-    def room_for(self, purpose: str) -> Iterator[None]:
         try:
             buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
             torch.cuda.current_stream(self._device).synchronize()  # the link knows nothing of the zeros
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._device)
             raise CapacityError(
-                f"{self._device} has no room left for {purpose}: {free} of {total} bytes are free. Other "
-                "processes may have taken memory since the plan was made (nvidia-smi shows them): end them, "
-                "or lower --device-memory or --max-num-batched-tokens"
+                f"{self._device} has no {num_bytes} bytes left: {free} of {total} are free. Another "
+                "process may have taken them since the plan was made (nvidia-smi shows which); end it, or "
+                "lower --device-memory"
             ) from error
         self._allocated.append(buffer)
         return buffer

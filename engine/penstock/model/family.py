@@ -149,6 +149,8 @@ def _rope_table(rope: RopeSpec, max_model_len: int, device: torch.device | None)
     """Raises UnsupportedModel and, for parameters that are no numbers or too few, InvalidConfig."""
     try:
         return RopeTable(rope, max_model_len, device)
+    except torch.OutOfMemoryError:  # a RuntimeError, and not the folder's fault
+        raise
     except (*MALFORMED, RuntimeError) as error:
         raise InvalidConfig(
             f"the parameters that config.json gives to {rope.scaling} rope make no sense ({error}); download "
