@@ -81,6 +81,6 @@ class ServedEngine:
         """Raises EngineDead."""
         return snapshot_of(self._engine.engine)
 
-    def plan(self) -> ServedPlanBody | None:
-        """What lies where; None if the engine was not loaded by a plan. Raises EngineDead."""
+    def plan(self) -> ServedPlanBody:
+        """What lies where. Raises EngineDead."""
         return served_plan_of(self._engine.engine)
