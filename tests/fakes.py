@@ -16,9 +16,10 @@ from penstock.async_engine import EngineStatus
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
+from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics
@@ -106,9 +107,9 @@ class FakeModel:
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
-    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def validate(self, request: GenerationRequest) -> ValidRequest:
         fake: Any = self
-        Engine.validate(fake, prompt_token_ids, params)
+        return Engine.validate(fake, request)
 
 
 def model_of(fake: FakeModel) -> ServedModel:
@@ -135,7 +136,7 @@ class FakeStream:
         self._is_finished = False
         self._started = time.monotonic()
         self._has_begun = False
-        self.options: dict[str, Any] = {}
+        self.request: GenerationRequest | None = None
         self._changed = asyncio.Event()
 
     def __aiter__(self) -> FakeStream:
@@ -230,18 +231,13 @@ class FakeAsyncEngine:
             raise EngineDead(self.status.error or f"the engine is {self.status.state}")
         return self.model
 
-    def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        **options: Any,
-    ) -> FakeStream:
-        self.engine.validate(prompt_token_ids, params)
-        script = self.scripts(prompt_token_ids, params)
-        name = request_id or f"r{len(self.streams)}"
-        stream = FakeStream(name, prompt_token_ids, params, script)
-        stream.options = options
+    def submit(self, request: ValidRequest) -> FakeStream:
+        assert isinstance(request, ValidRequest)
+        prompt = list(request.prompt_token_ids)
+        stream = FakeStream(
+            f"r{len(self.streams)}", prompt, request.params, self.scripts(prompt, request.params)
+        )
+        stream.request = request
         self.streams.append(stream)
         return stream
 
@@ -260,10 +256,10 @@ class FakeEngine(FakeModel):
         self._left: list[str | Callable[[], None]] = []
         self._num_output_tokens = 0
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        self.validate(prompt_token_ids, params)
-        self.prompts.append(self.tokenizer.decode(prompt_token_ids))
-        self.params.append(params)
+    def add(self, request: GenerationRequest) -> None:
+        self.validate(request)
+        self.prompts.append(self.tokenizer.decode(list(request.prompt_token_ids)))
+        self.params.append(request.params)
         self._left = list(self.script)
         self._num_output_tokens = 0
 

@@ -62,6 +62,7 @@ QUANTIZATION = {
                 "strategy": "channel",
                 "dynamic": False,
             },
+            "format": "int-quantized",  # else compressed-tensors takes weight-only INT8 for packed
         }
     },
     "ignore": ["lm_head"],

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
     from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
     from penstock.config import EngineConfig
     from penstock.engine import Completion, Engine
+    from penstock.generation.generation_request import (
+        MAX_LOGPROBS,
+        GenerationRequest,
+        SamplingParams,
+        ValidRequest,
+    )
     from penstock.generation.grammar import Grammar
     from penstock.generation.request import RequestOutput
-    from penstock.generation.sequence import MAX_LOGPROBS, FinishReason, SamplingParams, TokenLogprobs
+    from penstock.generation.sequence import FinishReason, TokenLogprobs
     from penstock.text.chat import render_chat
     from penstock.text.tokenizer import Tokenizer
 
@@ -29,13 +35,15 @@ _HOMES = {
     "EngineConfig": "penstock.config",
     "EngineStatus": "penstock.async_engine",
     "FinishReason": "penstock.generation.sequence",
+    "GenerationRequest": "penstock.generation.generation_request",
     "Grammar": "penstock.generation.grammar",
-    "MAX_LOGPROBS": "penstock.generation.sequence",
+    "MAX_LOGPROBS": "penstock.generation.generation_request",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.async_engine",
-    "SamplingParams": "penstock.generation.sequence",
+    "SamplingParams": "penstock.generation.generation_request",
     "TokenLogprobs": "penstock.generation.sequence",
     "Tokenizer": "penstock.text.tokenizer",
+    "ValidRequest": "penstock.generation.generation_request",
     "render_chat": "penstock.text.chat",
 }
 
@@ -46,12 +54,14 @@ __all__ = [
     "EngineConfig",
     "EngineStatus",
     "FinishReason",
+    "GenerationRequest",
     "Grammar",
     "MAX_LOGPROBS",
     "RequestOutput",
     "RequestStream",
     "SamplingParams",
     "TokenLogprobs",
+    "ValidRequest",
     "Tokenizer",
     "render_chat",
 ]

@@ -8,7 +8,6 @@ the number of requests by max_num_seqs + max_queued_seqs.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import queue
@@ -25,14 +24,15 @@ from penstock.engine import Engine
 from penstock.errors import (
     EngineDead,
     EngineStopped,
+    InvalidParameter,
     PenstockError,
     QueueFull,
     QueueTimeout,
     RequestFailed,
     StepFailed,
 )
+from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +61,6 @@ class EngineStatus:
 
 
 @dataclass(frozen=True)
-class _Add:
-    key: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    priority: int
-    client: str
-    cache_salt: str
-    start_by: float
-    finish_by: float
-
-
-@dataclass(frozen=True)
 class _Abort:
     key: str
 
@@ -86,6 +74,7 @@ class RequestStream:
     block, or abort(), frees the sequence."""
 
     def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
+        """`request_id` is what its outputs are given."""
         self.request_id = request_id
         self._abort = abort
         self._queue: asyncio.Queue[RequestOutput | PenstockError] = asyncio.Queue()
@@ -93,7 +82,7 @@ class RequestStream:
 
     def put(self, item: RequestOutput | PenstockError) -> None:
         """Called on the event loop."""
-        if isinstance(item, RequestOutput):
+        if isinstance(item, RequestOutput) and item.request_id != self.request_id:
             item = replace(item, request_id=self.request_id)
         self._queue.put_nowait(item)
 
@@ -141,14 +130,13 @@ class AsyncEngine:
         seconds, on any thread."""
         self._load = load
         self._clock = clock
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
-        #: The engine knows requests by keys of ours: an id that comes again after an abort must not get the
-        #: outputs that were under way.
-        self._keys = map(str, itertools.count())
+        self._commands: queue.SimpleQueue[ValidRequest | _Abort | _Stop] = queue.SimpleQueue()
+        #: By the ids of their requests.
         self._streams: dict[str, RequestStream] = {}
         #: When the last requests finished, since the engine was idle; seconds of the clock.
         self._finished: deque[float] = deque(maxlen=RATE_WINDOW)
-        #: Keys of requests whose callers left; read by the engine thread between layers.
+        #: Ids of requests whose callers left, until the engine knows and all outputs that were under way have
+        #: arrived. Changed on the event loop, read by the engine thread between layers.
         self._aborted: set[str] = set()
         self._status = EngineStatus("loading", 0, 0)
         self._engine: Engine | None = None
@@ -209,31 +197,45 @@ class AsyncEngine:
         deadline_s: float | None = None,
         is_valid: bool = False,
     ) -> RequestStream:
-        """Queue a request. Its outputs carry the `request_id`, which need not be unique.
+        """submit() with keywords. The stream's outputs carry the `request_id`, which need not be unique.
 
-        priority: lower runs earlier. client: whose share of the engine it counts against. cache_salt: K and V
-        are shared only among requests with the same one. queue_timeout_s, deadline_s: seconds from now until
-        which its first step must have begun, and all must have ended; it fails with QueueTimeout or
-        DeadlineExceeded after the step that is being computed then. None: no limit. is_valid: another request
-        with this prompt was taken, whose params differ in nothing but the seed and what they report.
-
-        Raises ContextOverflow, InvalidParameter and QueueFull at once, EngineDead if there is no engine.
+        queue_timeout_s, deadline_s: seconds from now until start_by and finish_by; None: no limit. is_valid:
+        another request with this prompt was taken, whose params differ in nothing but the seed and what they
+        report.
         """
-        if not is_valid:
-            self.engine.validate(prompt_token_ids, params)
-        if len(self._streams) >= self.max_requests:
-            raise QueueFull(
-                f"{len(self._streams)} requests run or wait, and no more may", self._retry_after_s()
-            )
-        key = next(self._keys)
-        stream = self._streams[key] = RequestStream(request_id or key, partial(self._abort, key))
         start_by, finish_by = (
             math.inf if limit_s is None else self._clock() + limit_s
             for limit_s in (queue_timeout_s, deadline_s)
         )
-        self._commands.put(
-            _Add(key, prompt_token_ids, params, priority, client, cache_salt, start_by, finish_by)
+        kind = ValidRequest if is_valid else GenerationRequest
+        request = kind(
+            prompt_token_ids,
+            params,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+            start_by=start_by,
+            finish_by=finish_by,
         )
+        stream = self.submit(request)
+        stream.request_id = request_id or request.request_id
+        return stream
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Queue a request.
+
+        Raises ContextOverflow and InvalidParameter (as Engine.validate() does, and for an id that is in use
+        or was given up this moment) and QueueFull at once, EngineDead if there is no engine.
+        """
+        valid, key = self.engine.validate(request), request.request_id
+        if key in self._streams or key in self._aborted:
+            raise InvalidParameter("request_id", f"request {key} is being computed already")
+        if len(self._streams) >= self.max_requests:
+            raise QueueFull(
+                f"{len(self._streams)} requests run or wait, and no more may", self._retry_after_s()
+            )
+        stream = self._streams[key] = RequestStream(key, partial(self._abort, key))
+        self._commands.put(valid)
         return stream
 
     def _retry_after_s(self) -> int | None:
@@ -349,28 +351,18 @@ class AsyncEngine:
                 return False
             if isinstance(command, _Abort):
                 engine.abort(command.key)
-                self._aborted.discard(command.key)
+                self._call(self._aborted.discard, command.key)
             else:
                 self._begin(engine, command)
         return True
 
-    def _begin(self, engine: Engine, command: _Add) -> None:
+    def _begin(self, engine: Engine, request: ValidRequest) -> None:
         try:
-            engine.add(
-                command.key,
-                command.prompt_token_ids,
-                command.params,
-                priority=command.priority,
-                client=command.client,
-                cache_salt=command.cache_salt,
-                start_by=command.start_by,
-                finish_by=command.finish_by,
-                is_valid=True,
-            )
+            engine.add(request)
         except PenstockError as error:
             logger.error("a request failed: %s", error, exc_info=error.__cause__)
-            self._call(self._fail, command.key, error)
+            self._call(self._fail, request.request_id, error)
         except Exception:  # it is queued last of all, so that nothing of it is left
             logger.exception("a request could not be taken")
             failure = RequestFailed("the engine could not take it; the log says why")
-            self._call(self._fail, command.key, failure)
+            self._call(self._fail, request.request_id, failure)

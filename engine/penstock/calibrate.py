@@ -5,17 +5,19 @@ pair of its inputs: 6.6 GB for 14336 of them."""
 from __future__ import annotations
 
 import hashlib
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
-from penstock.kernels import BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV, Matrix, QuantizedTensor
+from penstock.memory.hardware import num_physical_cores
+from penstock.memory.kv_cache import kv_views
 from penstock.model.registry import OpenModel
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.spec import FLOAT32, RopeSpec
 from penstock.weights.gptq import inverse_factor, quantize_compensated
-from penstock.weights.store import LayerWeights
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec, UnitLayout
 
 #: Tokens of one sequence, and sequences of a step.
 LENGTH, STEP_SEQS = 256, 4
@@ -24,22 +26,20 @@ BLOCK_SIZE = 16
 CHUNK_ELEMENTS = 1 << 24
 
 
-class _Listening:
+class _ListeningKernels(ForwardingKernels):
     """Kernels that keep, for each matrix, the sum of x x^T over its inputs x."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        super().__init__(kernels)
         #: By address of the matrix.
         self.hessians: dict[int, Tensor] = {}
 
-    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-        width = x.shape[1]
-        hessian = self.hessians.setdefault(weight.qweight.data_ptr(), torch.zeros(width, width))
-        hessian.addmm_(x.t(), x)
-        return self._kernels.int8_linear(x, weight, bias)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, QuantizedTensor):
+            width = x.shape[1]
+            hessian = self.hessians.setdefault(weight.qweight.data_ptr(), torch.zeros(width, width))
+            hessian.addmm_(x.t(), x)
+        return super().linear(x, weight, bias)
 
 
 class Calibration:
@@ -64,29 +64,28 @@ class Calibration:
         digest = hashlib.sha256(str(token_ids[: num_seqs * length]).encode()).hexdigest()
         self.name: str | None = f"GPTQ by {num_seqs} sequences of {length} tokens, {digest}"
         self._store = opened.store
-        first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.kind == "int8")
-        if opened.store.entry(first.parts[0]).dtype == "I8":
+        first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.is_matrix)
+        if first.format.holds(opened.store.entry(first.parts[0])):
             raise ConfigError(
                 "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
             )
-        self._kernels, self._listening = kernels, _Listening(kernels)
+        self._kernels, self._listening = kernels, _ListeningKernels(kernels)
         self._plain = opened.family(opened.spec, kernels, length)
-        self._family = opened.family(opened.spec, cast(Kernels, self._listening), length)
+        self._family = opened.family(opened.spec, self._listening, length)
         self._ids = torch.tensor(token_ids[: num_seqs * length]).view(num_seqs, length)
         spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
         heads, dim = spec.num_kv_heads, spec.head_dim
-        self._kv = LayerKV(
-            torch.zeros(blocks, heads, dim, BLOCK_SIZE), torch.zeros(blocks, heads, BLOCK_SIZE, dim)
-        )
+        buffer = torch.zeros(blocks * BLOCK_SIZE * FLOAT32.bytes_per_token(heads, dim), dtype=torch.uint8)
+        self._kv = LayerKV(FLOAT32, kv_views(FLOAT32, buffer, blocks, BLOCK_SIZE, heads, dim))
         self._hidden: list[Tensor] = []
-        self._layers = {stack: index for index, stack in enumerate(self._store.tensors.layers)}
+        self._layers = {tensors: index for index, tensors in enumerate(self._store.tensors.layers)}
 
     # Not inference mode: views made in it can't be written to by the store's other threads.
     @torch.no_grad()
-    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
-        """The store's read_stack(), compensated for layers; the head is rounded plainly, and the errors are
-        those of plain rounding. Stacks have to come in their order, embedding first."""
-        errors = self._store.read_stack(tensors, buffer)
+    def read(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """The store's read_with_errors(), compensated for layers; the head is rounded plainly, and the errors
+        are those of plain rounding. Groups of tensors have to come in their order, embedding first."""
+        errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
         if tensors == self._store.tensors.embedding:
             self._embed(_views(tensors, buffer))
         index = self._layers.get(tensors)
@@ -95,13 +94,15 @@ class Calibration:
             self._listening.hessians.clear()
             self._sweep(index, weights, is_final=False)
             for tensor in tensors:
-                if tensor.kind == "int8":
-                    self._compensate(tensor, weights.matrix(tensor.name))
+                if tensor.is_matrix:
+                    matrix = weights.matrix(tensor.name)
+                    assert isinstance(matrix, QuantizedTensor)
+                    self._compensate(tensor, matrix)
             self._sweep(index, weights, is_final=True)
         return errors
 
     @torch.no_grad()
-    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
+    def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
         """What an earlier run has converted, as its files hold it."""
         index = self._layers.get(tensors)
         if tensors == self._store.tensors.embedding:
@@ -119,7 +120,7 @@ class Calibration:
         """All of the text through one layer: to listen, or to go on."""
         family = self._plain if is_final else self._family
         for part, hidden in enumerate(self._hidden):
-            layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1])
+            layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1], family.spec.rope)
             after = family.layer(index, weights, hidden, self._kv, layout)
             if is_final:
                 self._hidden[part] = after
@@ -132,7 +133,7 @@ class Calibration:
             factor = inverse_factor(hessian)
             row = 0
             for rows in self._store.exact_rows(tensor, CHUNK_ELEMENTS):
-                quantized = quantize_compensated(rows, factor, tensor.group_size)
+                quantized = quantize_compensated(rows, factor, tensor.format.group_size)
                 end = row + rows.shape[0]
                 out.qweight[row:end], out.scale[row:end] = quantized
                 row = end
@@ -141,19 +142,21 @@ class Calibration:
 
 
 def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
-    return LayerWeights.views(LayerLayout.of(tensors), buffer)
+    return LayerWeights.views(UnitLayout.of(tensors), buffer)
 
 
-def _layout(num_seqs: int, length: int) -> BatchLayout:
+def _layout(num_seqs: int, length: int, rope: RopeSpec | None) -> BatchLayout:
     """Whole sequences of one length, each in blocks of its own."""
     width = -(-length // BLOCK_SIZE)
     tables = torch.arange(num_seqs * width, dtype=torch.int32).view(num_seqs, width)
     positions = torch.arange(length)
     slots = (tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)[:, :length]
+    rope_length = rope.frequency_length(length, length) if rope is not None else 0
     return BatchLayout(
         positions=positions.repeat(num_seqs),
         slot_mapping=slots.flatten(),
         block_tables=tables,
         query_start=torch.arange(num_seqs + 1, dtype=torch.int32) * length,
         context_lens=torch.full((num_seqs,), length, dtype=torch.int32),
+        rope_lengths=torch.full((num_seqs * length,), rope_length) if rope_length else None,
     )

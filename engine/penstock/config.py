@@ -71,6 +71,11 @@ class EngineConfig:
     #: Load a checkpoint although it holds tensors that the model does not know.
     ignore_unexpected_tensors: bool = False
 
+    @property
+    def rows_per_token(self) -> int:
+        """Rows of INT8 that a token's activations become in a product."""
+        return 2 if self.activations == "int16" else 1
+
     def __post_init__(self) -> None:
         for name, choices in (
             ("activations", Activations),
@@ -113,3 +118,18 @@ class EngineConfig:
             raise ConfigError(
                 f"step_time_target_s is {self.step_time_target_s}; it must be a number of seconds, or 0"
             )
+
+
+@dataclass(frozen=True)
+class ResolvedConfig(EngineConfig):
+    """An engine's config with everything decided that was "auto" or None when it was asked for, apart from
+    budgets and sizes, which the memory plan has."""
+
+    num_threads: int = 1
+    max_model_len: int = 2
+
+    @classmethod
+    def of(cls, config: EngineConfig, max_model_len: int) -> ResolvedConfig:
+        """`config` has its kernels, device and threads decided."""
+        assert config.num_threads is not None and "auto" not in (config.kernels, config.device)
+        return cls(**{**vars(config), "max_model_len": max_model_len})

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from torch import Tensor
-
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import (
     CheckpointError,
     ContextOverflow,
     InvalidParameter,
-    RequestFailed,
     StepFailed,
 )
 from penstock.generation.batch import ModelInputs
-from penstock.generation.executor import Cancelled, Executor
+from penstock.generation.block_manager import BlockManager
+from penstock.generation.chosen import Chosen
+from penstock.generation.drafter import NO_DRAFTS, Drafter
+from penstock.generation.executor import Cancelled
+from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammar_matcher import GrammarCompiler
-from penstock.generation.prompt_scorer import positions_to_score, score_prompts
 from penstock.generation.request import Request, RequestOutput
-from penstock.generation.sampler import SampledToken, Sampler
+from penstock.generation.sampler import Sampler
 from penstock.generation.scheduler import Batch, Scheduler
-from penstock.generation.sequence import FinishReason, SamplingParams, Sequence, TokenLogprobs
-from penstock.loader import load_model
+from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
+from penstock.loader import Model, load_model
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
-from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.streamer import LayerStreamer
 
@@ -58,50 +57,64 @@ class Completion:
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
 
 
+class _Traffic(NamedTuple):
+    """The time, and what the layers' way here has taken until then."""
+
+    time_s: float
+    streamed_bytes: int
+    stall_s: float
+
+    @classmethod
+    def of(cls, streamer: LayerStreamer) -> _Traffic:
+        return cls(time.perf_counter(), streamer.streamed_bytes, streamer.stall_s)
+
+
 class Engine:
     """A loaded model and everything that is being computed with it."""
 
     def __init__(
         self,
-        spec: ModelSpec,
-        tokenizer: Tokenizer,
-        executor: Executor,
-        scheduler: Scheduler,
-        streamer: LayerStreamer,
-        max_model_len: int,
+        model: Model,
+        plan: MemoryPlan,
+        config: ResolvedConfig,
+        predict: Callable[[int, int], StepPrediction],
+        drafter: Drafter = NO_DRAFTS,
     ) -> None:
-        """Puts loaded parts together; Engine.load() makes them from a model."""
-        self.spec = spec
-        self.tokenizer = tokenizer
-        manager = scheduler.block_manager
-        num_kv_tokens = manager.num_blocks * manager.block_size
-        self.max_model_len = min(max_model_len, num_kv_tokens)
-        #: It is the KV cache that holds no more.
-        self.is_context_cut = self.max_model_len == num_kv_tokens
-        self.scheduler = scheduler
-        self.executor = executor
-        self.streamer = streamer
-        self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
-        self.grammars = GrammarCompiler(tokenizer, spec.vocab_size)
+        """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
+        num_sampled) should take by what was measured of the hardware."""
+        self.model = model
+        self.plan = plan
+        self.config = config
+        self.predict = predict
+        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.executor, self.streamer = model.executor, model.streamer
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
-        self.default_sampling: dict[str, object] = {}
+        self.default_sampling = model.default_sampling
+        self.max_model_len = min(model.max_model_len, plan.num_kv_tokens)
+        #: It is the KV cache that holds no more.
+        self.is_context_cut = self.max_model_len == plan.num_kv_tokens
+        self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
+        self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
+        self._measured = MeasuredSteps()
+        self.scheduler = Scheduler(
+            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.step_time_target_s or 0.0,
+            self._predict_s,
+            model.spec.rope,
+            drafter,
+        )
+        streamer = model.streamer
         self.metrics = EngineMetrics(
-            kv_blocks_total=scheduler.block_manager.num_blocks,
+            kv_blocks_total=plan.num_kv_blocks,
             num_resident_layers=streamer.num_resident,
-            num_streamed_layers=streamer.store.num_layers - streamer.num_resident,
+            num_streamed_layers=streamer.num_layers - streamer.num_resident,
             pinned_bytes=streamer.pinned_bytes,
             unpinned_bytes=streamer.unpinned_bytes,
             links=streamer.traffic,
         )
-        #: What lies where, if load() made this engine; and how long a step of (num_tokens, num_sampled)
-        #: should take by what was measured of the hardware.
-        self.plan: MemoryPlan | None = None
-        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
-        self.config = EngineConfig()
-        self._measured = MeasuredSteps()
-        scheduler.predict_s = self._predict_s
         self._requests: dict[str, Request] = {}
-        self._by_sequence: dict[int, Request] = {}
         self._num_added = 0
 
     @classmethod
@@ -117,6 +130,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         hardware: HardwareProfile | None = None,
         cache_folder: Path | None = None,
+        drafter: Drafter = NO_DRAFTS,
     ) -> Engine:
         """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
@@ -124,22 +138,14 @@ class Engine:
         give up. Returns when all of them are there, or at once if not `is_patient`: the first step then
         computes each layer as it arrives. `tokenizer` replaces the folder's own; `hardware` is what was
         measured, and without it only the free memory is looked up; `cache_folder` keeps kernels that are
-        compiled for a GPU. Raises CheckpointError kinds for what is
-        wrong with the files, CapacityError for what does not fit.
+        compiled for a GPU; `drafter` guesses tokens ahead, which changes how many steps an answer takes and
+        nothing else. Raises CheckpointError kinds for what is wrong with the files, CapacityError for what
+        does not fit.
         """
         loaded = load_model(
             model, config or EngineConfig(), offline, revision, tokenizer, hardware, cache_folder
         )
-        engine = cls(
-            loaded.spec,
-            loaded.tokenizer,
-            loaded.executor,
-            loaded.scheduler,
-            loaded.streamer,
-            loaded.max_model_len,
-        )
-        engine.plan, engine.config, engine.predict = loaded.plan, loaded.config, loaded.predict
-        engine.default_sampling = loaded.default_sampling
+        engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter)
         if is_patient:
             try:
                 engine.streamer.wait_until_loaded(report_progress)
@@ -149,10 +155,9 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Stop reading and close the files. Nothing can be computed afterwards."""
+        """Stop reading, close the files and give a GPU's memory back. Nothing can be computed afterwards."""
         self.grammars.close()
-        self.streamer.close()
-        self.streamer.store.close()
+        self.model.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -164,11 +169,15 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def validate(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse what could never be computed. Safe from any thread; a new grammar may take a while.
+    def validate(self, request: GenerationRequest) -> ValidRequest:
+        """The request, if it can be computed. One that validate() has given is not looked at again. Safe from
+        any thread; a new grammar may take a while.
 
         Raises InvalidParameter and ContextOverflow.
         """
+        if isinstance(request, ValidRequest):
+            return request
+        prompt_token_ids, params = request.prompt_token_ids, request.params
         vocab_size, num_prompt = self.spec.vocab_size, len(prompt_token_ids)
         if not prompt_token_ids:
             raise InvalidParameter("prompt", "the prompt is empty; it needs at least one token")
@@ -190,52 +199,35 @@ class Engine:
             self.grammars.check(params.grammar)
         wanted = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + wanted > self.max_model_len:
-            raise ContextOverflow(
+            context = f"{self.max_model_len} tokens{KV_LIMIT if self.is_context_cut else ''}"
+            message = (
                 f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-                f"{num_prompt + wanted}; this model's context here is {self.max_model_len} tokens"
-                f"{KV_LIMIT if self.is_context_cut else ''}. Shorten the prompt or ask for fewer",
-                num_prompt,
-                self.max_model_len,
+                f"{num_prompt + wanted}; this model's context here is {context}. Shorten the prompt or ask "
+                "for fewer"
             )
+            if num_prompt >= self.max_model_len:
+                message = (
+                    f"the prompt has {num_prompt} tokens; this model's context here is {context}, and an "
+                    "answer has to fit into it as well. Shorten the prompt"
+                )
+            raise ContextOverflow(message, num_prompt, self.max_model_len)
+        return ValidRequest.of(request)
 
-    def add(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        client: str = "",
-        cache_salt: str = "",
-        start_by: float = math.inf,
-        finish_by: float = math.inf,
-        is_valid: bool = False,
-    ) -> None:
-        """Queue a request. Sequence and Request say what the keywords are; is_valid: validate() has taken it.
-        Raises InvalidParameter and ContextOverflow, RequestFailed if the tokenizer can't take the prompt."""
-        if not is_valid:
-            self.validate(prompt_token_ids, params)
-        if request_id in self._requests:
-            raise InvalidParameter("request_id", f"request {request_id} is being computed already")
-        limit = self.max_model_len
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request. Raises what validate() raises, InvalidParameter if another with its id is being
+        computed, RequestFailed if the tokenizer can't take the prompt."""
+        request = self.validate(request)
+        if request.request_id in self._requests:
+            raise InvalidParameter("request_id", f"request {request.request_id} is being computed already")
+        params, limit = request.params, self.max_model_len
         if params.max_tokens is not None:
-            limit = len(prompt_token_ids) + params.max_tokens
+            limit = len(request.prompt_token_ids) + params.max_tokens
         matcher = self.grammars.matcher(params.grammar) if params.grammar else None
-        sequence = Sequence(
-            self._num_added,
-            prompt_token_ids,
-            params,
-            limit,
-            matcher,
-            priority=priority,
-            client=client,
-            cache_salt=cache_salt,
-        )
+        sequence = Sequence(self._num_added, request, limit, matcher)
         self._num_added += 1
-        request = Request(request_id, sequence, self.tokenizer, start_by, finish_by)
-        self._requests[request_id] = self._by_sequence[sequence.sequence_id] = request
+        self._requests[request.request_id] = Request(sequence, self.tokenizer)
         self.scheduler.add(sequence)
-        self.metrics.prompt_tokens += len(prompt_token_ids)
+        self.metrics.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks. Unknown (or finished) ids are ignored."""
@@ -259,58 +251,38 @@ class Engine:
         be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
         step's requests are ended then, the engine goes on.
         """
-        started, stall_before = time.perf_counter(), self.streamer.stall_s
-        streamed_before = self.streamer.streamed_bytes
+        traffic = _Traffic.of(self.streamer)
         batch = self.scheduler.schedule()
-        num_scored = sum(1 for _ in positions_to_score(batch))
-        logits = self._compute(batch, aborted) if batch else None
-        if logits is None:
+        if not batch:
             return []
-        sampled = batch.sampled
-        self.scheduler.advance(batch)
-        tokens = self.sampler.sample(logits, sampled) if sampled else []
-        outputs = [self._deliver(seq, token) for seq, token in zip(sampled, tokens, strict=True)]
-        expected = self.predict(batch.num_tokens, len(sampled) + num_scored)
-        self._record(
-            StepStats(
-                duration_s=time.perf_counter() - started,
-                num_tokens=batch.num_tokens,
-                num_seqs=len(batch.scheduled),
-                num_sampled=sum(len(output.token_ids) for output in outputs),
-                num_fast_forwarded=sum(max(0, len(output.token_ids) - 1) for output in outputs),
-                streamed_bytes=self.streamer.streamed_bytes - streamed_before,
-                stall_s=self.streamer.stall_s - stall_before,
-                floor_s=expected.floor_s,
-                predicted_s=expected.seconds,
-            )
-        )
-        return outputs
-
-    def _compute(self, batch: Batch, aborted: Container[str]) -> Tensor | None:
-        """Logits [num_sampled, vocab_size]; None once nobody wants them any more. Raises StepFailed."""
-        requests = [self._by_sequence[item.sequence.sequence_id] for item in batch.scheduled]
-        for request in requests:
-            request.started = request.started or time.monotonic()
-        ids = [request.request_id for request in requests]
-        max_rows = self.scheduler.max_num_seqs
-
-        def is_cancelled() -> bool:
-            return all(request_id in aborted for request_id in ids)
-
+        requests = [self._requests[item.sequence.request.request_id] for item in batch.scheduled]
+        inputs = ModelInputs.of(batch, self.scheduler.block_manager.block_size)
         try:
-            return self.executor.forward(
-                ModelInputs.of(batch, self.scheduler.block_manager.block_size),
-                is_cancelled=is_cancelled,
-                score=lambda hidden: score_prompts(batch, hidden, self.executor.head, max_rows, is_cancelled),
-            )
+            logits = self.executor.forward(inputs, self._begin(requests, aborted))
+            chosen = self.sampler.sample(logits, batch)
         except Cancelled:
             self.scheduler.rollback(batch)
-            return None
+            return []
         except CheckpointError as error:
-            self.scheduler.rollback(batch)
-            for request_id in ids:
-                self._end(self._requests[request_id], FinishReason.ERROR)
-            raise StepFailed(ids, str(error)) from error
+            raise self._fail(batch, requests, error) from error
+        outputs = self._deliver(self.scheduler.update(batch, chosen))
+        self._record(batch, outputs, traffic)
+        return outputs
+
+    def _begin(self, requests: list[Request], aborted: Container[str]) -> Callable[[], bool]:
+        """Whether nobody wants the step any more, to be asked while it is computed."""
+        now = time.monotonic()
+        for request in requests:
+            request.start(now)
+        ids = [request.request_id for request in requests]
+        return lambda: all(request_id in aborted for request_id in ids)
+
+    def _fail(self, batch: Batch, requests: list[Request], error: CheckpointError) -> StepFailed:
+        """End the step's requests: it can't be computed."""
+        self.scheduler.rollback(batch)
+        for request in requests:
+            self._end(request, FinishReason.ERROR)
+        return StepFailed([request.request_id for request in requests], str(error))
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]
@@ -321,7 +293,7 @@ class Engine:
         completions = {f"generate-{index}": Completion() for index in range(len(prompts))}
         try:
             for request_id, prompt, own_params in zip(completions, prompts, each, strict=True):
-                self.add(request_id, prompt, own_params)
+                self.add(GenerationRequest(prompt, own_params, request_id))
             while self.has_work:
                 for output in self.step():
                     if output.error is not None:
@@ -332,17 +304,18 @@ class Engine:
                 self.abort(request_id)
         return list(completions.values())
 
-    def _deliver(self, sequence: Sequence, token: SampledToken | RequestFailed) -> RequestOutput:
-        request = self._by_sequence[sequence.sequence_id]
-        output = replace(request.advance(token), started=request.started)
-        if output.finish_reason is not None:
-            self._end(request, output.finish_reason)
-        return output
+    def _deliver(self, gained: list[tuple[Sequence, Chosen]]) -> list[RequestOutput]:
+        outputs = []
+        for sequence, chosen in gained:
+            request = self._requests[sequence.request.request_id]
+            outputs.append(output := request.advance(chosen))
+            if output.finish_reason is not None:
+                self._end(request, output.finish_reason)
+        return outputs
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         self.scheduler.finish(request.sequence, reason)
         del self._requests[request.request_id]
-        del self._by_sequence[request.sequence.sequence_id]
         self._update_gauges()
 
     def _predict_s(self, num_tokens: int) -> float:
@@ -350,7 +323,20 @@ class Engine:
         expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
         return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
-    def _record(self, stats: StepStats) -> None:
+    def _record(self, batch: Batch, outputs: list[RequestOutput], before: _Traffic) -> None:
+        now = _Traffic.of(self.streamer)
+        expected = self.predict(batch.num_tokens, batch.num_rows)
+        stats = StepStats(
+            duration_s=now.time_s - before.time_s,
+            num_tokens=batch.num_tokens,
+            num_seqs=len(batch.scheduled),
+            num_sampled=sum(len(output.token_ids) for output in outputs),
+            num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
+            streamed_bytes=now.streamed_bytes - before.streamed_bytes,
+            stall_s=now.stall_s - before.stall_s,
+            floor_s=expected.floor_s,
+            predicted_s=expected.seconds,
+        )
         self._measured.record(stats.num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
@@ -360,6 +346,6 @@ class Engine:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         manager = scheduler.block_manager
-        metrics.prefix_cache_queries = manager.num_queried_tokens
-        metrics.prefix_cache_hits = manager.num_hit_tokens
+        metrics.prefix_cache_queries = scheduler.num_queried_tokens
+        metrics.prefix_cache_hits = scheduler.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

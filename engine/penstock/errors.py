@@ -7,6 +7,7 @@ PenstockError
 │   ├── CheckpointNotFound     no such folder, or no config.json / weights in it
 │   ├── DownloadError          a hub repository could not be fetched (also: offline and not cached)
 │   ├── UnsupportedModel       unknown architecture, or a variant that we do not compute exactly
+│   ├── InvalidConfig          config.json has a value of the wrong type, or out of any range
 │   ├── UnsafeCheckpoint       weights only as pickles
 │   ├── CorruptFile            a file is truncated, malformed or changed under us
 │   ├── MissingTensor          the model needs a tensor that no file holds
@@ -18,6 +19,7 @@ PenstockError
 ├── QueueFull                  as many requests wait as may: it is refused, and could be taken later
 ├── RequestFailed              one request could not be computed: it is lost, the engine and the others go on
 │   ├── ComputationError       its numbers are not numbers any more
+│   ├── NoTokenLeft            its own parameters leave no token to choose
 │   ├── QueueTimeout           it waited longer for its first step than it was to
 │   └── DeadlineExceeded       its time was up before it ended
 ├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
@@ -26,6 +28,8 @@ PenstockError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class PenstockError(Exception):
@@ -54,6 +58,10 @@ class DownloadError(CheckpointError):
 
 class UnsupportedModel(CheckpointError):
     """The architecture, or a variant of it, is not one that we compute exactly."""
+
+
+class InvalidConfig(CheckpointError):
+    """config.json has a value that no model can have."""
 
 
 class UnsafeCheckpoint(CheckpointError):
@@ -112,6 +120,17 @@ class RequestFailed(PenstockError):
 
 class ComputationError(RequestFailed):
     """The model computed NaN for it."""
+
+
+class NoTokenLeft(RequestFailed):
+    """The request's own parameters contradict each other: at some token of its answer none is left to choose.
+    Which tokens a grammar, several words or penalties leave is known only on the way."""
+
+    def __init__(self, params: Sequence[str]) -> None:
+        """params: those that took tokens away."""
+        names = " and ".join(params) or "its penalties"
+        super().__init__(f"{names} leave no token to choose; loosen one of them")
+        self.params = tuple(params)
 
 
 class QueueTimeout(RequestFailed):

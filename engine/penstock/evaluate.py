@@ -22,7 +22,10 @@ from torch.nn.functional import nll_loss
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
 from penstock.generation.batch import ModelInputs
-from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.chosen import NOTHING
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.scheduler import Batch
+from penstock.generation.sequence import FinishReason
 from penstock.generation.sequence import Sequence as TokenSequence
 from penstock.memory.hardware import num_physical_cores
 from penstock.text.tokenizer import Tokenizer
@@ -30,7 +33,7 @@ from penstock.unquantized import Computed, UnquantizedModel
 
 #: Windows are computed together while the unquantized model takes no more than this for them.
 GROUP_BYTES = 1 << 30
-#: Tokens whose logits are computed and compared at a time: two rows of float32 and some of float64 for each.
+#: Tokens whose logits are compared at a time: two rows of float32 and some of float64 for each.
 ROWS = 64
 
 Progress = Callable[[int, int], None]
@@ -164,41 +167,58 @@ def _groups(windows: Sequence[Window], reference: UnquantizedModel | None) -> It
             yield group
 
 
-def _targets(group: list[Window]) -> Tensor:
-    """The token after each, int64 [num_tokens of all windows]; -1 where it is not scored."""
-    rows = []
-    for window in group:
-        num_others = len(window.token_ids) - window.num_scored
-        rows += [-1] * (num_others - 1) + list(window.token_ids[num_others:]) + [-1]
-    return torch.tensor(rows)
+def _targets(batch: Batch, length: int) -> tuple[Tensor, Tensor]:
+    """Which token of all windows each wanted row of logits belongs to, and the token after it; -1 where
+    nothing is scored. int64 [num_rows]"""
+    rows, targets = list[int](), list[int]()
+    for item in batch.scheduled:
+        first = item.sequence.sequence_id * length
+        rows += [first + index - 1 for index in item.scored]
+        targets += [item.sequence.token_ids[index] for index in item.scored]
+        if item.is_sampled:
+            rows.append(first + length - 1)
+            targets.append(-1)
+    return torch.tensor(rows, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
 
 
 def _compare(engine: Engine, expected: Computed | None, group: list[Window], tally: _Tally) -> Iterator[int]:
-    """Let the engine compute windows as it computes prompts, and compare; yields after each step how many
-    it finished. Sequences are admitted whole and don't grow, so none is preempted and computed again."""
-    scheduler, targets, length = engine.scheduler, _targets(group), len(group[0].token_ids)
+    """Let the engine compute windows as it computes prompts whose tokens are scored, and compare; yields
+    after each step how many it finished. Sequences are admitted whole and don't grow, so none is preempted
+    and computed again."""
+    scheduler, length = engine.scheduler, len(group[0].token_ids)
     for number, window in enumerate(group):
-        sequence = TokenSequence(number, list(window.token_ids), SamplingParams(), length)
-        sequence.reads_prefix_cache = False  # every token's logits are wanted
-        scheduler.add(sequence)
+        request = GenerationRequest(window.token_ids, SamplingParams(max_tokens=0))
+        first_scored = length - window.num_scored
+        scheduler.add(TokenSequence(number, request, length, first_scored=first_scored))
     while batch := scheduler.schedule():
-        inputs = ModelInputs.of(batch, scheduler.block_manager.block_size)
+        _compare_step(engine, expected, batch, length, tally)
+        finished = scheduler.update(batch, [NOTHING] * len(batch.scheduled))
+        for sequence, _ in finished:
+            scheduler.finish(sequence, FinishReason.LENGTH)
+        yield len(finished)
+
+
+def _compare_step(
+    engine: Engine, expected: Computed | None, batch: Batch, length: int, tally: _Tally
+) -> None:
+    inputs = ModelInputs.of(batch, engine.scheduler.block_manager.block_size)
+    if expected is None:
+        parts = engine.executor.forward(inputs)
+    else:
         numbers = torch.tensor([item.sequence.sequence_id for item in batch.scheduled])
         counts = torch.tensor([item.num_new_tokens for item in batch.scheduled])
-        rows = numbers.repeat_interleave(counts) * length + inputs.layout.positions
-        if expected is None:
-            hidden = engine.executor.sweep(inputs)
-        else:
-            hidden = engine.executor.sweep(inputs, observe=partial(tally.add_hidden, expected, rows))
-        for part in torch.split((targets[rows] >= 0).nonzero().flatten(), ROWS):
-            logits = engine.executor.head(hidden[part])
-            tally.add_loss(logits, targets[rows[part]])
+        tokens = numbers.repeat_interleave(counts) * length + inputs.layout.positions
+        parts = engine.executor.forward(inputs, observe=partial(tally.add_hidden, expected, tokens))
+    rows, targets = _targets(batch, length)
+    for logits in parts:
+        is_scored = targets[: len(logits)] >= 0
+        for some in torch.split(is_scored.nonzero().flatten(), ROWS) if is_scored.any() else ():
+            tally.add_loss(logits[some], targets[some])
             if expected is not None:
-                tally.add_divergence(expected.logits.flatten(0, 1)[rows[part]], logits, targets[rows[part]])
-        scheduler.advance(batch)
-        for sequence in batch.sampled:
-            scheduler.finish(sequence, FinishReason.LENGTH)
-        yield len(batch.sampled)
+                theirs = expected.logits.flatten(0, 1)[rows[some]]
+                tally.add_divergence(theirs, logits[some], targets[some])
+        rows, targets = rows[len(logits) :], targets[len(logits) :]
+        del logits  # before the next part is made
 
 
 class _Tally:

@@ -12,53 +12,66 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
-from penstock.generation.scheduler import Scheduler
 from penstock.generation.warm_up import largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.cost import StepPrediction, predict_step
-from penstock.memory.device import CudaDevice, find_device
-from penstock.memory.direct_io import DirectReader, aligned_buffer
+from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
+from penstock.memory.lane import Lane, find_lane
 from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, context, gib, plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
-from penstock.spec import ModelSpec
+from penstock.spec import KV_LAYOUTS, KVLayout, ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import read_json
 from penstock.weights.hub import find_model
+from penstock.weights.layer_weights import with_head
 from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights
+from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """The parts of an engine; resident layers may still be on their way."""
+class Model:
+    """A model that computes: its code, its weights wherever they lie, and keys and values. Resident layers
+    may still be on their way."""
 
     spec: ModelSpec
     tokenizer: Tokenizer
-    executor: Executor
-    scheduler: Scheduler
+    store: WeightStore
     streamer: LayerStreamer
+    executor: Executor
+    #: The longest sequence that model, config and KV cache allow.
+    max_model_len: int
+    #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
+    default_sampling: dict[str, object]
+
+    def close(self) -> None:
+        """Stop reading, close the files and give memory back."""
+        self.streamer.close()
+        self.store.close()
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What an engine is made of."""
+
+    model: Model
     plan: MemoryPlan
+    config: ResolvedConfig
     #: (num_tokens, num_sampled) of a step -> how long it should take.
     predict: Callable[[int, int], StepPrediction]
-    #: As asked for, with "auto" resolved.
-    config: EngineConfig
-    max_model_len: int
-    default_sampling: dict[str, object]
 
 
 def load_model(
@@ -71,127 +84,128 @@ def load_model(
     cache_folder: Path | None,
 ) -> LoadedModel:
     """Engine.load() says what the arguments are and what is raised."""
-    num_threads = config.num_threads or num_physical_cores()
     folder = find_model(model, revision, offline)
-    with contextlib.ExitStack() as undo:
-        opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size)
-        undo.callback(opened.store.close)
+    opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size)
+    try:
         ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
         tokenizer = tokenizer or Tokenizer.load(folder, frozenset(ends or ()))
-        device = find_device(config.device)
-        if device is not None:
-            undo.callback(device.close)
-            if opened.store.tensors.group_size:
-                raise ConfigError(
-                    "scales per group of inputs are computed on the processor only, so far: pass --device "
-                    "cpu, or take a model with scales per output channel"
-                )
-        torch_device = device.torch_device if device else None
-        kernels = choose_kernels(config, num_threads, torch_device, cache_folder)
-        # Native kernels have threads of their own, or are a GPU's; torch's would only fight for the cores,
-        # which they keep busy for a while after each operation.
-        torch.set_num_threads(1 if kernels.name == "native" else num_threads)
-        config = replace(config, kernels=kernels.name, device="cuda" if device else "cpu")
-        hardware = hardware or capacities()
-        if device is not None and hardware.device is None:
-            hardware = replace(hardware, device=device.profile())
-        size = footprint(opened.spec, opened.store.tensors, _kv_dtype(config).itemsize)
-        activation_bytes = _measure_activations(opened, kernels, config, context(size, config), torch_device)
+        lane = find_lane(config.device)
+        return assemble(opened, tokenizer, config, lane, hardware, cache_folder, _default_sampling(folder))
+    except BaseException:
+        opened.store.close()
+        raise
+
+
+def assemble(
+    opened: OpenModel,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    lane: Lane,
+    hardware: HardwareProfile | None = None,
+    cache_folder: Path | None = None,
+    default_sampling: dict[str, object] | None = None,
+    kernels: Kernels | None = None,
+    kv_layout: KVLayout | None = None,
+) -> LoadedModel:
+    """Plan memory for a model whose files are open, allocate it and begin to read. `kernels` and `kv_layout`
+    take the place of those that the config asks for. The lane is closed, and the store is not, where this
+    raises."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(lane.close)
+        kernels, config = _kernels(config, lane, cache_folder, kernels)
+        kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
+        kernels.traits.require(opened.store.tensors.group_size, kv_layout)
+        hardware = lane.describe(hardware or capacities())
+        size = footprint(opened.spec, opened.store.tensors, kv_layout)
+        activation_bytes = _measure_activations(
+            opened, kernels, config, kv_layout, context(size, config), lane
+        )
         plan = plan_memory(size, hardware, config, activation_bytes)
         max_model_len = _max_model_len(opened.spec, config, plan)
+        resolved = ResolvedConfig.of(config, max_model_len)
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
-        reader = StoreReader(opened.store, num_threads, direct)
+        reader = StoreReader(opened.store, resolved.num_threads, direct)
         undo.callback(reader.close)
-        executor, streamer = _begin_reading(opened, reader, plan, config, kernels, max_model_len, device)
-        undo.callback(streamer.close)
-        _compare(plan, reader, streamer, config)
+        executor, streamer = _begin_reading(opened, reader, plan, resolved, kernels, kv_layout, lane, undo)
+        _compare(plan, reader, streamer, resolved)
         undo.pop_all()
-    blocks = BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching)
-    return LoadedModel(
-        opened.spec,
-        tokenizer,
-        executor,
-        Scheduler(
-            blocks, config.max_num_seqs, config.max_num_batched_tokens, config.step_time_target_s or 0.0
-        ),
-        streamer,
-        plan,
-        functools.partial(predict_step, plan, size, hardware, config),
-        config,
-        max_model_len,
-        _default_sampling(folder),
+    model = Model(
+        opened.spec, tokenizer, opened.store, streamer, executor, max_model_len, default_sampling or {}
     )
+    predict = functools.partial(predict_step, plan, size, hardware, resolved)
+    return LoadedModel(model, plan, resolved, predict)
 
 
-def _kv_dtype(config: EngineConfig) -> torch.dtype:
-    return torch.float16 if config.kv_dtype == "float16" else torch.float32
+def _kernels(
+    config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
+) -> tuple[Kernels, EngineConfig]:
+    """The kernels of a lane, and the config with what was "auto" decided. Raises ConfigError."""
+    num_threads = config.num_threads or num_physical_cores()
+    kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
+    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
+    return kernels, replace(config, kernels=kernels.traits.name, device=lane.choice, num_threads=num_threads)
 
 
 def _measure_activations(
-    opened: OpenModel, kernels: Kernels, config: EngineConfig, longest: int, device: torch.device | None
+    opened: OpenModel,
+    kernels: Kernels,
+    config: EngineConfig,
+    kv_layout: KVLayout,
+    longest: int,
+    lane: Lane,
 ) -> int:
     """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
     more for a longer one, and native ones keep partial results of it."""
-    num_past = 0 if kernels.name == "native" else min(longest, USUAL_TOKENS) // 2
-    batch = largest_step(config, longest, num_past)
+    num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
+    batch = largest_step(config, longest, num_past, opened.spec.rope)
     num_positions = batch.scheduled[0].sequence.num_tokens
-    family = opened.family(opened.spec, kernels.without_arithmetic(longest), num_positions, device)
-    num_bytes = measure_activations(family, opened.store.tensors, config, batch)
-    if device is not None:
-        torch.cuda.empty_cache()  # the weights of the warm-up were real
-    return num_bytes
-
-
-def _allocate_kv(
-    spec: ModelSpec, plan: MemoryPlan, config: EngineConfig, device: CudaDevice | None
-) -> KVCache:
-    pool = MemoryPool("KV cache", plan.kv_bytes, device.allocate if device else aligned_buffer)
-    return KVCache(spec, plan.num_kv_blocks, config.block_size, _kv_dtype(config), pool)
+    without = kernels.without_arithmetic(longest)
+    try:
+        family = opened.family(opened.spec, without, num_positions, lane.torch_device)
+        return measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(lane.torch_device)
+        raise CapacityError(
+            f"{lane.torch_device} has too little memory to try the largest step, of {batch.num_tokens} "
+            f"tokens: {gib(free)} of {gib(total)} are free. End the processes that take the rest (nvidia-smi shows "
+            "them), or lower --max-num-batched-tokens or --max-num-seqs"
+        ) from error
+    finally:
+        lane.trim()  # a GPU's weights of the warm-up were real
 
 
 def _begin_reading(
     opened: OpenModel,
     reader: StoreReader,
     plan: MemoryPlan,
-    config: EngineConfig,
+    config: ResolvedConfig,
     kernels: Kernels,
-    max_model_len: int,
-    device: CudaDevice | None,
+    kv_layout: KVLayout,
+    lane: Lane,
+    undo: contextlib.ExitStack,
 ) -> tuple[Executor, LayerStreamer]:
     """Embedding and head are there when this returns, layers are on their way: whatever takes the processor
     is done while they arrive."""
-    tensors = opened.store.tensors
+    spec, tensors = opened.spec, opened.store.tensors
     embedding_there, head_there = reader.begin(tensors.embedding), reader.begin(tensors.head)
-    if device is not None:
-        device.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
+    lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     streamer = LayerStreamer(
-        opened.store,
-        reader,
-        plan.resident,
-        plan.num_staging_slots,
-        device,
-        plan.at_home("host") if device else frozenset(),
-        plan.num_host_slots,
+        tensors, reader, lane, plan.tiers, footprint(spec, tensors).experts.count_per_token
     )
-    try:
-        family = opened.family(opened.spec, kernels, max_model_len, streamer.torch_device)
-        kv_cache = _allocate_kv(opened.spec, plan, config, device)
-        embedding, head = embedding_there(), head_there()
-        tied = None
-        if device is not None:
-            if "head" not in head:
-                tied = LayerWeights({"embedding": embedding.matrix("embedding")}).to(device.torch_device)
-            head = head.to(device.torch_device)
-    except BaseException:
-        streamer.close()
-        raise
-    return Executor(family, embedding, head, streamer, kv_cache, tied), streamer
+    undo.callback(streamer.close)
+    family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
+    pool = MemoryPool("KV cache", plan.kv_bytes, lane.allocate)
+    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool)
+    embedding = embedding_there()
+    head = with_head(tensors, head_there(), embedding).map(lane.upload)
+    return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
 
 
-def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: EngineConfig) -> None:
+def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:
     """Say loudly what can't be as it was planned. Raises CapacityError, if the config wants it exactly so."""
-    streamed = [index for index in range(len(plan.layers)) if index not in plan.resident]
-    found = [*plan.warnings, *reader.detours(streamed)]
+    # What waits on the disk is read in each sweep; pinned layers are read once.
+    again = plan.at_home("disk")
+    found = [*plan.warnings, *reader.detours(streamer.keys_of(again))]
     if streamer.unpinned_bytes:
         found.append(
             f"the system refused to pin {gib(streamer.unpinned_bytes)} of {gib(plan.layer_bytes('host'))}: "

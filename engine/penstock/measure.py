@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from penstock.config import DeviceChoice, EngineConfig
-from penstock.kernels import QuantizedTensor, choose_kernels
-from penstock.kernels.cpu import fingerprint
-from penstock.memory.device import find_device
+from penstock.config import EngineConfig
+from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, hardware_profile
+from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, capacities, hardware_profile
+from penstock.memory.lane import find_lane
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with so many tokens, by matrices in turn, together larger than any last-level cache.
@@ -25,27 +26,56 @@ PRODUCT_ROUNDS, PRODUCT_S = 4, 0.5
 
 def measure_hardware(
     folder: Path | None,
+    config: EngineConfig,
     cache: Path | None = None,
     is_forced: bool = False,
-    choice: DeviceChoice = "cpu",
+    keeps_better: bool = True,
+    measures_disk: bool = True,
 ) -> HardwareProfile:
-    """This machine, the GPU that the choice comes to, and the disk under `folder`, with rates measured once
-    and kept in the file `cache`."""
-    device = find_device(choice)
+    """This machine, the GPU that the config comes to, and the disk under `folder`, with rates measured once
+    for each set of kernels, precision of activations and number of threads, and kept in the file `cache`, as
+    hardware_profile() says. If not `measures_disk`, the disk's rate is the one that is kept there, or none.
+    Raises ConfigError if the config insists on kernels that are not there."""
+    lane = find_lane(config.device)
+    hardware, measure = lane.describe(capacities()), _host_measure(config)
+    if hardware.lane.has_own_memory:
+        device, cache_folder = lane.torch_device, cache.parent if cache else None
+        measure = replace(
+            _host_measure(replace(config, kernels="auto")),  # the config's choice is about the GPU's kernels
+            device_kernels=fingerprint(config, device),
+            device=functools.partial(_device_rates, config, device, cache_folder),
+        )
+    if not measures_disk:
+        measure = replace(measure, disk=None)
+    return hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
 
-    def measure_device() -> dict[str, float]:
-        assert device is not None
-        memory, link = device_gbps(device.torch_device)
-        gops = _device_gops(device.torch_device, cache.parent if cache else None)
-        return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
 
-    measure = Measure(fingerprint(), memory_read_gbps, _product_rates, measure_disk, measure_device)
-    return hardware_profile(folder, measure, cache, is_forced, device.profile() if device else None)
+def _host_measure(config: EngineConfig) -> Measure:
+    kernels = fingerprint(config) + (f", {config.num_threads} threads" if config.num_threads else "")
+    products = functools.partial(_product_rates, config)
+    return Measure(kernels, memory_read_gbps, products, measure_disk)
 
 
-def _product_rates(num_threads: int) -> ProductRates:
-    """What our own products reach with weights that come from memory, as those of resident layers do."""
-    kernels = choose_kernels(EngineConfig(), num_threads)
+def _device_rates(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> dict[str, float]:
+    memory, link = device_gbps(device)
+    gops = _device_gops(config, device, cache_folder)
+    return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}
+
+
+def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
+    """What products reach with weights that come from memory, as those of resident layers do, by the config's
+    kernels and threads, `num_threads` unless it says how many."""
+    num_threads = config.num_threads or num_threads
+    kernels = choose_kernels(config, num_threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
+    try:
+        return _timed_products(kernels, config.rows_per_token)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed_products(kernels: Kernels, rows_per_token: int) -> ProductRates:
     out_features, in_features = PRODUCT_SHAPE
     matrix_bytes = out_features * in_features
     matrices = aligned_buffer(NUM_PRODUCTS * matrix_bytes).view(torch.int8).fill_(1)
@@ -59,23 +89,23 @@ def _product_rates(num_threads: int) -> ProductRates:
         for x, found in zip(inputs, times, strict=True):
             for weight in weights if sum(found) < PRODUCT_S else ():
                 started = time.perf_counter()
-                kernels.int8_linear(x, weight)
+                kernels.linear(x, weight)
                 found.append(time.perf_counter() - started)
     return tuple(
-        (2 * len(x), matrix_bytes / statistics.median(found) / 1e9)  # two rows of integers for each token
+        (rows_per_token * len(x), matrix_bytes / statistics.median(found) / 1e9)
         for x, found in zip(inputs, times, strict=True)
     )
 
 
-def _device_gops(device: torch.device, cache_folder: Path | None) -> float:
-    """What our own product reaches on a block of a large model, in 1e9 INT8 operations a second."""
-    kernels = choose_kernels(EngineConfig(), 1, device, cache_folder)
+def _device_gops(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> float:
+    """What the config's product reaches on a block of a large model, in 1e9 INT8 operations a second."""
+    kernels = choose_kernels(config, 1, device, cache_folder)
     qweight = torch.ones(4096, 4096, dtype=torch.int8, device=device)
     weight = QuantizedTensor(qweight, torch.ones(4096, device=device))
     x = torch.randn(256, 4096, device=device)
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        kernels.int8_linear(x, weight)[0, 0].item()  # waits for the GPU
+        kernels.linear(x, weight)[0, 0].item()  # waits for the GPU
         times.append(time.perf_counter() - started)
-    return 2 * 2 * 256 * 4096 * 4096 / min(times) / 1e9  # two rows of integers for each token
+    return 2 * config.rows_per_token * 256 * 4096 * 4096 / min(times) / 1e9

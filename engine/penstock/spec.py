@@ -4,74 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import NamedTuple
 
-TensorKind = Literal["int8", "float32"]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor of a layer as the layer uses it, and where a checkpoint keeps its parts.
-
-    An "int8" tensor has shape (out_features, in_features) and brings float32 scales, one per output
-    channel or per group of its inputs; "float32" tensors (norms, biases) are kept as they are.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    #: Names in the checkpoint; more than one are concatenated along the first axis, in this order.
-    parts: tuple[str, ...]
-    kind: TensorKind = "float32"
-    #: The checkpoint stores [in_features, out_features] (GPT-2's Conv1D).
-    is_transposed: bool = False
-    #: Of an "int8" tensor: inputs that share a scale; 0 is all of an output channel's.
-    group_size: int = 0
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def scale_shape(self) -> tuple[int, ...]:
-        """(out_features,) or (out_features, num_groups)."""
-        rows = self.shape[:1]
-        return rows + (self.shape[1] // self.group_size,) if self.group_size else rows
+#: The stack of a model that has only one.
+DECODER = "decoder"
 
 
-@dataclass(frozen=True)
-class TensorSlot:
-    """Where one tensor of a layer lies in the layer's buffer."""
+class UnitKey(NamedTuple):
+    """Which bytes of a model are read at once: a layer's own (`expert` is None), or one expert of it."""
 
-    tensor: TensorSpec
-    offset: int
-    #: Offset of the scales of an int8 tensor; -1 otherwise.
-    scale_offset: int
-
-
-@dataclass(frozen=True)
-class LayerLayout:
-    """How a layer's tensors lie in one contiguous buffer, in memory as in a file: first everything that is
-    float32 (norms, biases, scales), so that it is aligned, then the INT8 matrices; each in the order in
-    which the layer uses them, without gaps, which safetensors does not allow. With the sizes that models
-    have, matrices begin on cache lines; kernels need not rely on it."""
-
-    slots: tuple[TensorSlot, ...]
-    num_bytes: int
-
-    @classmethod
-    def of(cls, tensors: tuple[TensorSpec, ...]) -> LayerLayout:
-        float_end, floats = 0, []
-        for tensor in tensors:
-            floats.append(float_end)
-            float_end += 4 * math.prod(tensor.scale_shape if tensor.kind == "int8" else tensor.shape)
-        slots, end = [], float_end
-        for tensor, offset in zip(tensors, floats, strict=True):
-            if tensor.kind == "int8":
-                slots.append(TensorSlot(tensor, end, offset))
-                end += tensor.num_elements
-            else:
-                slots.append(TensorSlot(tensor, offset, -1))
-        return cls(tuple(slots), end)
+    stack: str
+    layer: int
+    expert: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +29,83 @@ class RopeSpec:
     scaling: str = "default"
     #: The scaling's own parameters, as config.json gives them.
     parameters: dict[str, object] = field(default_factory=dict)
+    #: Two scalings have other frequencies for longer sequences ("longrope", "dynamic"): the longest sequence
+    #: with the first ones. 0: one set of frequencies serves sequences of every length.
+    short_length: int = 0
+
+    def frequency_length(self, num_prompt_tokens: int, num_tokens: int) -> int:
+        """The length of sequence that the frequencies of a sequence's computed tokens belong to; 0 stands for
+        all lengths up to `short_length`. When a sequence grows and this changes, its keys were turned by
+        frequencies that hold no more: they must be computed again.
+
+        LongRoPE: one more than `short_length` stands for all longer sequences. All tokens of a sequence have
+        the same frequencies, as in transformers, which looks at the last position of a forward pass, and
+        whose Phi-3 computes all keys again when an answer crosses the border. (Its Llama keeps the old keys
+        beside new ones; we follow Phi-3, so that an answer's next token is that of a forward pass.)
+
+        Dynamic NTK: the prompt's length, which never changes. transformers computes a prompt with the
+        frequencies of the prompt's length and each token of the answer with those of the length that it
+        brings, and keeps all keys. So the frequencies of a token at position p belong to the length
+        max(p + 1, prompt): they depend on nothing but these two, and chunks, preemptions and company change
+        no bit.
+        """
+        if self.scaling == "longrope":
+            return self.short_length + 1 if num_tokens > self.short_length > 0 else 0
+        return num_prompt_tokens if num_prompt_tokens > self.short_length > 0 else 0
+
+    def table_bytes(self, max_model_len: int) -> int:
+        """Bytes of the cosines and sines, rotary_dim / 2 of each a row, that are kept for sequences of up to
+        max_model_len tokens. LongRoPE has a table for short sequences, and one for long ones where there can
+        be such; dynamic NTK has a table for no length."""
+        row_bytes, short = 4 * self.rotary_dim, self.short_length
+        if self.scaling == "dynamic":
+            return 0
+        if 0 < short < max_model_len:
+            return row_bytes * (short + max_model_len)
+        return row_bytes * max_model_len
+
+
+@dataclass(frozen=True)
+class KVPart:
+    """One tensor of a layer's keys and values: [num_blocks, *axes]."""
+
+    name: str
+    #: As torch calls it, and bytes of an element.
+    dtype: str
+    item_bytes: int
+    #: "heads" (of K and V), "head_dim", or a size of its own; "tokens" of a block comes once.
+    axes: tuple[str | int, ...]
+
+    def shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        sizes = {"heads": num_kv_heads, "head_dim": head_dim, "tokens": block_size}
+        return num_blocks, *(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """What a token's keys and values are: the tensors that a layer keeps of them. Kernels know a layout by
+    its name; plan, cache and scheduler know bytes and shapes."""
+
+    name: str
+    parts: tuple[KVPart, ...]
+
+    def bytes_per_token(self, num_kv_heads: int, head_dim: int) -> int:
+        """In one layer."""
+        return sum(
+            part.item_bytes * math.prod(part.shape(1, 1, num_kv_heads, head_dim)) for part in self.parts
+        )
+
+
+def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
+    """Keys and values as numbers of one type. A vector load holds 16 keys."""
+    k = KVPart("k", dtype, item_bytes, ("heads", "head_dim", "tokens"))
+    v = KVPart("v", dtype, item_bytes, ("heads", "tokens", "head_dim"))
+    return KVLayout(dtype, (k, v))
+
+
+FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
+#: What EngineConfig.kv_dtype comes to.
+KV_LAYOUTS: dict[str, KVLayout] = {layout.name: layout for layout in (FLOAT16, FLOAT32)}
 
 
 @dataclass(frozen=True)
@@ -104,12 +125,14 @@ class ModelSpec:
     #: The head shares the embedding's matrix.
     is_tied: bool = False
     rope: RopeSpec | None = None
+    #: Of a layer with experts: how many a token passes through.
+    num_experts_per_token: int = 0
     #: Per layer: how many last tokens a token attends to, itself included; 0 is all of them.
     sliding_windows: tuple[int, ...] = ()
 
-    def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
+    def kv_bytes_per_token(self, layout: KVLayout = FLOAT16) -> int:
         """Bytes of K and V of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+        return self.num_layers * layout.bytes_per_token(self.num_kv_heads, self.head_dim)
 
     def sliding_window(self, layer_index: int) -> int:
         """The window of a layer in tokens; 0 is no window."""
@@ -117,15 +140,31 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class ModelFootprint:
-    """A model as the memory plan sees it: bytes of INT8 weights, and what a token costs."""
+class ExpertFootprint:
+    """The experts of all layers, as the memory plan sees them. All have one size, the largest expert's."""
 
+    num_bytes: int = 0
+    #: Elements of an expert's matrices.
+    elements: int = 0
+    #: Of all layers together, and those that one token passes through.
+    count: int = 0
+    count_per_token: int = 0
+
+
+NO_EXPERTS = ExpertFootprint()
+
+
+@dataclass(frozen=True)
+class ModelFootprint:
+    """A model as the memory plan sees it: bytes of weights, and what a token costs."""
+
+    #: Of each layer's dense unit, in the order of a sweep over all stacks.
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     #: Without what it shares with the embedding.
     head_bytes: int
     kv_bytes_per_token: int
-    #: Elements of all matrices that a token passes through in the layers, and in the head.
+    #: Elements of all matrices of dense units, and of the head.
     layer_elements: int
     head_elements: int
     max_position_embeddings: int
@@ -133,11 +172,18 @@ class ModelFootprint:
     hidden_size: int
     widest_layer: int
     vocab_size: int
-    #: Of the embedding's bytes, those that the head shares: where the two lie apart, they lie twice.
+    #: Of the embedding's bytes, those of the matrix that the head shares. A GPU needs a copy of them: the
+    #: embedding lies on the host.
     shared_head_bytes: int = 0
-    #: Of rope's tables, for each position.
-    rope_bytes_per_token: int = 0
+    #: Its tables lie beside the weights.
+    rope: RopeSpec | None = None
+    experts: ExpertFootprint = NO_EXPERTS
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_bytes)
+
+    @property
+    def token_elements(self) -> int:
+        """Of the matrices of layers that one token passes through."""
+        return self.layer_elements + self.experts.count_per_token * self.experts.elements

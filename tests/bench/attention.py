@@ -21,6 +21,7 @@ from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.kernels.cpu import NativeKernels
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import num_physical_cores
+from penstock.spec import FLOAT16
 
 #: Query heads, KV heads, dimensions.
 SHAPES = {"TinyLlama": (32, 4, 64), "SOLAR": (32, 8, 128), "no groups": (32, 32, 64)}
@@ -58,8 +59,11 @@ class Case:
         self._q = torch.randn(1, num_heads, head_dim)
         self._layers = [
             LayerKV(
-                _cache(num_blocks, num_kv_heads, head_dim, BLOCK_SIZE),
-                _cache(num_blocks, num_kv_heads, BLOCK_SIZE, head_dim),
+                FLOAT16,
+                (
+                    _cache(num_blocks, num_kv_heads, head_dim, BLOCK_SIZE),
+                    _cache(num_blocks, num_kv_heads, BLOCK_SIZE, head_dim),
+                ),
             )
             for _ in range(max(2, TOTAL_BYTES // self.num_bytes))
         ]

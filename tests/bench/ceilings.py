@@ -53,7 +53,7 @@ def memory_read_gbps(repeats: int = 5) -> float:
     ]
     if compiled_builds():
         native, x, scale = NativeKernels("int8"), torch.randn(1, COLUMNS), torch.ones(ROWS)
-        readers.append(lambda: [native.int8_linear(x, QuantizedTensor(m, scale)) for m in matrices])
+        readers.append(lambda: [native.linear(x, QuantizedTensor(m, scale)) for m in matrices])
     return total / min(median_seconds(reader, repeats) for reader in readers) / 1e9
 
 

@@ -23,12 +23,14 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.measure import measure_hardware
-from penstock.memory.direct_io import PAGE, DirectReader, PopulatedAhead, aligned_buffer
+from penstock.memory.direct_io import DirectReader, PopulatedAhead, aligned_buffer
+from penstock.memory.pages import PAGE
 from penstock.text.tokenizer import NoText
 
 PROMPT = [5] * 16
+ON_CPU = EngineConfig(device="cpu", num_kv_tokens=2048)
 #: Of the machine's rates, for all runs.
 CACHE = Path(tempfile.gettempdir()) / "penstock-cold-start.json"
 
@@ -43,7 +45,7 @@ def fresh_s(folder: Path, cache: Path) -> float:
 
 def _reads_s(folder: Path, cache: Path, is_fresh: bool) -> float:
     """All weight files, as the disk likes to be asked."""
-    disk = measure_hardware(folder, cache).disk
+    disk = measure_hardware(folder, ON_CPU, cache).disk
     assert disk is not None
     files = sorted(folder.glob("*.safetensors"))
     sizes = [file.stat().st_size // PAGE * PAGE for file in files]
@@ -68,11 +70,10 @@ def _reads_s(folder: Path, cache: Path, is_fresh: bool) -> float:
 
 
 def first_token_s(folder: Path, cache: Path) -> float:
-    hardware = measure_hardware(folder, cache)
-    config = EngineConfig(device="cpu", num_kv_tokens=2048)
+    hardware = measure_hardware(folder, ON_CPU, cache)
     started = time.perf_counter()
-    with Engine.load(folder, config, tokenizer=NoText(), hardware=hardware, is_patient=False) as engine:
-        engine.add("first", PROMPT, SamplingParams(temperature=0, ignore_eos=True))
+    with Engine.load(folder, ON_CPU, tokenizer=NoText(), hardware=hardware, is_patient=False) as engine:
+        engine.add(GenerationRequest(PROMPT, SamplingParams(temperature=0, ignore_eos=True), "first"))
         while not engine.step():
             pass
         return time.perf_counter() - started
@@ -96,7 +97,7 @@ def main() -> None:
         PopulatedAhead(aligned_buffer(_total_bytes(options.folder))).wait()
         print(KINDS[options.once](options.folder, options.cache))
         return
-    measure_hardware(options.folder, options.cache)
+    measure_hardware(options.folder, ON_CPU, options.cache)
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     kinds = list(KINDS)
     for number in range(options.rounds):

@@ -22,7 +22,7 @@ from synthetic import step_weight_bytes, synthetic_engine
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.known_shapes import find_shape
 
@@ -42,7 +42,7 @@ def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
     """Median seconds of a step in which each of `num_seqs` sequences gains a token."""
     params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
     for index in range(num_seqs):
-        engine.add(str(index), prompt_tokens(CONTEXT, index), params)
+        engine.add(GenerationRequest(prompt_tokens(CONTEXT, index), params, str(index)))
     while any(seq.num_pending_tokens > 1 for seq in engine.scheduler):
         engine.step()
     times = []
@@ -59,7 +59,7 @@ def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
 def outside_matrices(engine: Engine) -> float:
     """Which share of a step with one sequence is spent in anything but INT8 products."""
     kernels, spent = engine.executor._family.kernels, 0.0
-    multiply = kernels.int8_linear
+    multiply = kernels.linear
 
     def timed(*operands: Any) -> torch.Tensor:
         nonlocal spent
@@ -68,22 +68,24 @@ def outside_matrices(engine: Engine) -> float:
         spent += time.perf_counter() - started
         return y
 
-    engine.add("0", prompt_tokens(CONTEXT, 0), SamplingParams(temperature=0, ignore_eos=True))
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    engine.add(GenerationRequest(prompt_tokens(CONTEXT, 0), params, "0"))
     engine.step()
-    kernels.int8_linear = timed  # type: ignore[method-assign]
+    kernels.linear = timed  # type: ignore[method-assign]
     try:
         started = time.perf_counter()
         for _ in range(OUTSIDE_STEPS):
             engine.step()
         return 1 - spent / (time.perf_counter() - started)
     finally:
-        del kernels.int8_linear  # the method is there again
+        del kernels.linear  # the method is there again
         engine.abort("0")
 
 
 def prompt_s(engine: Engine) -> float:
     """Seconds of the one step that computes a prompt of 512."""
-    engine.add("prompt", prompt_tokens(PROMPT, 0), SamplingParams(temperature=0, max_tokens=1))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    engine.add(GenerationRequest(prompt_tokens(PROMPT, 0), params, "prompt"))
     started = time.perf_counter()
     outputs = engine.step()
     assert len(outputs) == 1
@@ -201,7 +203,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
             + beside(f"decode_{num_seqs}_s", num_seqs)
         )
     seconds = m["prompt_s"]
-    matrix_bytes = sum(layout.num_bytes for layout in engine.streamer.store.layouts)
+    matrix_bytes = engine.streamer.layer_bytes
     floor = 2 * rows * PROMPT * matrix_bytes / m["int8_gops"] / 1e9
     m["prompt_floor_share"] = floor / seconds
     line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"
@@ -212,7 +214,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
 
 def engine_kernels(engine: Engine) -> str:
     kernels = engine.executor._family.kernels
-    return f"{kernels.name} {getattr(kernels, 'build', '')}".strip()
+    return f"{kernels.traits.name} {getattr(kernels, 'build', '')}".strip()
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from penstock.kernels.cuda import CudaKernels, CudaLauncher
 from penstock.kernels.nvrtc import find_nvrtc, source
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
+from penstock.spec import FLOAT16
 
 #: (out_features, in_features) of an 8-billion-parameter Llama.
 SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336))
@@ -76,10 +77,10 @@ def check_products(mine: CudaKernels) -> None:
     weight = matrices((4096, 4096))[0]
     for num_tokens in (*FEW, *MANY):
         x = torch.randn(num_tokens, 4096)
-        expected = ReferenceKernels(mine.activations).int8_linear(
+        expected = ReferenceKernels(mine.activations).linear(
             x, QuantizedTensor(weight.qweight.cpu(), weight.scale.cpu())
         )
-        assert torch.equal(mine.int8_linear(x.cuda(), weight).cpu(), expected), num_tokens
+        assert torch.equal(mine.linear(x.cuda(), weight).cpu(), expected), num_tokens
 
 
 def measure_products(mine: CudaKernels, repeats: int) -> Iterator[dict[str, Any]]:
@@ -88,7 +89,7 @@ def measure_products(mine: CudaKernels, repeats: int) -> Iterator[dict[str, Any]
         weights = matrices(shape)
         for num_tokens in (*FEW, *MANY):
             x = torch.randn(num_tokens, shape[1], device="cuda")
-            seconds = median_s([partial(mine.int8_linear, x, weight) for weight in weights], repeats)
+            seconds = median_s([partial(mine.linear, x, weight) for weight in weights], repeats)
             operations = 2 * rows * num_tokens * shape[0] * shape[1]
             yield {
                 "shape": shape,
@@ -123,7 +124,7 @@ def paged_batch(num_seqs: int, num_new: int) -> tuple[Tensor, LayerKV, BatchLayo
         torch.arange(0, (num_seqs + 1) * num_new, num_new, device="cuda").int(),
         torch.full((num_seqs,), CONTEXT, device="cuda").int(),
     )
-    return torch.randn(num_seqs * num_new, HEADS, HEAD_DIM, device="cuda"), LayerKV(k, v), layout
+    return torch.randn(num_seqs * num_new, HEADS, HEAD_DIM, device="cuda"), LayerKV(FLOAT16, (k, v)), layout
 
 
 def measure_attention(mine: CudaKernels, repeats: int) -> Iterator[dict[str, Any]]:

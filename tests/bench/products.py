@@ -49,7 +49,7 @@ def main() -> None:
                 scale = torch.rand(rows, columns // size) if size else torch.rand(rows)
                 for qweight in matrices:
                     started = time.perf_counter()
-                    kernels.int8_linear(x, QuantizedTensor(qweight, scale))
+                    kernels.linear(x, QuantizedTensor(qweight, scale))
                     found.append(time.perf_counter() - started)
         for size, found in times.items():
             seconds = statistics.median(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,19 +10,14 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.block_manager import BlockManager
-from penstock.generation.executor import Executor
-from penstock.generation.scheduler import Scheduler
-from penstock.kernels import QuantizedTensor, choose_kernels
-from penstock.memory.hardware import num_physical_cores
-from penstock.memory.kv_cache import KVCache
-from penstock.memory.pools import MemoryPool
-from penstock.model.registry import find_family
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.kernels import QuantizedTensor
+from penstock.loader import assemble
+from penstock.memory.lane import HostLane
+from penstock.model.registry import OpenModel, find_family
+from penstock.spec import UnitKey
 from penstock.text.tokenizer import NoText
-from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights, ModelTensors
-from penstock.weights.streamer import LayerStreamer
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 
 class RandomStore:
@@ -30,61 +26,48 @@ class RandomStore:
 
     def __init__(self, tensors: ModelTensors) -> None:
         self.tensors = tensors
-        self.layouts = tuple(LayerLayout.of(layer) for layer in tensors.layers)
-        self.num_layers = len(self.layouts)
+        self.units = {unit.key: unit for unit in tensors.units}
         self.bytes_read = 0
 
-    def contiguous_layer(self, index: int) -> None:
+    def contiguous(self, tensors: tuple[TensorSpec, ...]) -> None:
         return None
 
-    def read_layer(self, index: int, buffer: Tensor) -> LayerWeights:
-        return self._fill(self.layouts[index], buffer)
+    def contiguous_unit(self, key: UnitKey) -> None:
+        return None
+
+    def read_unit(self, key: UnitKey, buffer: Tensor, num_threads: int = 1) -> LayerWeights:
+        return _fill(self.units[key].layout, buffer)
 
     def read_resident(self, tensors: tuple[TensorSpec, ...]) -> LayerWeights:
-        layout = LayerLayout.of(tensors)
-        return self._fill(layout, torch.empty(layout.num_bytes, dtype=torch.uint8))
+        layout = UnitLayout.of(tensors)
+        return _fill(layout, torch.empty(layout.num_bytes, dtype=torch.uint8))
 
-    def _fill(self, layout: LayerLayout, buffer: Tensor) -> LayerWeights:
-        weights = LayerWeights.views(layout, buffer)
-        for _, tensor in weights.items():
-            if isinstance(tensor, QuantizedTensor):
-                tensor.qweight.random_(-127, 128)
-                tensor.scale.fill_(1 / (73 * tensor.qweight.shape[1] ** 0.5))
-            else:
-                tensor.fill_(1.0)
-        return weights
+    def close(self) -> None: ...
+
+
+def _fill(layout: UnitLayout, buffer: Tensor) -> LayerWeights:
+    weights = LayerWeights.views(layout, buffer)
+    for _, tensor in weights.items():
+        if isinstance(tensor, QuantizedTensor):
+            tensor.qweight.random_(-127, 128)
+            tensor.scale.fill_(1 / (73 * tensor.qweight.shape[1] ** 0.5))
+        else:
+            tensor.fill_(1.0)
+    return weights
 
 
 def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens: int) -> Engine:
     """An engine of this shape, all resident."""
-    num_threads = config.num_threads or num_physical_cores()
-    family_type = find_family(shape)
-    spec = family_type.read_spec(shape)
-    store: Any = RandomStore(family_type.model_tensors(spec))
-    streamer = LayerStreamer(store, StoreReader(store), frozenset(range(store.num_layers)), 0)
-    streamer.wait_until_loaded()
-    num_blocks = -(-num_kv_tokens // config.block_size)
-    pool = MemoryPool("KV cache", num_blocks * config.block_size * spec.kv_bytes_per_token())
-    cache = KVCache(spec, num_blocks, config.block_size, torch.float16, pool)
-    kernels = choose_kernels(config, num_threads)
-    torch.set_num_threads(1 if kernels.name == "native" else num_threads)  # as Engine.load has it
-    family = family_type(spec, kernels, spec.max_position_embeddings)
-    executor = Executor(
-        family,
-        store.read_resident(store.tensors.embedding),
-        store.read_resident(store.tensors.head),
-        streamer,
-        cache,
-    )
-    scheduler = Scheduler(
-        BlockManager(num_blocks, config.block_size, enable_prefix_caching=False),
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-    )
-    return Engine(spec, NoText(), executor, scheduler, streamer, spec.max_position_embeddings)
+    family = find_family(shape)
+    spec = family.read_spec(shape)
+    store: Any = RandomStore(family.model_tensors(spec))
+    config = replace(config, num_kv_tokens=num_kv_tokens, enable_prefix_caching=False, device="cpu")
+    loaded = assemble(OpenModel(family, spec, store), NoText(), config, HostLane())
+    engine = Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
+    engine.streamer.wait_until_loaded()
+    return engine
 
 
 def step_weight_bytes(engine: Engine) -> int:
     """Bytes of weights that a step reads: all layers and the head, but only rows of the embedding."""
-    layers = sum(layout.num_bytes for layout in engine.streamer.store.layouts)
-    return layers + LayerLayout.of(engine.streamer.store.tensors.head).num_bytes
+    return engine.streamer.layer_bytes + UnitLayout.of(engine.model.store.tensors.head).num_bytes

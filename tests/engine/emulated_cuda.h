@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 #define __global__
 #define __device__
@@ -54,8 +53,9 @@ struct Fiber {
 };
 enum { STACK_BYTES = 64 << 10, MAX_THREADS = 1024 };
 
-static std::vector<Fiber> fibers;
-static std::vector<char> stacks;
+/* Made once: from block to block a fiber goes on behind the end of the last one. */
+static Fiber fibers[MAX_THREADS];
+static char stacks[MAX_THREADS][STACK_BYTES];
 static unsigned current;
 static jmp_buf scheduler;
 static ucontext_t scheduler_entry;
@@ -65,9 +65,11 @@ static void **kernel_arguments;
 static int is_backwards;
 
 static void fiber_main() {
-    kernel_body(kernel_arguments);
-    fibers[current].is_done = true;
-    _longjmp(scheduler, 1);
+    for (;;) {
+        kernel_body(kernel_arguments);
+        fibers[current].is_done = true;
+        if (!_setjmp(fibers[current].state)) _longjmp(scheduler, 1);
+    }
 }
 
 static void wait_at(Barrier &barrier) {
@@ -92,7 +94,7 @@ static void resume(unsigned index) {
     if (fiber.is_started) _longjmp(fiber.state, 1);
     fiber.is_started = true;
     getcontext(&fiber.entry);
-    fiber.entry.uc_stack.ss_sp = stacks.data() + (size_t)index * STACK_BYTES;
+    fiber.entry.uc_stack.ss_sp = stacks[index];
     fiber.entry.uc_stack.ss_size = STACK_BYTES;
     makecontext(&fiber.entry, fiber_main, 0);
     swapcontext(&scheduler_entry, &fiber.entry);
@@ -115,7 +117,7 @@ static unsigned run_warp(unsigned warp, unsigned &num_done) {
 /* A warp goes as far as it can before the next one goes: as far apart as barriers let them. */
 static void run_block() {
     const unsigned num_threads = blockDim.x, num_warps = num_threads / 32;
-    fibers.assign(num_threads, Fiber{});
+    for (unsigned thread = 0; thread < num_threads; thread++) fibers[thread].is_done = false;
     block_barrier = {num_threads, 0, 0};
     for (unsigned warp = 0; warp < num_warps; warp++) warp_barriers[warp] = {32, 0, 0};
     for (unsigned num_done = 0; num_done < num_threads;) {
@@ -203,7 +205,6 @@ static void launch(void (*body)(void **), unsigned x, unsigned y, unsigned z, un
                    void **arguments, int order) {
     kernel_body = body, kernel_arguments = arguments, is_backwards = order;
     gridDim = {x, y, z}, blockDim = {num_threads, 1, 1};
-    stacks.resize((size_t)num_threads * STACK_BYTES);
     for (blockIdx.z = 0; blockIdx.z < z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < x; blockIdx.x++) run_block();
@@ -216,4 +217,5 @@ static void launch(void (*body)(void **), unsigned x, unsigned y, unsigned z, un
         unsigned x, unsigned y, unsigned z, unsigned num_threads, void **arguments, int order) {   \
         launch([](void **values) { call(name, values); }, x, y, z, num_threads, arguments, order); \
     }                                                                                              \
-    static const bool has_##name = emulated_kernels.emplace(#name, emulate_##name).second;
+    static const bool has_##name =                                                                 \
+        emulated_kernels.emplace(#name, Emulated{emulate_##name, #name, kinds}).second;

@@ -1,24 +1,45 @@
-/* The driver's functions that cuda.py calls, with the emulated kernels behind them, for device 1. */
+/* The driver's functions that the engine calls, with the emulated kernels behind them, for device 0. Being C,
+ * they see what ctypes really passes. */
 #include <map>
 #include <string>
 
 typedef void (*EmulatedKernel)(unsigned, unsigned, unsigned, unsigned, void **, int);
-static std::map<std::string, EmulatedKernel> emulated_kernels;
+struct Emulated {
+    EmulatedKernel run;
+    const char *name, *kinds;
+};
+static std::map<std::string, Emulated> emulated_kernels;
 static char the_context, the_module, the_stream;
-static void *current_context;
+/* Of each thread. A launch forgets it, so that each launch must make it current again. */
+static thread_local void *current_context;
+/* Torch, too, makes the context current, in each thread that uses it. */
+static thread_local bool has_used_torch;
+/* Host memory that is pinned: whole pages, first byte -> the one after the last. */
+static std::map<uintptr_t, uintptr_t> registered;
 
-enum { INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
+enum {
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    NOT_FOUND = 500,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
+};
+static const uintptr_t PAGE = 4096;
 
-#define DRIVER extern "C" __attribute__((visibility("default"))) int
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define DRIVER EXPORT int
 
 DRIVER cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
 DRIVER cuDeviceGet(int *device, int ordinal) {
     *device = 40 + ordinal;
-    return ordinal == 1 ? 0 : INVALID_DEVICE;
+    return ordinal == 0 ? 0 : INVALID_DEVICE;
 }
 DRIVER cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = &the_context;
-    return device == 41 ? 0 : INVALID_DEVICE;
+    return device == 40 ? 0 : INVALID_DEVICE;
 }
 DRIVER cuCtxSetCurrent(void *context) {
     current_context = context;
@@ -32,21 +53,53 @@ DRIVER cuModuleLoadData(void **module, const void *image) {
 }
 DRIVER cuModuleGetFunction(void **function, void *module, const char *name) {
     if (module != &the_module || !emulated_kernels.count(name)) return NOT_FOUND;
-    *function = (void *)emulated_kernels[name];
+    *function = &emulated_kernels[name];
     return 0;
 }
 DRIVER cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                       unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void *stream,
                       void **arguments, void **extra) {
     if (current_context != &the_context) return INVALID_CONTEXT;
-    if (!x || !y || !z || threads_y != 1 || threads_z != 1 || shared_bytes || stream != &the_stream || extra)
+    if (!x || !y || !z || y > 65535 || z > 65535 || x > 0x7fffffff || threads_x > 1024 || threads_x % 32)
         return INVALID_VALUE;
-    current_context = nullptr; /* so that each launch must make it current */
-    ((EmulatedKernel)function)(x, y, z, threads_x, arguments, 0);
+    if (threads_y != 1 || threads_z != 1 || shared_bytes || stream != &the_stream || extra)
+        return INVALID_VALUE;
+    current_context = nullptr;
+    ((Emulated *)function)->run(x, y, z, threads_x, arguments, 0);
     return 0;
 }
+DRIVER cuMemHostRegister_v2(void *address, size_t num_bytes, unsigned flags) {
+    if (!current_context && !has_used_torch) return INVALID_CONTEXT;
+    const uintptr_t begin = (uintptr_t)address / PAGE * PAGE;
+    const uintptr_t end = ((uintptr_t)address + num_bytes + PAGE - 1) / PAGE * PAGE;
+    if (!num_bytes || flags > 1) return INVALID_VALUE;
+    for (const auto &[other, other_end] : registered)
+        if (begin < other_end && other < end) return ALREADY_REGISTERED;
+    registered[begin] = end;
+    return 0;
+}
+DRIVER cuMemHostUnregister(void *address) {
+    return registered.erase((uintptr_t)address / PAGE * PAGE) ? 0 : NOT_REGISTERED;
+}
 DRIVER cuGetErrorString(int code, const char **text) {
-    *text = code == INVALID_DEVICE ? "no such device" : code == INVALID_IMAGE ? "no such image" : nullptr;
+    *text = code == INVALID_DEVICE    ? "no such device"
+            : code == INVALID_IMAGE   ? "no such image"
+            : code == INVALID_CONTEXT ? "no context is current"
+                                      : nullptr;
     return *text ? 0 : INVALID_VALUE;
 }
-extern "C" __attribute__((visibility("default"))) void *fake_stream() { return &the_stream; }
+
+/* What a pretended card asks and tells. */
+EXPORT void *fake_stream() { return &the_stream; }
+EXPORT const char *fake_kernel_name(void *function) { return ((Emulated *)function)->name; }
+EXPORT const char *fake_kernel_kinds(void *function) { return ((Emulated *)function)->kinds; }
+EXPORT void fake_use_of_torch() { has_used_torch = true; }
+EXPORT unsigned fake_num_registered() { return registered.size(); }
+EXPORT int fake_is_registered(void *address, size_t num_bytes) {
+    auto after = registered.upper_bound((uintptr_t)address);
+    return after != registered.begin() && (uintptr_t)address + num_bytes <= (--after)->second;
+}
+EXPORT void fake_reset() {
+    registered.clear();
+    current_context = nullptr;
+}

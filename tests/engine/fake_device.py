@@ -4,22 +4,38 @@ every misuse of a buffer. Copies really happen, at once, so that a buffer given 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
-from penstock.memory.hardware import DeviceProfile
+from penstock.memory.hardware import DeviceProfile, HardwareProfile
 from penstock.metrics import Traffic
+from penstock.spec import UnitKey
 
 GIB = 1 << 30
+
+
+class FakeMemory:
+    """Host memory."""
+
+    name = "fake"
+
+    def __init__(self, prepare: Callable[[Tensor], None]) -> None:
+        self.prepare = prepare
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 class FakeMachine:
     """Rates in bytes per virtual second. It is its device and, by submit(), the reader of its disk."""
 
     torch_device = torch.device("cpu")
+    choice = "cuda"
 
     def __init__(self, disk_rate: float = 1e6, link_rate: float = 1e6) -> None:
         self.disk_rate, self.link_rate = disk_rate, link_rate
@@ -29,7 +45,9 @@ class FakeMachine:
         self.unpinned_bytes = 0
         self.pinned_bytes = 0
         self.stall_s = 0.0
-        self.traffic = Traffic()
+        self.link = Traffic()
+        #: Of the host, whose pieces are pinned, and of the device.
+        self.memories = FakeMemory(self.pin), FakeMemory(lambda piece: None)
         #: When each of the three is done with everything it was asked for.
         self.disk_time = self.link_time = self.compute_time = 0.0
         #: By address: when its contents were complete; when its last use, or the copy out of it, has ended.
@@ -42,7 +60,8 @@ class FakeMachine:
 
     # The disk.
 
-    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+    def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+        index = key.layer
         future: Future[int] = Future()
         address, num_bytes = buffer.data_ptr(), buffer.numel()
         with self.lock:
@@ -59,8 +78,18 @@ class FakeMachine:
 
     # The device.
 
-    def profile(self) -> DeviceProfile:
-        return DeviceProfile("fake", (6, 1), GIB, GIB, 100.0, 10.0, 1000.0, self.pinnable_bytes)
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        return {"host to device": self.link}
+
+    def describe(self, hardware: HardwareProfile) -> HardwareProfile:
+        device = DeviceProfile("fake", (6, 1), GIB, GIB, 100.0, 10.0, 1000.0, self.pinnable_bytes)
+        return replace(hardware, device=device)
+
+    def trim(self) -> None: ...
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def limit(self, num_bytes: int) -> None:
         self.limit_bytes = num_bytes
@@ -83,15 +112,15 @@ class FakeMachine:
             self.link_time = start + source.numel() / self.link_rate
             self.written[to] = self.used[from_] = self.link_time
             self.leaving.add(from_)
-            self.traffic.num_bytes += source.numel()
-            self.traffic.busy_s += source.numel() / self.link_rate
+            self.link.num_bytes += source.numel()
+            self.link.busy_s += source.numel() / self.link_rate
             target.copy_(source)
 
     def wait_copied(self, source: Tensor) -> None:
         with self.lock:
             self.leaving.discard(source.data_ptr())
 
-    def acquire(self, target: Tensor) -> None:
+    def acquire(self, target: Tensor, waited_s: float) -> None:
         with self.lock:
             self.lent.add(target.data_ptr())
             arrived = self.written[target.data_ptr()]

@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.kernels.cuda import CudaLauncher
 from penstock.kernels.nvrtc import compile_kernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.spec import FLOAT16, FLOAT32
 
 
 def random_matrix(rows: int, columns: int, generator: torch.Generator) -> QuantizedTensor:
@@ -50,10 +51,11 @@ def paged_batch(
     for row, length in enumerate(lengths):
         last, num_written = tables[row, num_blocks[row] - 1], (length - 1) % block_size + 1
         k[last, :, :, num_written:], v[last, :, num_written:] = math.nan, math.nan
+    kv = LayerKV(FLOAT16 if dtype == torch.float16 else FLOAT32, (k, v))
     starts = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32)
     positions = torch.cat([torch.arange(n - m, n) for n, m in zip(lengths, new, strict=True)])
     layout = BatchLayout(positions, torch.zeros(0), tables, starts, torch.tensor(lengths, dtype=torch.int32))
-    return torch.randn(sum(new), heads[0], head_dim, generator=generator), LayerKV(k, v), layout
+    return torch.randn(sum(new), heads[0], head_dim, generator=generator), kv, layout
 
 
 def paged_case(
@@ -100,8 +102,10 @@ def _move(value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
     if isinstance(value, Tensor):
         moved.append((value, value.cuda()))
         return moved[-1][1]
-    if isinstance(value, QuantizedTensor | LayerKV):
-        return type(value)(*(_move(part, moved) for part in value))
+    if isinstance(value, QuantizedTensor):
+        return QuantizedTensor(*(_move(part, moved) for part in value))
+    if isinstance(value, LayerKV):
+        return LayerKV(value.layout, tuple(_move(part, moved) for part in value.parts))
     if isinstance(value, BatchLayout | AttentionSpec):
         parts = {field.name: _move(getattr(value, field.name), moved) for field in dataclasses.fields(value)}
         return type(value)(**parts)

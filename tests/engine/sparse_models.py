@@ -23,7 +23,7 @@ def write_sparse_llama(folder: Path, num_layers: int, hidden_size: int, intermed
     tensors = family.model_tensors(family.read_spec(config))
     header: dict[str, object] = {}
     end = 0
-    for tensor in (tensor for stack in tensors.stacks for tensor in stack):
+    for tensor in (tensor for group in tensors.groups for tensor in group):
         for part in tensor.parts:
             shape = list(tensor.shape)
             if len(tensor.parts) > 1:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from penstock.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineStopped,
+    InvalidParameter,
     QueueFull,
     QueueTimeout,
     RequestFailed,
     StepFailed,
 )
 from penstock.generation.batch import ModelInputs
+from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.sequence import FinishReason, Sequence
 from penstock.weights.readers import StoreReader
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -83,9 +86,10 @@ def test_a_request_is_checked_once_for_all_its_choices(
         engine = await ready(tiny_llama)
         validate = engine.engine.validate
 
-        def noted(prompt_token_ids: list[int], params: SamplingParams) -> None:
-            threads.append(threading.current_thread().name)
-            validate(prompt_token_ids, params)
+        def noted(request: GenerationRequest) -> ValidRequest:
+            if not isinstance(request, ValidRequest):
+                threads.append(threading.current_thread().name)
+            return validate(request)
 
         monkeypatch.setattr(engine.engine, "validate", noted)
         streams = [engine.generate([5, 6], PARAMS, is_valid=index > 0) for index in range(3)]
@@ -95,6 +99,57 @@ def test_a_request_is_checked_once_for_all_its_choices(
 
     asyncio.run(scenario())
     assert threads == [threading.current_thread().name]
+
+
+def test_one_request_goes_through_unchanged_and_its_choices_with_it(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        first = engine.engine.validate(GenerationRequest([5, 6], PARAMS, "mine", client="a"))
+        assert engine.engine.validate(first) is first
+        other = first.choice(replace(PARAMS, seed=7, logprobs=1))
+        assert other.request_id != "mine" and other.client == "a"
+        with pytest.raises(AssertionError, match="max_tokens"):
+            first.choice(replace(PARAMS, max_tokens=1000))
+        seen: list[GenerationRequest] = []
+        add = engine.engine.scheduler.add
+
+        def noted(sequence: Sequence) -> None:
+            seen.append(sequence.request)
+            add(sequence)
+
+        monkeypatch.setattr(engine.engine.scheduler, "add", noted)
+        streams = [engine.submit(first), engine.submit(other)]
+        outputs = [[output async for output in stream] for stream in streams]
+        assert [each[0].request_id for each in outputs] == ["mine", other.request_id]
+        assert seen[0] is first and seen[1] is other
+        assert outputs[1][0].logprobs and not outputs[0][0].logprobs
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_id_is_refused_until_its_request_has_left(tiny_llama: Path) -> None:
+    """Outputs of the one that was given up must not reach the one that comes after it."""
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        request = GenerationRequest([5, 6], replace(PARAMS, max_tokens=100), "mine")
+        stream = engine.submit(request)
+        await anext(stream)
+        with pytest.raises(InvalidParameter, match="being computed"):
+            engine.submit(request)
+        stream.abort()
+        with pytest.raises(InvalidParameter, match="being computed"):
+            engine.submit(request)
+        while engine._aborted:
+            await asyncio.sleep(0.001)
+        again = [output async for output in engine.submit(request)]
+        assert again[-1].num_output_tokens == sum(len(output.token_ids) for output in again) == 100
+        await engine.stop()
+
+    asyncio.run(scenario())
 
 
 def test_before_it_is_ready_requests_are_refused(tiny_llama: Path) -> None:
@@ -240,7 +295,7 @@ def test_priority_client_and_salt_reach_the_scheduler(
         def held(aborted: Container[str]) -> list[RequestOutput]:
             may_step.acquire()
             outputs = step(aborted)
-            clients.update(sequence.client for sequence in engine.engine.scheduler)
+            clients.update(sequence.request.client for sequence in engine.engine.scheduler)
             return outputs
 
         monkeypatch.setattr(engine.engine, "step", held)
@@ -336,10 +391,10 @@ def test_a_request_that_fails_is_told_and_the_engine_goes_on(
         monkeypatch.setattr(engine.engine.tokenizer, "decode", fail)
         forward = engine.engine.executor.forward
 
-        def poisoned(inputs: ModelInputs, **callbacks: Any) -> Tensor:
-            logits = forward(inputs, **callbacks).clone()
-            logits[inputs.input_ids[inputs.logits_indices] == 2] = torch.nan
-            return logits
+        def poisoned(inputs: ModelInputs, *callbacks: Any) -> list[Tensor]:
+            logits = torch.cat(list(forward(inputs, *callbacks)))
+            logits[inputs.input_ids[inputs.wanted_rows] == 2] = torch.nan
+            return [logits]
 
         monkeypatch.setattr(engine.engine.executor, "forward", poisoned)
         towards = SamplingParams(temperature=0, logit_bias={277: 100.0})
@@ -367,10 +422,10 @@ def test_a_request_that_cannot_be_taken_is_told_and_the_engine_goes_on(
         engine = await ready(tiny_llama)
         add = engine.engine.add
 
-        def explode(key: str, prompt: list[int], params: SamplingParams, **options: Any) -> None:
-            if prompt == [6]:
+        def explode(request: GenerationRequest) -> None:
+            if request.prompt_token_ids == [6]:
                 raise ZeroDivisionError("injected")
-            add(key, prompt, params, **options)
+            add(request)
 
         monkeypatch.setattr(engine.engine, "add", explode)
         bad, good = engine.generate([6], PARAMS), engine.generate([5], PARAMS)

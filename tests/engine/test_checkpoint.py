@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from units import read_layer
 
 from penstock.errors import (
     CheckpointError,
@@ -77,8 +78,8 @@ def open_all(folder: Path) -> None:
         store = WeightStore(checkpoint, family.model_tensors(family.read_spec(checkpoint.config)))
         store.read_resident(store.tensors.embedding)
         store.read_resident(store.tensors.head)
-        for index, layout in enumerate(store.layouts):
-            store.read_layer(index, torch.empty(layout.num_bytes, dtype=torch.uint8))
+        for index in range(store.num_layers):
+            read_layer(store, index)
 
 
 def edit_config(folder: Path, **changes: object) -> None:

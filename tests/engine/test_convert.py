@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import build
+from units import layer_key
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
-from penstock.generation.sequence import SamplingParams
-from penstock.memory.direct_io import PAGE
+from penstock.generation.generation_request import SamplingParams
+from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.weights import convert as conversion
 from penstock.weights import layer_file, whole_file
@@ -54,6 +56,9 @@ class Ids:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
 
 def store_of(folder: Path, group_size: int | None = None) -> WeightStore:
     return open_model(folder, group_size=group_size).store
@@ -80,7 +85,7 @@ def test_a_converted_model_computes_the_same_bits(kind: str, group_size: int | N
     build(kind, tmp_path / "source")
     convert(store_of(tmp_path / "source", group_size), tmp_path / "target")
     store = store_of(tmp_path / "target")
-    ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
+    ranges = [store.contiguous_unit(layer_key(index)) for index in range(store.num_layers)]
     assert all(found is not None and found.offset % PAGE == 0 for found in ranges)
     tokenizer: Any = Ids()
     answers = []
@@ -141,6 +146,18 @@ def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> N
     for pattern in ("tokenizer.json", "generation_config.json"):
         if (tiny_llama / pattern).exists():
             assert (tmp_path / "new" / "out" / pattern).read_bytes() == (tiny_llama / pattern).read_bytes()
+
+
+@pytest.mark.parametrize("value", [1e30, -3e38, 1e-40])
+def test_huge_and_tiny_weights_have_errors_that_are_numbers(value: float, tmp_path: Path) -> None:
+    build("GPT-2", tmp_path / "source")
+    path = tmp_path / "source" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["transformer.h.0.mlp.c_fc.weight"][3, 5] = value
+    tensors["transformer.h.1.mlp.c_fc.weight"][:] = value
+    save_file(tensors, path, {"format": "pt"})
+    report = convert(store_of(tmp_path / "source"), tmp_path / "target")
+    assert report.errors and all(0 <= error < 2 for error in report.errors.values())
 
 
 def test_torch_has_its_threads_back(tiny_llama: Path, tmp_path: Path) -> None:
@@ -230,7 +247,7 @@ def test_a_folder_of_another_version_is_served_as_it_is(tiny_llama: Path, tmp_pa
     before = content(out)
     report = convert(store_of(tiny_llama), out)
     assert report.num_resumed == report.num_files and content(out) == before
-    assert open_model(out).store.contiguous_layer(0)
+    assert open_model(out).store.contiguous_unit(layer_key(0))
     with pytest.raises(CheckpointError, match=r"another version.*1, this one's 2.*convert the model"):
         verify(out)
     (out / "config.json").unlink()
@@ -437,7 +454,7 @@ def test_half_written_files_have_another_name(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_files_are_those_of_the_model(tiny_llama: Path) -> None:
-    names = [stack.file for stack in conversion.stacks(store_of(tiny_llama).tensors)]
+    names = [file.name for file in conversion.unit_files(store_of(tiny_llama).tensors)]
     assert names[0] == "model-embedding.safetensors" and names[-1].endswith("head.safetensors")
     assert names[1:4] == [f"model-layer-{index:05d}.safetensors" for index in range(3)]
 

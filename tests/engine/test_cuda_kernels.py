@@ -4,7 +4,6 @@ launched."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
 from collections.abc import Iterator
@@ -15,18 +14,19 @@ from typing import cast
 
 import pytest
 import torch
-from emulated_cuda import COMPILER, EmulatedLauncher, library
+from emulated_cuda import COMPILER, EmulatedLauncher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_batch, random_matrix
+from pretended_card import PretendedCard, missing, pretend
 from torch import Tensor
 
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, choose_kernels, cpu, cuda, nvrtc
-from penstock.kernels.cpu import TorchKernels
+from penstock.kernels import Kernels, choose_kernels, cuda, int_mm, nvrtc
 from penstock.kernels.cuda import SPLIT_KEYS, CudaKernels, CudaLauncher
+from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
 
@@ -81,7 +81,7 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(choosing, "compile_kernels", lambda *arguments: arguments)
     monkeypatch.setattr(choosing, "CudaLauncher", lambda *arguments: made.append(arguments))
     chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU, tmp_path)
-    assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.name == "native"
+    assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.traits.name == "native"
     assert made == [(GPU, (61, tmp_path))]
 
 
@@ -89,40 +89,33 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def fake_driver(monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    """The driver's interface with emulated kernels behind it, and a torch that believes in device 1."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler to run the CUDA sources with")
-    driver = library()
-    driver.fake_stream.restype = ctypes.c_void_p
-    properties = SimpleNamespace(major=6, minor=1, multi_processor_count=10)
-    stream = SimpleNamespace(cuda_stream=driver.fake_stream())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else None)
-    return driver
+def card() -> Iterator[PretendedCard]:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    with pretend() as card:
+        yield card
 
 
-def test_launches_through_the_driver(fake_driver: ctypes.CDLL) -> None:
+def test_launches_through_the_driver(card: PretendedCard) -> None:
     """The C interface sees the arguments that the kernels expect."""
-    launcher = CudaLauncher(torch.device("cuda", 1), b"\x7fELF...")
+    launcher = CudaLauncher(GPU, b"\x7fELF...")
     assert not launcher.has_tensor_cores
-    mine, reference = CudaKernels(launcher), ReferenceKernels()
+    mine, reference = cast(Kernels, OnGpu(CudaKernels(launcher))), ReferenceKernels()
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(9, 64, generator=generator), random_matrix(40, 64, generator)
-    assert torch.equal(mine.int8_linear(x, weight), reference.int8_linear(x, weight))
+    assert torch.equal(mine.linear(x, weight), reference.linear(x, weight))
     close(mine.rms_norm(x, weight.scale.new_ones(64), 1e-5), reference.rms_norm(x, torch.ones(64), 1e-5))
     q, kv, layout = paged_batch(generator, [(300, 3)], (6, 2), 64, torch.float16)
     spec = ATTENTION["alibi"]
     close(mine.paged_attention(q, kv, layout, spec), reference.paged_attention(q, kv, layout, spec))
-    assert mine.int8_linear(x[:0], weight).shape == (0, 40)
+    assert mine.linear(x[:0], weight).shape == (0, 40)
 
 
-def test_what_the_driver_refuses_is_said(fake_driver: ctypes.CDLL) -> None:
+def test_what_the_driver_refuses_is_said(card: PretendedCard) -> None:
     with pytest.raises(ConfigError, match=r"cuDeviceGet failed: no such device \(error 101\)"):
-        CudaLauncher(torch.device("cuda", 0), b"\x7fELF...")
+        CudaLauncher(torch.device("cuda", 1), b"\x7fELF...")
     with pytest.raises(ConfigError, match="cuModuleLoadData failed: no such image"):
-        CudaLauncher(torch.device("cuda", 1), b"garbage")
+        CudaLauncher(GPU, b"garbage")
 
 
 def test_the_emulation_sees_a_missing_barrier() -> None:
@@ -168,8 +161,8 @@ def test_every_product_equals_the_reference(
     x = torch.randn(num_tokens, in_features + 5, generator=generator)[:, :in_features]
     weight = random_matrix(out_features, in_features, generator)
     bias = torch.randn(out_features, generator=generator)
-    y = kernels_of(launcher, activations).int8_linear(x, weight, bias)
-    assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight, bias))
+    y = kernels_of(launcher, activations).linear(x, weight, bias)
+    assert torch.equal(y, ReferenceKernels(activations).linear(x, weight, bias))
     if isinstance(launcher, EmulatedLauncher):
         assert launcher.launched[-1] == f"{kernel}_{2 if activations == 'int16' else 1}"
 
@@ -186,8 +179,8 @@ def test_sums_of_tensor_cores_become_the_same(
     generator = torch.Generator().manual_seed(in_features)
     x = torch.randn(50, in_features, generator=generator)
     weight = random_matrix(out_features, in_features, generator)
-    y = kernels_of(launcher, activations).int8_linear(x, weight, weight.scale)
-    assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight, weight.scale))
+    y = kernels_of(launcher, activations).linear(x, weight, weight.scale)
+    assert torch.equal(y, ReferenceKernels(activations).linear(x, weight, weight.scale))
     if isinstance(launcher, EmulatedLauncher):
         is_taken = in_features % 64 == 0 and out_features % 8 == 0
         assert launcher.launched[-1].startswith("combine" if is_taken else "tiled")
@@ -207,7 +200,7 @@ def test_torchs_product_is_asked_only_for_what_it_has(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     matrix = SimpleNamespace(is_cuda=True, device=GPU, shape=shape)
-    assert cpu._int_mm_takes(cast(Tensor, matrix)) == is_taken
+    assert int_mm._int_mm_takes(cast(Tensor, matrix)) == is_taken
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -216,20 +209,20 @@ def test_torchs_product_is_asked_only_for_what_it_has(
 @pytest.mark.parametrize("num_tokens", [1, 40])
 @pytest.mark.parametrize("out_features", [1200, 1201])
 def test_plain_kernels_on_a_gpu_compute_what_they_compute_on_the_cpu(
-    kind: type[ReferenceKernels], activations: str, num_tokens: int, out_features: int
+    kind: type[TorchKernels | ReferenceKernels], activations: str, num_tokens: int, out_features: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(num_tokens, 160, generator=generator), random_matrix(out_features, 160, generator)
-    y = cast(Kernels, OnGpu(kind(activations))).int8_linear(x, weight)
-    assert torch.equal(y, ReferenceKernels(activations).int8_linear(x, weight))
+    y = cast(Kernels, OnGpu(kind(activations))).linear(x, weight)
+    assert torch.equal(y, ReferenceKernels(activations).linear(x, weight))
 
 
 def test_a_matrix_may_lie_anywhere(launcher: EmulatedLauncher | CudaLauncher) -> None:
     generator = torch.Generator().manual_seed(0)
     x, bytes_ = torch.randn(3, 64, generator=generator), torch.randint(-127, 128, (64 * 20 + 1,))
     weight = QuantizedTensor(bytes_.to(torch.int8)[1:].view(20, 64), torch.rand(20, generator=generator))
-    y = kernels_of(launcher).int8_linear(x, weight)
-    assert torch.equal(y, ReferenceKernels().int8_linear(x, weight))
+    y = kernels_of(launcher).linear(x, weight)
+    assert torch.equal(y, ReferenceKernels().linear(x, weight))
 
 
 @pytest.mark.parametrize("num_tokens", [3, 50])
@@ -239,9 +232,9 @@ def test_rows_that_are_not_numbers_stay_among_themselves(
     """A row with NaN or an infinity is NaN."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(num_tokens, 64, generator=generator), random_matrix(20, 64, generator)
-    expected = ReferenceKernels().int8_linear(x, weight)
+    expected = ReferenceKernels().linear(x, weight)
     x[0, 3], x[2, 60] = torch.nan, torch.inf
-    y = kernels_of(launcher).int8_linear(x, weight)
+    y = kernels_of(launcher).linear(x, weight)
     assert bool(y[[0, 2]].isnan().all())
     assert torch.equal(y[1], expected[1]) and torch.equal(y[3:], expected[3:])
 
@@ -249,7 +242,7 @@ def test_rows_that_are_not_numbers_stay_among_themselves(
 def test_no_tokens_at_all(launcher: EmulatedLauncher | CudaLauncher) -> None:
     """No sequence of a step may be at its last pending token: the head then has no rows."""
     mine, weight = kernels_of(launcher), random_matrix(20, 64, torch.Generator().manual_seed(0))
-    assert mine.int8_linear(torch.empty(0, 64), weight).shape == (0, 20)
+    assert mine.linear(torch.empty(0, 64), weight).shape == (0, 20)
     assert mine.rms_norm(torch.empty(0, 64), torch.ones(64), 1e-5).shape == (0, 64)
     assert mine.gated_activation(torch.empty(0, 64), "silu").shape == (0, 32)
 
@@ -329,11 +322,12 @@ def test_attention_reads_no_slot_that_was_not_written(launcher: EmulatedLauncher
     q, kv, layout = paged_batch(torch.Generator().manual_seed(0), [(37, 5)], (4, 2), 64, torch.float16)
     expected = ReferenceKernels().paged_attention(q, kv, layout, AttentionSpec(4, 0.1))
     used = set(layout.block_tables[0].tolist())
-    for block in range(kv.k.shape[0]):
+    keys, values = kv.parts
+    for block in range(keys.shape[0]):
         end = 16 if block not in used else 37 % 16 if block == int(layout.block_tables[0, -1]) else None
         if end is not None:
-            kv.k[block, :, :, end % 16 :], kv.v[block, :, end % 16 :] = torch.nan, torch.nan
-    assert bool(kv.k.isnan().any())
+            keys[block, :, :, end % 16 :], values[block, :, end % 16 :] = torch.nan, torch.nan
+    assert bool(keys.isnan().any())
     close(kernels_of(launcher).paged_attention(q, kv, layout, AttentionSpec(4, 0.1)), expected)
 
 

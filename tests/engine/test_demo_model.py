@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 import penstock.demo_model
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 
 FOLDER = Path(penstock.demo_model.__file__ or "").parent
@@ -71,3 +73,18 @@ def test_lists_have_as_many_things_as_asked_for(engine: Engine) -> None:
     (text,) = answers(engine, ["List three things one finds in a kitchen."], 40)
     things = re.findall(r"^\d+\. (.+)$", text, re.MULTILINE)
     assert len(things) == 3 == len(set(things))
+
+
+def test_transformers_opens_it_and_goes_on_alike(engine: Engine) -> None:
+    pytest.importorskip("compressed_tensors")
+    opened = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = render_chat(engine.tokenizer, messages)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+    (mine,) = engine.generate([prompt], params)
+    with torch.inference_mode():
+        logits = opened(torch.tensor([prompt + mine.token_ids])).logits[0, len(prompt) - 1 : -1]
+    theirs = torch.log_softmax(logits.double(), -1)
+    assert mine.token_ids == logits.argmax(-1).tolist()
+    for step, (token, logprobs) in enumerate(zip(mine.token_ids, mine.logprobs, strict=True)):
+        assert logprobs.logprob == pytest.approx(float(theirs[step, token]), abs=0.05)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import save_byte_level, save_sentencepiece
 
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import NoText, Tokenizer
 
 INCOMPLETE = "\ufffd"
 SNIPPETS = [*"ab 中文模型😀é", "\u200d", "\u0301", "👨‍👩‍👧", "the ", " pipe", "🇩🇪", "👍🏽", "\n", "ß"]
@@ -135,6 +135,37 @@ def test_sentencepiece_meets_its_context(llama2: Tokenizer, prompt: str, text: s
         assert "".join(feed(Detokenizer(llama2, before), answer)) == expected
         assert whole == llama2.decode(before) + expected
         assert "".join(feed(Detokenizer(llama2, []), answer)) == llama2.decode(answer) == expected[1:]
+
+
+@pytest.mark.parametrize("begin", ["", "x", "Launch ", "\n", "字"])
+@pytest.mark.parametrize("answer", ["🚀🚀 go", "🚀", "𠮷野家", "\n\n🚀", "é🚀x"])
+def test_the_context_does_not_begin_within_a_character(
+    llama2: Tokenizer, byte_level: Tokenizer, begin: str, answer: str
+) -> None:
+    """Whatever the number of byte tokens before the answer; a stop string in it is found."""
+    for prompt in (begin + "🚀" * n + end for n in range(4) for end in ("", "\n", "é", "𠮷", "𠮷𠮷\n")):
+        for tokenizer in (llama2, byte_level):
+            before = tokenizer.encode(prompt, add_special_tokens=False)
+            token_ids = byte_ids(tokenizer, answer.encode())
+            assert "".join(feed(Detokenizer(tokenizer, before), token_ids)) == answer
+            stopped = Detokenizer(tokenizer, before, (answer[-1:],))
+            assert "".join(feed(stopped, token_ids)) == answer[: answer.index(answer[-1])]
+            assert stopped.stopped_by == answer[-1]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+def test_characters_that_are_out_stay_where_the_answer_ends_within_one(
+    llama2: Tokenizer, num_bytes: int
+) -> None:
+    rocket = byte_ids(llama2, "🚀".encode())
+    rest = INCOMPLETE * num_bytes
+    before = llama2.encode("Launch 🚀🚀", add_special_tokens=False)
+    assert "".join(feed(Detokenizer(llama2, before), rocket[:num_bytes])) == rest
+    assert "".join(feed(Detokenizer(llama2, before), [*rocket, *rocket[:num_bytes]])) == "🚀" + rest
+
+
+def test_where_nothing_is_a_word() -> None:
+    assert feed(Detokenizer(NoText(), range(20)), range(3)) == [""] * 4
 
 
 def test_sentencepiece_keeps_the_space_after_a_special_token(llama2: Tokenizer) -> None:

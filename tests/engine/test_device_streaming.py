@@ -20,20 +20,11 @@ from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, CorruptFile
-from penstock.generation.sequence import SamplingParams
-from penstock.memory.direct_io import PAGE
-from penstock.memory.plan import resident_layers
-from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights.store import WeightStore
+from penstock.generation.generation_request import SamplingParams
+from penstock.memory.pages import PAGE
+from penstock.memory.plan import TierPlan, resident_layers
 from penstock.weights.streamer import LayerStreamer
-
-
-class FakeStore:
-    """Layers of one page that hold their own index."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.layouts = [LayerLayout.of((TensorSpec("x", (PAGE // 4,), ("x",)),))] * num_layers
-        self.num_layers = num_layers
+from penstock.weights.tensors import ModelTensors, TensorSpec, decoder_only
 
 
 def stream(
@@ -44,10 +35,10 @@ def stream(
     num_slots: int = 2,
     num_host_slots: int = 2,
 ) -> LayerStreamer:
-    store: WeightStore = FakeStore(num_layers)  # type: ignore[assignment]
-    return LayerStreamer(
-        store, machine, frozenset(resident), num_slots, machine, frozenset(pinned), num_host_slots
-    )
+    """Layers of one page that hold their own index."""
+    layers = ((TensorSpec("x", (PAGE // 4,), ("x",)),),) * num_layers
+    plans = TierPlan(frozenset(pinned), num_host_slots), TierPlan(frozenset(resident), num_slots)
+    return LayerStreamer(ModelTensors((), decoder_only(layers), ()), machine, machine, plans)
 
 
 def sweep(
@@ -195,12 +186,12 @@ def test_an_engine_with_a_device_answers_as_one_without(
     """`pinnable` layers beside the staging slots; heads that share the embedding, and one that does not."""
     build(name, tmp_path)
     expected = Engine.load(tmp_path, EngineConfig(device="cpu"), tokenizer=Ids())
-    layer_bytes = max(layer.num_bytes for layer in expected.plan.layers) if expected.plan else 0
+    layer_bytes = max(layer.num_bytes for layer in expected.plan.layers)
     machine = FakeMachine()
     machine.pinnable_bytes = (2 + pinnable) * layer_bytes
-    monkeypatch.setattr(loader, "find_device", lambda choice: machine)
+    monkeypatch.setattr(loader, "find_lane", lambda choice: machine)
     engine = Engine.load(tmp_path, EngineConfig(num_resident_layers=num_resident), tokenizer=Ids())
-    assert engine.plan is not None and engine.config.device == "cuda"
+    assert engine.config.device == "cuda"
     assert engine.plan.has_gpu and machine.limit_bytes < engine.plan.device_budget_bytes
     homes = {layer.home for layer in engine.plan.layers}
     assert ("device" in homes, "host" in homes) == (num_resident > 0, num_resident < 9 and pinnable > 0)
@@ -214,7 +205,7 @@ def test_what_is_not_as_planned_is_said_or_refused(
     build("Llama", tmp_path)
     machine = FakeMachine()
     machine.refuses_to_pin = True
-    monkeypatch.setattr(loader, "find_device", lambda choice: machine)
+    monkeypatch.setattr(loader, "find_lane", lambda choice: machine)
     config = EngineConfig(num_resident_layers=1)
     with caplog.at_level(logging.WARNING):
         assert answers(Engine.load(tmp_path, config, tokenizer=Ids()))
@@ -242,13 +233,13 @@ def test_a_device_that_fails_is_told_and_nobody_waits_for_ever(monkeypatch: pyte
         streamer.close()
 
 
-def test_a_card_that_is_too_small_leaves_nothing_behind() -> None:
+def test_a_card_that_is_too_small_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FakeMachine()
 
     def refuse(num_bytes: int) -> None:
         raise CapacityError("no room")
 
-    machine.allocate = refuse  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(machine.memories[1], "allocate", refuse)
     with pytest.raises(CapacityError):
         stream(machine, 6, resident={1}, pinned={2, 3})
     assert machine.pinned_bytes == 0 and machine.num_disk_reads == 0

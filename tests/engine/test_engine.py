@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from units import layer_bytes
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
@@ -29,8 +30,9 @@ from penstock.errors import (
     RequestFailed,
 )
 from penstock.generation.batch import ModelInputs
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.sequence import FinishReason
 from penstock.kernels import cpu
 from penstock.kernels.cpu import NativeKernels
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
@@ -95,7 +97,7 @@ def test_a_request_gets_what_it_gets_alone(
 def test_each_answer_knows_how_often_it_gave_way(tiny_llama: Path) -> None:
     with Engine.load(tiny_llama, CONFIGS["with preemptions"]) as engine:
         for index, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
-            engine.add(str(index), prompt, params)
+            engine.add(GenerationRequest(prompt, params, str(index)))
         counts = dict[str, int]()
         while engine.has_work:
             counts |= {output.request_id: output.num_preemptions for output in engine.step()}
@@ -111,9 +113,7 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     assert step.binding == "disk" and step.floor_s == pytest.approx(engine.plan.streamed_bytes / 2e9)
     assert metrics.floor_seconds == pytest.approx(metrics.num_steps * step.floor_s)
     assert metrics.predicted_seconds > metrics.floor_seconds
-    assert (
-        metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * engine.streamer.store.layouts[0].num_bytes
-    )
+    assert metrics.links["disk"].num_bytes >= metrics.num_steps * 2 * layer_bytes(engine.model.store)
     with Engine.load(tiny_llama, config) as unmeasured:
         unmeasured.generate(PROMPTS[:1], PARAMS[0])
     assert unmeasured.metrics.floor_seconds == unmeasured.metrics.predicted_seconds == 0
@@ -132,7 +132,7 @@ def test_the_layer_in_work_can_be_seen_from_outside(
             return layer(*arguments)
 
         monkeypatch.setattr(engine.executor._family, "layer", watched)
-        engine.add("r", PROMPTS[0], SamplingParams(max_tokens=2))
+        engine.add(GenerationRequest(PROMPTS[0], SamplingParams(max_tokens=2), "r"))
         assert engine.streamer.current_layer is None and engine.metrics.last_step is None
         engine.step()
         assert seen == list(range(engine.spec.num_layers)) and engine.streamer.current_layer is None
@@ -178,7 +178,7 @@ def test_arrivals_in_the_middle_change_nothing(tiny_llama: Path, alone: list[tup
     while pending or engine.has_work:
         if pending and engine.metrics.num_steps >= 3 * (len(PROMPTS) - len(pending)):
             index, (prompt, params) = pending.pop(0)
-            engine.add(str(index), prompt, params)
+            engine.add(GenerationRequest(prompt, params, str(index)))
         for output in engine.step():
             completions[int(output.request_id)].extend(output)
     assert exact(completions) == alone
@@ -264,7 +264,7 @@ def test_stop_strings_end_an_answer_across_tokens(tiny_llama: Path) -> None:
 def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama, EngineConfig(max_model_len=64))
     with pytest.raises(ContextOverflow, match="60 tokens.*10 more.*70.*64") as caught:
-        engine.add("a", [5] * 60, SamplingParams(max_tokens=10))
+        engine.add(GenerationRequest([5] * 60, SamplingParams(max_tokens=10), "a"))
     assert (caught.value.num_prompt_tokens, caught.value.max_model_len) == (60, 64)
     for prompt, params, name in (
         ([], SamplingParams(), "prompt"),
@@ -275,12 +275,12 @@ def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> N
         ([1], SamplingParams(bad_words=((3,), (4, 278))), "bad_words"),
     ):
         with pytest.raises(InvalidParameter) as refused:
-            engine.add("a", prompt, params)
+            engine.add(GenerationRequest(prompt, params, "a"))
         assert refused.value.param == name
     assert not engine.has_work
-    engine.add("a", [5] * 63, SamplingParams())  # one token fits
+    engine.add(GenerationRequest([5] * 63, SamplingParams(), "a"))  # one token fits
     with pytest.raises(InvalidParameter, match="being computed"):
-        engine.add("a", [5], SamplingParams())
+        engine.add(GenerationRequest([5], SamplingParams(), "a"))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_parameters_out_of_range_are_named(name: str, value: object) -> None:
 def test_aborts_free_blocks_wherever_the_request_is(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama, EngineConfig(max_num_seqs=1))
     for name in ("running", "waiting", "other"):
-        engine.add(name, PROMPTS[3], SamplingParams(max_tokens=50, ignore_eos=True))
+        engine.add(GenerationRequest(PROMPTS[3], SamplingParams(max_tokens=50, ignore_eos=True), name))
     engine.step()
     engine.abort("running")
     engine.abort("waiting")
@@ -317,9 +317,10 @@ def test_aborts_free_blocks_wherever_the_request_is(tiny_llama: Path) -> None:
 def test_requests_end_when_their_time_is_up(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama, EngineConfig(max_num_seqs=1))
     endless = SamplingParams(ignore_eos=True)
-    engine.add("runs", [5] * 40, endless, start_by=10.0, finish_by=20.0)
-    engine.add("waits", [6], endless, start_by=10.0, finish_by=20.0)
-    engine.add("patient", [7], SamplingParams(max_tokens=5, ignore_eos=True), start_by=30.0)
+    engine.add(GenerationRequest([5] * 40, endless, "runs", start_by=10.0, finish_by=20.0))
+    engine.add(GenerationRequest([6], endless, "waits", start_by=10.0, finish_by=20.0))
+    short = SamplingParams(max_tokens=5, ignore_eos=True)
+    engine.add(GenerationRequest([7], short, "patient", start_by=30.0))
     engine.step()
     assert engine.expire(9.9) == []
     (waited,) = engine.expire(10.0)
@@ -342,7 +343,7 @@ def test_a_cancelled_sweep_is_not_found_by_others(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=32))
     prompt, params = [9] * 70, SamplingParams(temperature=0, max_tokens=5, logprobs=1)
     expected = exact(Engine.load(tiny_llama).generate([prompt], params))
-    engine.add("first", prompt, params)
+    engine.add(GenerationRequest(prompt, params, "first"))
     engine.step()
     assert engine.step(aborted={"first"}) == []
     engine.abort("first")
@@ -355,7 +356,7 @@ def test_a_prompt_is_found_only_with_its_salt(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama)
     found = []
     for index, salt in enumerate(("", "a", "a", "")):
-        engine.add(str(index), [9] * 40, SamplingParams(max_tokens=1), cache_salt=salt)
+        engine.add(GenerationRequest([9] * 40, SamplingParams(max_tokens=1), str(index), cache_salt=salt))
         found += [output.num_cached_tokens for output in engine.step()]
     assert found == [0, 0, 39, 39]
     assert (engine.metrics.prefix_cache_queries, engine.metrics.prefix_cache_hits) == (160, 78)
@@ -367,7 +368,7 @@ def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama
     engine.predict = lambda num_tokens, num_sampled: StepPrediction(
         num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, num_tokens * 0.02
     )
-    engine.add("first", [9] * 120, SamplingParams())
+    engine.add(GenerationRequest([9] * 120, SamplingParams(), "first"))
     engine.step()
     assert engine.scheduler.running[0].num_computed_tokens == 50
     engine.predict = lambda num_tokens, num_sampled: UNKNOWN
@@ -396,7 +397,7 @@ def test_a_sweep_nobody_wants_ends_between_layers(
         return layer(index, *arguments)
 
     monkeypatch.setattr(family, "layer", watch)
-    engine.add("gone", PROMPTS[4], SamplingParams())
+    engine.add(GenerationRequest(PROMPTS[4], SamplingParams(), "gone"))
     assert engine.step(aborted) == []
     assert computed == [0, 1]
     engine.abort("gone")
@@ -418,8 +419,8 @@ def test_a_tokenizer_that_fails_costs_its_request_alone(
 
     monkeypatch.setattr(engine.tokenizer, "decode", fail)
     with pytest.raises(RequestFailed, match="tokenizer"):
-        engine.add("prompt", [5, 277], SamplingParams())
-    engine.add("answer", [5], SamplingParams(logit_bias={277: 100.0}))
+        engine.add(GenerationRequest([5, 277], SamplingParams(), "prompt"))
+    engine.add(GenerationRequest([5], SamplingParams(logit_bias={277: 100.0}), "answer"))
     completions, failed = added(engine, PROMPTS, PARAMS)
     assert exact(completions) == alone
     assert [(output.request_id, output.finish_reason) for output in failed] == [
@@ -433,10 +434,10 @@ def poison(engine: Engine, token_id: int) -> None:
     """The logits after this token are no numbers."""
     forward = engine.executor.forward
 
-    def poisoned(inputs: ModelInputs, **callbacks: Any) -> torch.Tensor:
-        logits = forward(inputs, **callbacks).clone()
-        logits[inputs.input_ids[inputs.logits_indices] == token_id] = torch.nan
-        return logits
+    def poisoned(inputs: ModelInputs, *callbacks: Any) -> list[torch.Tensor]:
+        logits = torch.cat(list(forward(inputs, *callbacks)))
+        logits[inputs.input_ids[inputs.wanted_rows] == token_id] = torch.nan
+        return [logits]
 
     engine.executor.forward = poisoned
 
@@ -447,7 +448,7 @@ def test_a_row_that_is_no_numbers_costs_its_request_alone(
     engine = Engine.load(tiny_llama)
     used = set().union(*PROMPTS, *(token_ids for token_ids, *_ in alone))
     poison(engine, bad := min(set(range(278)) - used))
-    engine.add("bad", [5, bad], SamplingParams())
+    engine.add(GenerationRequest([5, bad], SamplingParams(), "bad"))
     completions, failed = added(engine, PROMPTS, PARAMS)
     assert exact(completions) == alone
     assert [(output.request_id, output.token_ids) for output in failed] == [("bad", ())]
@@ -465,7 +466,7 @@ def added(
     """The answers beside whatever else is in the engine, and the outputs that carry an error."""
     completions, failed = [Completion() for _ in prompts], []
     for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(str(index), prompt, own)
+        engine.add(GenerationRequest(prompt, own, str(index)))
     while engine.has_work:
         for output in engine.step():
             if output.error is not None:
@@ -485,8 +486,10 @@ def test_a_kv_budget_too_small_is_refused_and_a_modest_one_cuts_the_context(
     engine = Engine.load(tiny_llama, EngineConfig(kv_cache_bytes=3 * BLOCK_BYTES))
     assert engine.max_model_len == 48
     assert "cut to 48" in caplog.text
-    with pytest.raises(ContextOverflow, match="50 tokens and 1 more .* 48 tokens, which is .*--kv-tokens"):
-        engine.add("a", [5] * 50, SamplingParams())
+    with pytest.raises(
+        ContextOverflow, match="50 tokens; .* 48 tokens, which is .*--kv-tokens.*an answer has to fit"
+    ):
+        engine.add(GenerationRequest([5] * 50, SamplingParams(), "a"))
 
 
 @pytest.mark.parametrize(
@@ -508,7 +511,7 @@ def test_native_kernels_serve_where_they_were_compiled(tiny_llama: Path) -> None
     """The generic build runs on any processor, so that a library is enough."""
     is_compiled = any(Path(cpu.__file__).parent.glob("_cpu_generic*.so"))
     with Engine.load(tiny_llama) as engine:
-        assert engine.executor._family.kernels.name == ("native" if is_compiled else "torch")
+        assert engine.executor._family.kernels.traits.name == ("native" if is_compiled else "torch")
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
@@ -516,6 +519,6 @@ def test_more_token_ids_than_there_are_are_refused(tiny_llama: Path, name: str) 
     """They would be looked through for each token of the answer."""
     with Engine.load(tiny_llama) as engine:
         size = engine.spec.vocab_size
-        engine.validate([5], SamplingParams(**{name: (5,) * size}))
+        engine.validate(GenerationRequest([5], SamplingParams(**{name: (5,) * size})))
         with pytest.raises(InvalidParameter, match="token ids that there are"):
-            engine.validate([5], SamplingParams(**{name: (5,) * (size + 1)}))
+            engine.validate(GenerationRequest([5], SamplingParams(**{name: (5,) * (size + 1)})))

@@ -28,7 +28,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
 from penstock.evaluate import Fidelity, Window, _Tally, evaluate, windows
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import find_family, open_model
 from penstock.text.tokenizer import NoText, Tokenizer
 from penstock.unquantized import UnquantizedModel

@@ -6,11 +6,13 @@ import pytest
 
 from penstock.generation import fair_queue
 from penstock.generation.fair_queue import FairQueue
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.sequence import Sequence
 
 
 def sequence(sequence_id: int, client: str = "", priority: int = 0) -> Sequence:
-    return Sequence(sequence_id, [5], SamplingParams(), 10, client=client, priority=priority)
+    request = GenerationRequest([5], SamplingParams(), client=client, priority=priority)
+    return Sequence(sequence_id, request, 10)
 
 
 def taken(queue: FairQueue, num_tokens: int = 10) -> list[int]:
@@ -18,7 +20,7 @@ def taken(queue: FairQueue, num_tokens: int = 10) -> list[int]:
     order = []
     while (first := queue.first) is not None:
         queue.remove(first)
-        queue.charge(first.client, num_tokens)
+        queue.charge(first.request.client, num_tokens)
         order.append(first.sequence_id)
     return order
 
@@ -44,7 +46,7 @@ def test_who_was_in_before_comes_first_within_its_priority() -> None:
     for number, priority in enumerate((1, 1, 0)):
         queue.add(sequence(number, "a", priority))
     back = sequence(3, "a", 1)
-    back.was_preempted = True
+    back.restart()
     queue.put_back(back)
     assert taken(queue) == [2, 3, 0, 1]
 
@@ -58,7 +60,7 @@ def test_a_client_can_not_save_up_what_it_did_not_use() -> None:
         first = queue.first
         assert first is not None
         queue.remove(first)
-        queue.charge(first.client, 10)
+        queue.charge(first.request.client, 10)
     for number in range(21, 25):
         queue.add(sequence(number, "quiet"))
     assert taken(queue)[:6] == [12, 21, 13, 22, 14, 23]

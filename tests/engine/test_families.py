@@ -22,26 +22,27 @@ from emulated_cuda import COMPILER, emulated_kernels
 from safetensors.torch import load_file, save_file
 from tiny_models import MODELS, VOCAB_SIZE, build
 from torch import Tensor
+from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
 from penstock.generation.batch import ModelInputs
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.sequence import Sequence
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
-from penstock.model.registry import FAMILIES, find_family
-from penstock.weights.checkpoint import Checkpoint
+from penstock.model.registry import FAMILIES, find_family, open_model
+from penstock.spec import KV_LAYOUTS
+from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.quantize import quantize
 from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.streamer import LayerStreamer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY = 64
@@ -61,26 +62,21 @@ class Model:
     """One of our models, driven by hand: no scheduler, no sampler, blocks in shuffled order."""
 
     def __init__(self, folder: Path, config: EngineConfig, kernels: Kernels | None = None) -> None:
-        checkpoint = Checkpoint.open(folder)
-        family_type = find_family(checkpoint.config)
-        self.spec = family_type.read_spec(checkpoint.config)
-        self.store = WeightStore(checkpoint, family_type.model_tensors(self.spec))
+        family_type, self.spec, self.store = open_model(folder)
         embedding = self.store.read_resident(self.store.tensors.embedding)
-        head = self.store.read_resident(self.store.tensors.head)
-        dtype = getattr(torch, config.kv_dtype)
+        tensors = self.store.tensors
+        head = with_head(tensors, self.store.read_resident(tensors.head), embedding)
         pool = MemoryPool("test", 1 << 30)
-        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, dtype, pool)
+        self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, KV_LAYOUTS[config.kv_dtype], pool)
         family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
-        streamer = LayerStreamer(
-            self.store, StoreReader(self.store), frozenset(range(self.spec.num_layers)), 0
-        )
+        streamer = host_streamer(tensors, StoreReader(self.store), range(self.spec.num_layers), 0)
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         order = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
         self.blocks._free = OrderedDict.fromkeys(order)
 
     def sequences(self) -> list[Sequence]:
-        return [Sequence(i, p, SamplingParams(), MAX_LEN) for i, p in enumerate(PROMPTS)]
+        return [Sequence(i, GenerationRequest(p, SamplingParams()), MAX_LEN) for i, p in enumerate(PROMPTS)]
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """All that is pending, in one ragged batch."""
@@ -98,24 +94,22 @@ class Model:
         sequences, likeliest = self.sequences(), []
         for step in range(NUM_GREEDY):
             batch = self.batch(sequences)
-            logits = self.executor.forward(ModelInputs.of(batch, BLOCK_SIZE))
+            (logits,) = self.executor.forward(ModelInputs.of(batch, BLOCK_SIZE))
             likeliest.append(logits.argmax(-1).tolist())
             next_tokens = likeliest[-1] if given is None else [answer[step] for answer in given]
             for sequence, token in zip(sequences, next_tokens, strict=True):
-                sequence.num_computed_tokens = sequence.num_tokens
-                sequence.token_ids.append(token)
+                sequence.advance(sequence.num_pending_tokens)
+                sequence.append(token)
         return [list(tokens) for tokens in zip(*likeliest, strict=True)]
 
 
 def dequantized(model: transformers.PreTrainedModel, folder: Path) -> transformers.PreTrainedModel:
     """transformers' model with each INT8 tensor replaced by what its integers stand for."""
-    config = json.loads((folder / "config.json").read_text())
-    family_type = find_family(config)
-    tensors = family_type.model_tensors(family_type.read_spec(config))
+    tensors = open_model(folder).store.tensors
     parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for tensor in (tensor for stack in tensors.stacks for tensor in stack):
-            for part in tensor.parts if tensor.kind == "int8" else ():
+        for tensor in (tensor for group in tensors.groups for tensor in group):
+            for part in tensor.parts if tensor.is_matrix else ():
                 # transformers 5 saves GPT-NeoX's head under its old name.
                 weight = parameters["lm_head.weight" if part == "embed_out.weight" else part]
                 rows = weight.t() if tensor.is_transposed else weight
@@ -197,14 +191,19 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     model, device = Model(tmp_path, EngineConfig()), torch.device("meta")
     family = find_family(model.store.checkpoint.config)(model.spec, NoAttention(), MAX_LEN, device)
     tensors = model.store.tensors
-    embedding, head = (model.store.read_resident(stack) for stack in (tensors.embedding, tensors.head))
+    embedding, head = (model.store.read_resident(group) for group in (tensors.embedding, tensors.head))
+    head = with_head(tensors, head, embedding)
+
+    def moved(weights: LayerWeights) -> LayerWeights:
+        return weights.map(lambda tensor: tensor.to(device))
+
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
-    layer = model.store.read_layer(0, torch.empty(model.store.layouts[0].num_bytes, dtype=torch.uint8))
-    kv = LayerKV(*(half.to(device) for half in model.kv_cache.layer(0)))
+    layer = read_layer(model.store)
+    kv = LayerKV(model.kv_cache.layout, tuple(part.to(device) for part in model.kv_cache.layer(0)))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
-    hidden = family.layer(0, layer.to(device), hidden, kv, layout)
-    logits = family.head(head.to(device), embedding.to(device), hidden)
+    hidden = family.layer(0, moved(layer), hidden, kv, layout)
+    logits = family.head(moved(head), hidden)
     assert logits.device == device and logits.shape == (layout.num_tokens, model.spec.vocab_size)
     with pytest.raises((RuntimeError, NotImplementedError)):
         family.layer(0, layer, hidden, kv, layout)
@@ -268,11 +267,12 @@ def test_the_bare_model_without_its_prefix_loads(name: str, tmp_path: Path) -> N
 )
 def test_buffers_of_old_checkpoints_are_ignored(name: str, buffers: list[str], tmp_path: Path) -> None:
     """Causal masks, inverse frequencies and copies of tied matrices follow from the rest."""
-    build(name, tmp_path)
+    copied = build(name, tmp_path).get_input_embeddings().weight
     tensors = load_file(tmp_path / "model.safetensors")
     expected = Model(tmp_path, EngineConfig())
     assert not set(buffers) & set(tensors)
-    save_file(tensors | {buffer: torch.ones(1, 1) for buffer in buffers}, tmp_path / "model.safetensors")
+    idle = {name: copied.clone() if "head" in name else torch.ones(1, 1) for name in buffers}
+    save_file(tensors | idle, tmp_path / "model.safetensors")
     model = Model(tmp_path, EngineConfig())
     assert torch.equal(model.all_logits(model.sequences()), expected.all_logits(expected.sequences()))
 

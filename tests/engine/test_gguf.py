@@ -17,10 +17,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_formats_in import GREEDY, PROMPTS, Ids, assert_computes, read_layer
+from test_formats_in import GREEDY, PROMPTS, Ids, assert_computes
 from tiny_models import build
 from tiny_tokenizers import TEXTS, save_sentencepiece
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from units import read_layer
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
@@ -213,7 +214,7 @@ def test_blocks_are_kept_as_groups(tmp_path: Path) -> None:
 def test_reading_in_small_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make("Llama", tmp_path)
     whole = read_layer(open_model(tmp_path / "model.gguf").store).matrix("qkv")
-    monkeypatch.setattr("penstock.weights.store.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("penstock.weights.weight_format.CHUNK_BYTES", 1000)
     pieces = read_layer(open_model(tmp_path / "model.gguf").store).matrix("qkv")
     assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
 
@@ -359,13 +360,14 @@ from penstock.model.registry import open_model
 
 torch.set_num_threads(1)
 store = open_model(Path(sys.argv[1])).store
-buffer = torch.empty(store.layouts[0].num_bytes, dtype=torch.uint8)
-store.read_layer(0, buffer)  # let torch allocate what it keeps
+keys = list(store.units)
+buffer = torch.empty(store.units[keys[0]].num_bytes, dtype=torch.uint8)
+store.read_unit(keys[0], buffer)  # let torch allocate what it keeps
 line = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
 limit = int(line.split()[1]) * 1024 + (32 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-for index in range(store.num_layers):
-    store.read_layer(index, buffer)
+for key in keys:
+    store.read_unit(key, buffer)
 print(buffer.numel(), store.checkpoint.num_bytes)
 """
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import VOCAB_SIZE, build
 from torch import Tensor
+from units import read_layer
 
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
@@ -98,8 +99,7 @@ def test_layers_are_compensated_by_what_they_see(kind: str, group_size: int | No
     found = open_model(tmp_path / "out").store
     plain = open_model(tmp_path / "source", group_size=group_size).store
     for index in range(plain.num_layers):
-        buffers = [torch.empty(plain.layouts[index].num_bytes, dtype=torch.uint8) for _ in range(2)]
-        mine, theirs = found.read_layer(index, buffers[0]), plain.read_layer(index, buffers[1])
+        mine, theirs = read_layer(found, index), read_layer(plain, index)
         for name, tensor in theirs.items():
             if isinstance(tensor, Tensor):
                 assert torch.equal(tensor, mine.vector(name))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import InvalidParameter
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import MAX_GRAMMAR_CHARS, Grammar
-from penstock.generation.sequence import SamplingParams
 
 
 def test_grammars_are_values() -> None:
@@ -17,7 +17,7 @@ def test_grammars_are_values() -> None:
     made = [Grammar.json_schema(schema), Grammar.json_schema(json.dumps(schema)), Grammar.json_object()]
     made += [Grammar.regex("a"), Grammar.lark("a"), Grammar.choice(["a"]), Grammar.choice(["a", "b"])]
     assert made[0] == made[1] and len(set(made)) == 6
-    assert json.loads(made[0].text) == schema
+    assert json.loads(made[0].text) == schema | {"additionalProperties": False}
     assert Grammar.json_schema(True) == Grammar.json_schema({})
 
 

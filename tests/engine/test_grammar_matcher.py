@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
-from tiny_tokenizers import save_byte_level, save_sentencepiece
+from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece, train_sentencepiece
 
 from penstock.errors import InvalidParameter
 from penstock.generation import grammar_matcher
@@ -50,7 +50,8 @@ SAVE: dict[str, Callable[[Path], object]] = {
     "byte-level": save_byte_level,
     "llama-2": save_sentencepiece,
     "sentencepiece alone": lambda folder: save_bare_sentencepiece(folder, "LlamaTokenizer"),
-    "gemma": lambda folder: save_bare_sentencepiece(folder, "GemmaTokenizer"),
+    "gemma": save_gemma,
+    "gemma's sentencepiece alone": lambda folder: train_sentencepiece(folder / "tokenizer.model", "gemma"),
     "tiktoken alone": save_tiktoken,
 }
 
@@ -126,6 +127,18 @@ def test_a_text_is_forced_in_the_tokenizers_own_tokens(text: str, tokenizer: Tok
     ids = forced_ids(matcher)
     assert matcher.is_complete and not matcher.error
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    before = tokenizer.encode("\n", add_special_tokens=False)
+    assert before + ids == tokenizer.encode("\n" + text, add_special_tokens=False)
+
+
+def test_tokens_of_spaces_are_spaces_to_a_grammar(tokenizer: Tokenizer) -> None:
+    """Gemma's are added tokens, spelled with U+2581. Only the tokenizers of Gemma have them."""
+    grammars = compiler(tokenizer)
+    spaces = {i for i in range(tokenizer.vocab_size) if set(tokenizer.token_bytes(i)) == {ord(" ")}}
+    assert spaces.isdisjoint(allowed_ids(grammars.matcher(Grammar.regex("[^ ]{2,8}"))))
+    assert spaces <= allowed_ids(grammars.matcher(Grammar.regex("[ x]{1,40}")))
+    text = "a        b"
+    ids = forced_ids(grammars.matcher(Grammar.choice([text])))
     before = tokenizer.encode("\n", add_special_tokens=False)
     assert before + ids == tokenizer.encode("\n" + text, add_special_tokens=False)
 
@@ -248,7 +261,7 @@ def test_what_was_compiled_is_gone_with_the_request(byte_level: Tokenizer) -> No
 
 
 def test_a_tokenizer_whose_text_is_not_its_tokens_is_refused(tmp_path: Path) -> None:
-    save_bare_sentencepiece(tmp_path / "cpm", "CpmTokenizer")  # its pieces have another sign for a space
+    save_bare_sentencepiece(tmp_path / "cpm", "CpmTokenizer")  # transformers' drops spaces when it decodes
     for tokenizer in (Tokenizer.load(tmp_path / "cpm"), NoText()):
         with pytest.raises(InvalidParameter, match="tokenizer can't be used with a grammar"):
             GrammarCompiler(tokenizer, 300).check(Grammar.json_object())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from penstock.errors import CapacityError
+from penstock.memory import kept_rates
 from penstock.memory.hardware import (
     DiskProfile,
     Measure,
@@ -18,7 +20,14 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.pools import MemoryPool
-from penstock.memory.rates import BLOCKS, DEPTHS, measure_disk, memory_read_gbps
+from penstock.memory.rates import (
+    BLOCKS,
+    DEPTHS,
+    is_measurable,
+    measure_disk,
+    memory_read_gbps,
+    pieces_at,
+)
 
 
 def meminfo(folder: Path, available_kib: int) -> Path:
@@ -126,6 +135,101 @@ def test_a_broken_cache_is_measured_again(tmp_path: Path, content: str) -> None:
     assert measured.calls == ["products", "memory", "disk"]
     hardware_profile(tmp_path, measured.measure, cache)
     assert len(measured.calls) == 3
+
+
+def disk_key(folder: Path) -> str:
+    return f"disk {os.stat(folder).st_dev}"
+
+
+def test_what_is_known_of_a_disk_counts_where_it_is_not_measured(tmp_path: Path) -> None:
+    measured, cache = Measured(), tmp_path / "hardware.json"
+    silent = replace(measured.measure, disk=None)
+    assert hardware_profile(tmp_path, silent, cache).disk is None
+    known = hardware_profile(tmp_path, measured.measure, cache).disk
+    assert known is not None and hardware_profile(tmp_path, silent, cache).disk == known
+    assert hardware_profile(None, silent, cache).disk is None
+
+
+#: What a machine gave when it was idle, and while another program had both cores.
+IDLE = Measure(
+    "k", lambda _: 46.0, lambda _: ((2, 40.0), (512, 0.83)), lambda _: DiskProfile(2.4, 4, 4, True)
+)
+BUSY = Measure(
+    "k", lambda _: 44.0, lambda _: ((2, 41.0), (512, 0.33)), lambda _: DiskProfile(0.9, 1, 2, True)
+)
+
+
+def test_a_busy_moment_does_not_replace_what_the_machine_can_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bench under load tells of that moment, with a warning; plans go on with what was better."""
+    cache = tmp_path / "hardware.json"
+    idle = hardware_profile(tmp_path, IDLE, cache)
+    assert not caplog.text
+    busy = hardware_profile(tmp_path, BUSY, cache, is_forced=True)
+    assert (busy.int8_gops, busy.disk) == (2 * 512 * 0.33, DiskProfile(0.9, 1, 2, True))
+    (warning,) = caplog.messages
+    assert (
+        "337.9 GOPS of INT8 instead of 849.9" in warning and "0.9 GB/s (read_gbps) instead of 2.4" in warning
+    )
+    assert "memory" not in warning.split(";")[0] and "penstock hardware --remeasure" in warning
+    kept = hardware_profile(tmp_path, BUSY, cache)
+    assert (kept.int8_gops, kept.disk, kept.memory_read_gbps) == (idle.int8_gops, idle.disk, 46.0)
+    assert kept.products == ((2, 41.0), (512, 0.83))  # the better of each
+    assert len(caplog.messages) == 1
+
+
+def test_a_machine_that_became_slower_can_be_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "hardware.json"
+    hardware_profile(tmp_path, IDLE, cache)
+    forced = hardware_profile(tmp_path, BUSY, cache, is_forced=True, keeps_better=False)
+    assert "the new ones are kept, as asked for" in caplog.text
+    assert hardware_profile(tmp_path, IDLE, cache).int8_gops == forced.int8_gops == 2 * 512 * 0.33
+    # A better measurement replaces it at once, and small differences are not worth a word.
+    del caplog.records[:]
+    hardware_profile(tmp_path, IDLE, cache, is_forced=True)
+    slightly = replace(IDLE, disk=lambda _: DiskProfile(2.0, 4, 4, True))
+    hardware_profile(tmp_path, slightly, cache, is_forced=True)
+    assert hardware_profile(tmp_path, BUSY, cache).disk == DiskProfile(2.4, 4, 4, True) and not caplog.records
+
+
+def test_a_disk_that_is_read_in_another_way_is_another_disk() -> None:
+    """As where a file system does not take direct reads any more."""
+    direct, cached = (
+        vars(DiskProfile(rate, 4, 4, is_direct)) for rate, is_direct in ((2.4, True), (1.0, False))
+    )
+    assert kept_rates.better(direct, cached) == cached and not kept_rates.far_below(direct, cached)
+
+
+def test_measuring_anew_forgets_no_other_disk(tmp_path: Path) -> None:
+    cache = tmp_path / "hardware.json"
+    hardware_profile(tmp_path, IDLE, cache)
+    others = kept_rates.read(cache)
+    others["disk 999999"] = others[disk_key(tmp_path)] | {"read_gbps": 7.0}
+    kept_rates.write(cache, others)
+    hardware_profile(None, IDLE, cache, is_forced=True)
+    hardware_profile(tmp_path, BUSY, cache, is_forced=True, keeps_better=False)
+    assert kept_rates.read(cache)["disk 999999"]["read_gbps"] == 7.0
+
+
+def test_weights_in_many_small_files_are_enough_to_measure_a_disk(tmp_path: Path) -> None:
+    """One file per layer, none of them as large as what is read at a time."""
+    for index in range(7):
+        (tmp_path / f"model-layer-{index:05d}.safetensors").write_bytes(bytes((400 << 10) + index))
+    assert is_measurable(tmp_path, 1 << 20) and not is_measurable(tmp_path, 2 << 20)
+    before = sorted(tmp_path.iterdir())
+    assert measure_disk(tmp_path, rounds=1, trial_bytes=1 << 20).read_gbps > 0
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_pieces_go_on_in_the_next_file() -> None:
+    a, b, c = (Path(name) for name in "abc")
+    files = [(a, 8192), (b, 4096), (c, 12288)]
+    assert pieces_at(files, 0, 4096) == [(a, 0, 4096)]
+    assert pieces_at(files, 4096, 12288) == [(a, 4096, 4096), (b, 0, 4096), (c, 0, 4096)]
+    assert pieces_at(files, 12288, 12288) == [(c, 0, 12288)]
 
 
 def test_the_disk_is_measured_by_reading_it(tmp_path: Path) -> None:

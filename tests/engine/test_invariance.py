@@ -16,10 +16,17 @@ from tiny_models import MODELS, VOCAB_SIZE, build
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 
 PLAIN = EngineConfig(max_model_len=96, enable_prefix_caching=False)
 NUM_REQUESTS, MAX_TOKENS = 8, 34
+#: Models, and what they change of their configs: here some prompts are longer than what rope's frequencies
+#: depend on, and some answers cross that.
+CROSSING: list[tuple[str, dict[str, int]]] = [
+    ("Phi-3, rope longrope", {"original_max_position_embeddings": 40}),
+    ("Llama, rope dynamic", {"max_position_embeddings": 48}),
+]
+EVERY = [(name, {}) for name in MODELS] + CROSSING
 
 
 def requests(dice: random.Random) -> list[tuple[list[int], SamplingParams]]:
@@ -62,20 +69,22 @@ def arriving(
     while pending or engine.has_work:
         while pending and (not engine.has_work or dice.random() < 0.4):
             index = pending.pop()
-            engine.add(str(index), *asked[index])
+            engine.add(GenerationRequest(*asked[index], str(index)))
         for output in engine.step():
             completions[int(output.request_id)].extend(output)
     return completions
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_request_gets_in_any_company_what_it_gets_alone(name: str, tmp_path: Path) -> None:
-    build(name, tmp_path)
+@pytest.mark.parametrize(("name", "changes"), EVERY)
+def test_a_request_gets_in_any_company_what_it_gets_alone(
+    name: str, changes: dict[str, int], tmp_path: Path
+) -> None:
+    build(name, tmp_path, **changes)
     dice = random.Random(name)
     asked = requests(dice)
     with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
-        kv_bytes_per_token = engine.spec.kv_bytes_per_token(2)
+        kv_bytes_per_token = engine.spec.kv_bytes_per_token()
     num_preemptions = num_hits = 0
     for _ in range(4):
         with Engine.load(tmp_path, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:

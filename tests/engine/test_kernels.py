@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 import torch
@@ -22,13 +22,16 @@ from kernel_cases import (
     paged_case,
     random_matrix,
 )
+from torch import Tensor
 
 from penstock.errors import ConfigError
 from penstock.kernels import Kernels, cpu
-from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels, TorchKernels, compiled_builds
+from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels
+from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
+from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
 
 BUILDS = compiled_builds()
@@ -65,6 +68,47 @@ def test_an_unknown_build_is_refused() -> None:
         NativeKernels(build="z80")
 
 
+class Codes(NamedTuple):
+    """A format of weights that no kernels know."""
+
+    codes: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+
+@pytest.mark.parametrize("kind", ["torch", "reference", *FAST])
+def test_an_unknown_format_of_weights_is_refused_by_name(kind: str) -> None:
+    mine = ReferenceKernels() if kind == "reference" else kernels(kind)
+    with pytest.raises(TypeError, match=r"no product with a Codes; they know: QuantizedTensor"):
+        mine.linear(torch.ones(1, 8), Codes(torch.zeros(3, 4, dtype=torch.uint8)))
+
+
+@pytest.mark.parametrize("kind", ["torch", "reference", *FAST])
+def test_an_unknown_layout_of_keys_and_values_is_refused_by_name(kind: str) -> None:
+    mine = ReferenceKernels() if kind == "reference" else kernels(kind)
+    q, kv, layout = paged_case(torch.Generator().manual_seed(0), torch.float32, 16)
+    kv = kv._replace(layout=KVLayout("float64", kv.layout.parts))
+    with pytest.raises(TypeError, match="as float64; they know: float32, float16"):
+        mine.write_kv(torch.ones(1, 2, 16), torch.ones(1, 2, 16), kv, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(TypeError, match="as float64"):
+        mine.paged_attention(q, kv, layout, ATTENTION["plain"])
+    for traits in (CudaKernels.traits, NativeKernels.traits, TorchKernels.traits, ReferenceKernels.traits):
+        with pytest.raises(ConfigError, match="as float64; choose --kv-dtype float32 or float16"):
+            traits.require(None, kv.layout)
+
+
+def test_scales_per_group_are_refused_where_no_kernel_has_them() -> None:
+    with pytest.raises(ConfigError, match="group of 64 inputs.*--device cpu"):
+        CudaKernels.traits.require(64, FLOAT16)
+    for traits in (CudaKernels.traits, NativeKernels.traits, TorchKernels.traits, ReferenceKernels.traits):
+        traits.require(None, FLOAT32)
+    NativeKernels.traits.require(128, FLOAT16)
+    with pytest.raises(ConfigError, match="group of 48 inputs"):
+        NativeKernels.traits.require(48, FLOAT16)
+
+
 @pytest.mark.parametrize("kind", ["torch", *FAST])
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @settings(deadline=None, max_examples=25)
@@ -74,7 +118,7 @@ def test_an_unknown_build_is_refused() -> None:
     out_features=st.integers(1, 90),
     seed=st.integers(0, 2**31),
 )
-def test_int8_linear_equals_the_reference_bit_for_bit(
+def test_linear_equals_the_reference_bit_for_bit(
     kind: str, activations: str, num_tokens: int, in_features: int, out_features: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -83,8 +127,8 @@ def test_int8_linear_equals_the_reference_bit_for_bit(
     x[num_tokens // 2] *= float(seed % 2)  # a row of zeros now and then
     weight = random_matrix(out_features, in_features, generator)
     bias = torch.randn(out_features, generator=generator) if seed % 3 else None
-    expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
-    assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
+    expected = ReferenceKernels(activations).linear(x, weight, bias)
+    assert torch.equal(kernels(kind, activations).linear(x, weight, bias), expected)
 
 
 @pytest.mark.parametrize("kind", ["torch", *FAST])
@@ -113,8 +157,8 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
     scale = torch.rand(out_features, num_groups, generator=generator)
     weight = QuantizedTensor(qweight, scale)
     bias = torch.randn(out_features, generator=generator) if seed % 3 else None
-    expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
-    assert torch.equal(kernels(kind, activations).int8_linear(x, weight, bias), expected)
+    expected = ReferenceKernels(activations).linear(x, weight, bias)
+    assert torch.equal(kernels(kind, activations).linear(x, weight, bias), expected)
     exact = x.double() @ weight.dequantize().double().t() + (0 if bias is None else bias)
     step = x.abs().amax(1, keepdim=True) / (32512 if activations == "int16" else 127)  # of which half is lost
     assert ((expected - exact).abs() <= step * weight.dequantize().abs().sum(1) + 1e-5 * exact.abs()).all()
@@ -148,19 +192,19 @@ def test_products_of_many_parts_equal_the_reference(
     scale = torch.rand(out_features, in_features // (group_size or in_features), generator=generator)
     weight = QuantizedTensor(qweight, scale if group_size else scale.flatten())
     bias = torch.randn(out_features, generator=generator)
-    expected = ReferenceKernels(activations).int8_linear(x, weight, bias)
+    expected = ReferenceKernels(activations).linear(x, weight, bias)
     native = NativeKernels(activations, build=kind)
     for num_threads in (3, 1):
         native.set_num_threads(num_threads)
-        assert torch.equal(native.int8_linear(x, weight, bias), expected)
+        assert torch.equal(native.linear(x, weight, bias), expected)
     for some in (slice(3, 5), slice(1, 2), slice(0, 1)):
-        assert torch.equal(native.int8_linear(x[some], weight, bias), expected[some])
+        assert torch.equal(native.linear(x[some], weight, bias), expected[some])
 
 
 @pytest.mark.parametrize("kind", ["torch", *FAST])
 def test_no_tokens_give_no_rows(kind: str) -> None:
     """The head of a step in which no prompt is done."""
-    assert kernels(kind).int8_linear(torch.empty(0, 64), random_matrix(70, 64, torch.Generator())).shape == (
+    assert kernels(kind).linear(torch.empty(0, 64), random_matrix(70, 64, torch.Generator())).shape == (
         0,
         70,
     )
@@ -172,15 +216,15 @@ def test_extreme_integers_do_not_overflow(kind: str) -> None:
     weight = QuantizedTensor(torch.full((64, 8192), 127, dtype=torch.int8), torch.linspace(1e-3, 1, 64))
     weight.qweight[1::2] *= -1
     x = torch.ones(3, 8192) * torch.tensor([[1.0], [-1.0], [1e30]])
-    expected = ReferenceKernels().int8_linear(x, weight)
-    assert torch.equal(kernels(kind).int8_linear(x, weight), expected)
+    expected = ReferenceKernels().linear(x, weight)
+    assert torch.equal(kernels(kind).linear(x, weight), expected)
 
 
 @pytest.mark.parametrize("kind", ["torch", *FAST])
 def test_tiny_rows_count_as_zero(kind: str) -> None:
     x = torch.tensor([[1e-42], [1e-36]]).expand(2, 64).contiguous()  # the latter's scale is subnormal
     weight = random_matrix(8, 64, torch.Generator().manual_seed(0))
-    assert torch.equal(kernels(kind).int8_linear(x, weight), torch.zeros(2, 8))
+    assert torch.equal(kernels(kind).linear(x, weight), torch.zeros(2, 8))
 
 
 @pytest.mark.parametrize("kind", ["torch", "reference", *FAST])
@@ -192,9 +236,9 @@ def test_what_is_no_number_is_not_hidden(kind: str, activations: str, value: flo
     native = ReferenceKernels(activations) if kind == "reference" else kernels(kind, activations)
     weight = random_matrix(24, 100, torch.Generator().manual_seed(0))
     x = torch.randn(3, 100)
-    expected = native.int8_linear(x, weight)
+    expected = native.linear(x, weight)
     x[1, column] = value
-    y = native.int8_linear(x, weight)
+    y = native.linear(x, weight)
     assert y[1].isnan().all()
     assert torch.equal(y[[0, 2]], expected[[0, 2]])
 
@@ -211,7 +255,7 @@ def test_outlier_channels_keep_their_neighbours_exact(activations: str, limit: f
         x[:, torch.randperm(4096, generator=generator)[:6]] *= 60
         weight = quantize(torch.randn(2048, 4096, generator=generator))
         exact = x.double() @ weight.dequantize().double().t()
-        y = NativeKernels(activations).int8_linear(x, weight).double()
+        y = NativeKernels(activations).linear(x, weight).double()
         error = float((y - exact).norm() / exact.norm())
         assert error <= limit
         if activations == "int8":
@@ -295,8 +339,8 @@ def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
     if num_groups > 1:
         weight = QuantizedTensor(weight.qweight, torch.rand(150, num_groups, generator=generator))
     before = num_tile_products()
-    mine = emulated_amx_kernels(activations).int8_linear(x, weight)
-    assert torch.equal(mine, ReferenceKernels(activations).int8_linear(x, weight))
+    mine = emulated_amx_kernels(activations).linear(x, weight)
+    assert torch.equal(mine, ReferenceKernels(activations).linear(x, weight))
     rows, panels, tiles_per_panel = 41 * (2 if activations == "int16" else 1), 3, 4
     assert num_tile_products() - before == rows // 16 * panels * tiles_per_panel * 640 // 64 > 0
 
@@ -345,12 +389,13 @@ def test_written_kv_is_found_again(kind: str, dtype: torch.dtype) -> None:
     k[3, 0, 0], v[5, 1, 1] = 1e6, -1e6  # beyond float16
     k[4, 0, 1], v[4, 0, 2] = 1e-7, 3e-6  # subnormal in float16
     slots = torch.randperm(48)[:20]
-    kv = LayerKV(torch.zeros(3, 2, 24, 16, dtype=dtype), torch.zeros(3, 2, 16, 24, dtype=dtype))
-    kernels(kind).write_kv(k, v, kv, slots)
+    keys, values = torch.zeros(3, 2, 24, 16, dtype=dtype), torch.zeros(3, 2, 16, 24, dtype=dtype)
+    layout = FLOAT16 if dtype == torch.float16 else FLOAT32
+    kernels(kind).write_kv(k, v, LayerKV(layout, (keys, values)), slots)
     limit = torch.finfo(torch.float16).max
     for token, slot in enumerate(slots.tolist()):
         block, offset = divmod(slot, 16)
-        for mine, source in ((kv.k[block, :, :, offset], k[token]), (kv.v[block, :, offset], v[token])):
+        for mine, source in ((keys[block, :, :, offset], k[token]), (values[block, :, offset], v[token])):
             stored = source.clamp(-limit, limit).half() if dtype == torch.float16 else source
             assert torch.equal(mine, stored)
 
@@ -365,9 +410,9 @@ def test_plain_kernels_stay_on_the_device_of_their_inputs(kind: str, out_feature
     q, kv, layout = paged_case(generator, torch.float16, 16)
     bias = torch.randn(out_features, generator=generator)
     with torch.device("meta"):
-        y = plain.int8_linear(x, weight, bias)
+        y = plain.linear(x, weight, bias)
         mixed = plain.paged_attention(q, kv, layout, ATTENTION["plain"])
-    assert torch.equal(y, ReferenceKernels().int8_linear(x, weight, bias))
+    assert torch.equal(y, ReferenceKernels().linear(x, weight, bias))
     assert torch.equal(mixed, ReferenceKernels().paged_attention(q, kv, layout, ATTENTION["plain"]))
 
 
@@ -416,8 +461,8 @@ def test_threads_come_and_go() -> None:
     """Whoever is not wanted sleeps; products by any number of them, one after the other, are the same."""
     native, weight = NativeKernels(), random_matrix(4096, 256, torch.Generator().manual_seed(0))
     x = torch.randn(4, 256)
-    expected = ReferenceKernels().int8_linear(x, weight)
+    expected = ReferenceKernels().linear(x, weight)
     for number in (3, 1, 2, 4, 1, 3):
         assert native.set_num_threads(number) == number
         for _ in range(20):
-            assert torch.equal(native.int8_linear(x, weight), expected)
+            assert torch.equal(native.linear(x, weight), expected)

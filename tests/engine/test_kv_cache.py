@@ -8,7 +8,7 @@ import torch
 from penstock.errors import CapacityError
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
-from penstock.spec import ModelSpec
+from penstock.spec import FLOAT16, ModelSpec
 
 
 def cache(num_bytes: int = 1 << 20) -> KVCache:
@@ -24,7 +24,7 @@ def cache(num_bytes: int = 1 << 20) -> KVCache:
         vocab_size=10,
         max_position_embeddings=64,
     )
-    return KVCache(spec, 5, 16, torch.float16, MemoryPool("test", num_bytes))
+    return KVCache(spec, 5, 16, FLOAT16, MemoryPool("test", num_bytes))
 
 
 def test_copies_are_made_in_order_in_all_layers_and_touch_nothing_else() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.memory.cost import predict_step
-from penstock.memory.direct_io import PAGE
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
+from penstock.memory.pages import PAGE
 from penstock.memory.plan import (
     GPU_SCRATCH_BYTES,
     NUM_STAGING_SLOTS,
@@ -25,7 +25,7 @@ from penstock.memory.plan import (
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
-from penstock.spec import ModelFootprint
+from penstock.spec import ModelFootprint, RopeSpec
 
 GIB = 1 << 30
 DISK = DiskProfile(2.0, 4 << 20, 4, True)
@@ -58,7 +58,11 @@ footprints = st.builds(
     hidden_size=st.integers(1, 10**4),
     widest_layer=st.integers(1, 10**5),
     vocab_size=st.integers(1, 10**5),
-)
+    rope=st.builds(
+        RopeSpec, rotary_dim=st.integers(2, 256), short_length=st.integers(0, 10**5),
+        scaling=st.sampled_from(["default", "longrope", "dynamic"]),
+    ) | st.none(),
+)  # fmt: skip
 configs = st.fixed_dictionaries(
     {"max_num_seqs": st.integers(1, 64), "max_num_batched_tokens": st.integers(1, 512)},
     optional={"num_kv_tokens": st.integers(1, 10**4), "block_size": st.sampled_from([16, 32])},
@@ -304,5 +308,6 @@ def test_what_was_measured_counts_instead_of_the_estimate(
     if plan is not None:
         scratch = GPU_SCRATCH_BYTES if plan.has_gpu else 0
         longest = min(config.get("max_model_len", 10**9), model.max_position_embeddings)
-        assert plan.workspace_bytes == measured + longest * model.rope_bytes_per_token + scratch
+        tables = model.rope.table_bytes(longest) if model.rope else 0
+        assert plan.workspace_bytes == measured + tables + scratch
         assert plan.is_workspace_measured

@@ -19,9 +19,10 @@ from tiny_tokenizers import save_byte_level, save_sentencepiece
 from conftest import save_tiny_llama
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.errors import InvalidParameter, RequestFailed
+from penstock.errors import InvalidParameter, NoTokenLeft, RequestFailed
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import FinishReason, SamplingParams
+from penstock.generation.sequence import FinishReason
 
 #: KV bytes of 16 tokens of the tiny model.
 BLOCK_BYTES = 2 * 3 * 2 * 16 * 2 * 16
@@ -200,7 +201,7 @@ def test_no_token_left_is_an_error_of_the_request(tiny: Engine) -> None:
     forced = ask(tiny, constrained(Grammar.choice(["pipe"]))).token_ids
     for index in (0, len(forced) - 1):
         params = constrained(Grammar.choice(["pipe"]), min_tokens=50, stop_token_ids=(forced[index],))
-        with pytest.raises(RequestFailed, match="and its allowed and forbidden tokens leave none"):
+        with pytest.raises(NoTokenLeft, match="min_tokens and the grammar leave no token"):
             ask(tiny, params)
     with pytest.raises(RequestFailed, match="can't be followed any further: .*Too many items"):
         ask(tiny, constrained(Grammar.lark("start: /a/ start")))
@@ -208,15 +209,15 @@ def test_no_token_left_is_an_error_of_the_request(tiny: Engine) -> None:
 
 
 def test_a_wrong_grammar_is_refused_before_anything_is_queued(tiny: Engine) -> None:
-    params = constrained(Grammar.regex("(a"))
-    for refuse in (tiny.validate, lambda *given: tiny.add("x", *given)):
+    request = GenerationRequest(PROMPT, constrained(Grammar.regex("(a")))
+    for refuse in (tiny.validate, tiny.add):
         with pytest.raises(InvalidParameter, match="unclosed group"):
-            refuse(PROMPT, params)
+            refuse(request)
     assert not tiny.has_work
 
 
 def test_an_abort_frees_the_matcher(tiny: Engine) -> None:
-    tiny.add("left", PROMPT, constrained(GRAMMARS[1]))
+    tiny.add(GenerationRequest(PROMPT, constrained(GRAMMARS[1]), "left"))
     tiny.step()
     (sequence,) = tiny.scheduler
     matcher = weakref.ref(sequence.matcher)

@@ -13,16 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError, RequestFailed
+from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
+from penstock.generation.chosen import SampledToken
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import (
     FIRST_CANDIDATES,
-    SampledToken,
     Sampler,
     draw,
     token_logprobs,
     uniform,
 )
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.sequence import Sequence
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -39,16 +41,23 @@ def random_logits(*shape: int, seed: int = 0, scale: float = 2) -> Tensor:
 
 
 def sequence(params: SamplingParams, prompt: list[int], output: list[int]) -> Sequence:
-    made = Sequence(0, prompt, params, 1000)
-    made.token_ids += output
+    made = Sequence(0, GenerationRequest(prompt, params), 1000)
+    for token_id in output:
+        made.append(token_id)
     return made
+
+
+def sample(sampler: Sampler, logits: Tensor, rows: list[Sequence]) -> list[SampledToken | RequestFailed]:
+    """A row for each sequence."""
+    batch = Batch(tuple(ScheduledSequence.of(row, row.num_pending_tokens) for row in rows))
+    return [each.error or each.tokens[0] for each in sampler.sample([logits], batch)]
 
 
 def choose(
     logits: Tensor, params: SamplingParams, prompt: list[int], output: list[int], eos: int = 0
 ) -> SampledToken:
     sampler = Sampler(logits.shape[-1], frozenset([eos]))
-    (token,) = sampler.sample(logits[None], [sequence(params, prompt, output)])
+    (token,) = sample(sampler, logits[None], [sequence(params, prompt, output)])
     assert isinstance(token, SampledToken)
     return token
 
@@ -292,14 +301,14 @@ def test_a_row_is_sampled_alike_alone_and_in_any_batch(vocab_size: int) -> None:
     rows = varied_sequences(vocab_size)
     logits = random_logits(len(rows), vocab_size, scale=3)
     torch.set_num_threads(1)
-    alone = [sampler.sample(logits[i : i + 1].clone(), [row])[0] for i, row in enumerate(rows)]
+    alone = [sample(sampler, logits[i : i + 1].clone(), [row])[0] for i, row in enumerate(rows)]
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
         order = list(range(len(rows)))
         random.Random(num_threads).shuffle(order)
         for size in (1, 4, len(rows)):
             part = order[:size]
-            sampled = sampler.sample(logits[part], [rows[i] for i in part])
+            sampled = sample(sampler, logits[part], [rows[i] for i in part])
             assert sampled == [alone[i] for i in part]
 
 
@@ -314,12 +323,12 @@ def test_a_draw_depends_on_seed_and_index_alone() -> None:
 
 
 def test_without_a_seed_each_sequence_has_its_own() -> None:
-    made = [Sequence(i, [1], SamplingParams(), 10) for i in range(20)]
+    made = [sequence(SamplingParams(), [1], []) for _ in range(20)]
     assert len({one.seed for one in made}) == 20
     logits = random_logits(5000, scale=0.1)
     sampler = Sampler(5000, frozenset())
-    first = sampler.sample(logits.expand(20, -1), made)
-    assert first == sampler.sample(logits.expand(20, -1), made)
+    first = sample(sampler, logits.expand(20, -1), made)
+    assert first == sample(sampler, logits.expand(20, -1), made)
     assert len({token.token_id for token in first}) > 10
 
 
@@ -329,10 +338,10 @@ def test_a_row_that_is_no_numbers_is_an_error_and_the_others_are_sampled(
     value: float, params: SamplingParams
 ) -> None:
     logits = random_logits(3, 40)
-    rows = [Sequence(i, [1], params, 10) for i in range(3)]
-    first, _, last = Sampler(40, frozenset()).sample(logits, rows)
+    rows = [sequence(params, [1], []) for _ in range(3)]
+    first, _, last = sample(Sampler(40, frozenset()), logits, rows)
     logits[1, slice(17, 18) if value != -math.inf else slice(None)] = value
-    before, failed, after = Sampler(40, frozenset()).sample(logits, rows)
+    before, failed, after = sample(Sampler(40, frozenset()), logits, rows)
     assert (before, after) == (first, last)
     assert isinstance(failed, ComputationError) and str(value) in str(failed)
 
@@ -340,15 +349,14 @@ def test_a_row_that_is_no_numbers_is_an_error_and_the_others_are_sampled(
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1}, {"seed": 1, "top_k": 3}])
 def test_a_request_that_forbids_every_token_fails_alone(options: dict[str, float]) -> None:
     forbidding = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(6)), **options)  # type: ignore[arg-type]
-    sampled = Sampler(6, frozenset()).sample(
-        random_logits(2, 6), [sequence(forbidding, [1], []), sequence(GREEDY, [1], [])]
-    )
-    assert isinstance(sampled[0], RequestFailed) and not isinstance(sampled[0], ComputationError)
+    rows = [sequence(forbidding, [1], []), sequence(GREEDY, [1], [])]
+    sampled = sample(Sampler(6, frozenset()), random_logits(2, 6), rows)
+    assert isinstance(sampled[0], NoTokenLeft) and sampled[0].params == ("min_tokens",)
     assert isinstance(sampled[1], SampledToken)
 
 
 def test_no_rows() -> None:
-    assert Sampler(40, frozenset()).sample(torch.empty(0, 40), []) == []
+    assert Sampler(40, frozenset()).sample([], Batch(())) == []
 
 
 def chi_square(values: np.ndarray, bins: int = 20) -> float:
@@ -394,8 +402,9 @@ def test_only_allowed_tokens_are_chosen() -> None:
 def test_allowed_and_forbidden_may_leave_nothing() -> None:
     params = SamplingParams(temperature=0, allowed_token_ids=(7,), bad_words=((7,),))
     sampler = Sampler(50, frozenset([0]))
-    (failed,) = sampler.sample(random_logits(50)[None], [sequence(params, [1], [])])
-    assert isinstance(failed, RequestFailed)
+    (failed,) = sample(sampler, random_logits(50)[None], [sequence(params, [1], [])])
+    assert isinstance(failed, NoTokenLeft)
+    assert str(failed).startswith("allowed_token_ids and bad_words leave no token to choose")
 
 
 def test_bad_words_as_transformers_has_them() -> None:

@@ -13,16 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.generation.block_manager import BlockManager
+from penstock.generation.chosen import NOTHING
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduler import Batch, Scheduler
-from penstock.generation.sequence import FinishReason, SamplingParams, Sequence
+from penstock.generation.sequence import FinishReason, Sequence
+from penstock.spec import RopeSpec
 
 BLOCK_SIZE = 16
 
 
 def scheduler(
-    num_blocks: int, max_num_seqs: int = 8, max_num_batched_tokens: int = 32, is_caching: bool = True
+    num_blocks: int,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    is_caching: bool = True,
+    rope: RopeSpec | None = None,
 ) -> Scheduler:
-    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE, is_caching), max_num_seqs, max_num_batched_tokens)
+    manager = BlockManager(num_blocks, BLOCK_SIZE, is_caching)
+    return Scheduler(manager, max_num_seqs, max_num_batched_tokens, rope=rope)
 
 
 def sequence(
@@ -30,8 +38,8 @@ def sequence(
 ) -> Sequence:
     """A prompt like no other's."""
     prompt = [1000 + sequence_id] * num_prompt
-    longest = num_prompt + num_output
-    return Sequence(sequence_id, prompt, SamplingParams(), longest, priority=priority, client=client)
+    request = GenerationRequest(prompt, SamplingParams(), priority=priority, client=client)
+    return Sequence(sequence_id, request, num_prompt + num_output)
 
 
 class PlainCache:
@@ -39,10 +47,23 @@ class PlainCache:
 
     def __init__(self, decider: Scheduler) -> None:
         self.decider = decider
+        self.rope = decider._rope
         self.slots: dict[tuple[int, int], object] = {}
 
     def value(self, seq: Sequence, position: int) -> object:
-        return seq.cache_salt, tuple(seq.token_ids[: position + 1])
+        frequencies = [self.frequencies(seq, at) for at in range(position + 1)] if self.rope else []
+        return seq.request.cache_salt, tuple(seq.token_ids[: position + 1]), tuple(frequencies)
+
+    def frequencies(self, seq: Sequence, position: int) -> int:
+        """Which ones turn a key: as spec.py says it, and what the kernels are told must lead there."""
+        assert self.rope is not None
+        border, told = self.rope.short_length, seq.rope_length
+        if self.rope.scaling == "longrope":
+            assert (told > 0) == (seq.num_tokens > border)
+            return int(seq.num_tokens > border)
+        longest = max(position + 1, seq.num_prompt_tokens, border)
+        assert longest == max(position + 1, told, border)
+        return longest
 
     def compute(self, batch: Batch, is_failing: bool = False) -> None:
         for source, destination in batch.block_copies:
@@ -92,10 +113,10 @@ def run_step(
     check(decider, batch)
     if cache is not None:
         cache.compute(batch)
-    decider.advance(batch)
-    for seq in batch.sampled:
+    for seq, _ in decider.update(batch, [NOTHING] * len(batch.scheduled)):
         room = seq.max_total_tokens - seq.num_tokens
-        seq.token_ids += [next_token(seq) for _ in range(min(room, 1 + num_forced()))]
+        for token_id in [next_token(seq) for _ in range(min(room, 1 + num_forced()))]:
+            seq.append(token_id)
         if seq.num_tokens >= seq.max_total_tokens:
             decider.finish(seq, FinishReason.LENGTH)
     return batch
@@ -125,7 +146,7 @@ def test_a_long_prompt_advances_by_chunks_and_is_sampled_once() -> None:
         batch = decider.schedule()
         computed += size
         assert batch.num_tokens == size and bool(batch.sampled) == (computed == 70)
-        decider.advance(batch)
+        decider.update(batch, [NOTHING] * len(batch.scheduled))
     assert long.num_computed_tokens == 70
 
 
@@ -216,7 +237,11 @@ def prompt_of(decider: Scheduler, *prompts: list[int], num_output: int = 8, salt
     """Sequences in the queue; ids go on."""
     start = sum(1 for _ in decider)
     made = [
-        Sequence(start + index, prompt, SamplingParams(), len(prompt) + num_output, cache_salt=salt)
+        Sequence(
+            start + index,
+            GenerationRequest(prompt, SamplingParams(), cache_salt=salt),
+            len(prompt) + num_output,
+        )
         for index, prompt in enumerate(prompts)
     ]
     for seq in made:
@@ -315,8 +340,8 @@ def test_without_it_nothing_is_shared() -> None:
     made = prompt_of(decider, *[list(range(20))] * 3)
     assert run_step(decider).num_tokens == 60 and not any(seq.num_cached_tokens for seq in made)
     other = scheduler(num_blocks=40, max_num_batched_tokens=100)
-    reading, all_computed = prompt_of(other, *[list(range(20))] * 2)
-    all_computed.reads_prefix_cache = False
+    (reading,) = prompt_of(other, list(range(20)))
+    other.add(Sequence(1, GenerationRequest(range(20), SamplingParams()), 28, first_scored=5))
     assert run_step(other).num_tokens == 40 and not reading.num_cached_tokens
 
 
@@ -348,6 +373,70 @@ def test_a_step_that_was_not_computed_leaves_nothing_to_be_found() -> None:
     run(decider, cache)
 
 
+# ---------------------------------------------------------------- lengths that change keys
+
+LONGROPE, DYNAMIC = (RopeSpec(scaling=scaling, short_length=30) for scaling in ("longrope", "dynamic"))
+
+
+def test_a_sequence_that_outgrows_its_frequencies_is_computed_again_in_its_place() -> None:
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=LONGROPE)
+    cache = PlainCache(decider)
+    (one,) = prompt_of(decider, list(range(28)), num_output=10)
+    steps = [sizes(run_step(decider, cache))[0] for _ in range(6)]
+    assert steps == [28, 1, 1, 31, 1, 1]
+    assert decider.running == [one] and decider.num_preemptions == one.num_preemptions == 0
+    run(decider, cache)
+    assert decider.block_manager.num_free == 40
+
+
+def test_dynamic_ntk_computes_nothing_again() -> None:
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=DYNAMIC)
+    cache = PlainCache(decider)
+    prompt_of(decider, list(range(28)), num_output=10)
+    assert [sizes(run_step(decider, cache))[0] for _ in range(10)] == [28] + 9 * [1]
+
+
+def test_who_crosses_may_take_blocks_from_the_youngest() -> None:
+    """Its old blocks are shared, so that they become nobody's when it leaves them."""
+    decider = scheduler(num_blocks=5, max_num_batched_tokens=100, rope=LONGROPE)
+    cache = PlainCache(decider)
+    prompt_of(decider, *[list(range(28))] * 3, num_output=10)
+    run(decider, cache)
+    assert decider.num_preemptions and decider.block_manager.num_free == 5
+
+
+@pytest.mark.parametrize(
+    ("rope", "num_second", "num_found"),
+    [
+        (None, 32, 16), (None, 29, 16),
+        (LONGROPE, 29, 16),  # both are short
+        (LONGROPE, 31, 0),  # 31 tokens have other frequencies than 30
+        (DYNAMIC, 29, 16), (DYNAMIC, 31, 0),
+    ],
+)  # fmt: skip
+def test_keys_of_other_frequencies_are_not_found(
+    rope: RopeSpec | None, num_second: int, num_found: int
+) -> None:
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=rope)
+    cache = PlainCache(decider)
+    prompt_of(decider, list(range(30)), num_output=1)
+    run(decider, cache)
+    (second,) = prompt_of(decider, [*range(20), *range(100, 80 + num_second)], num_output=1)
+    run(decider, cache)
+    assert second.num_cached_tokens == num_found
+
+
+@pytest.mark.parametrize(("rope", "num_found"), [(LONGROPE, 32), (DYNAMIC, 0)])
+def test_long_prompts_share_where_their_frequencies_are_the_same(rope: RopeSpec, num_found: int) -> None:
+    """LongRoPE has one set for all of them, dynamic NTK one for each length."""
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=100, rope=rope)
+    cache = PlainCache(decider)
+    for num_prompt, found in ((40, 0), (41, num_found), (41, 40)):
+        (seq,) = prompt_of(decider, list(range(num_prompt)), num_output=1)
+        run(decider, cache)
+        assert seq.num_cached_tokens == found
+
+
 # ---------------------------------------------------------------- all together
 
 PROMPTS = st.tuples(
@@ -377,6 +466,7 @@ def text(number: int, length: int) -> list[int]:
     failures=st.sets(st.integers(0, 40), max_size=3),
     seed=st.integers(0, 100),
     is_caching=st.booleans(),
+    rope=st.sampled_from([None, None, LONGROPE, DYNAMIC]),
 )
 def test_random_work_ends_whole(
     asked: list[tuple[int, int, int, int, int, str]],
@@ -387,22 +477,18 @@ def test_random_work_ends_whole(
     failures: set[int],
     seed: int,
     is_caching: bool,
+    rope: RopeSpec | None,
 ) -> None:
     """7 blocks of 16 hold the largest sequence (100 tokens), so everything can run."""
-    decider = scheduler(num_blocks, max_num_seqs, max_num_batched_tokens, is_caching)
+    decider = scheduler(num_blocks, max_num_seqs, max_num_batched_tokens, is_caching, rope)
     cache, dice = PlainCache(decider), random.Random(seed)
     sequences, arrivals = [], {}
     for i, (number, length, output, step, priority, salt) in enumerate(asked):
         prompt = text(number, length)
-        seq = Sequence(
-            i,
-            prompt,
-            SamplingParams(),
-            length + output,
-            priority=priority,
-            client=f"{i % 3}",
-            cache_salt=salt,
+        request = GenerationRequest(
+            prompt, SamplingParams(), priority=priority, client=f"{i % 3}", cache_salt=salt
         )
+        seq = Sequence(i, request, length + output)
         sequences.append(seq)
         arrivals[i] = step
     limit = sum(seq.max_total_tokens for seq in sequences) * (len(sequences) + 1) + 60
@@ -411,7 +497,7 @@ def test_random_work_ends_whole(
             if arrivals[seq.sequence_id] == step:
                 decider.add(seq)
         for index in aborts:
-            if index < len(sequences) and step == arrivals[index] + 3 and not sequences[index].is_finished:
+            if index < len(sequences) and step == arrivals[index] + 3 and not sequences[index].finish_reason:
                 decider.finish(sequences[index], FinishReason.ABORT)
         if step in failures:
             batch = decider.schedule()
@@ -425,7 +511,7 @@ def test_random_work_ends_whole(
         assert batch or not had_work, "work, but an empty step: it would spin for ever"
         if step > 40 and not decider.has_work:
             break
-    assert all(seq.is_finished for seq in sequences)
+    assert all(seq.finish_reason for seq in sequences)
     assert decider.block_manager.num_free == num_blocks
     for seq in sequences:
         if seq.finish_reason is FinishReason.LENGTH:
@@ -442,9 +528,13 @@ def with_target(
 ) -> Scheduler:
     """A machine on which a step takes max(floor_s, tokens * token_s)."""
     manager = BlockManager(4000, BLOCK_SIZE)
-    decider = Scheduler(manager, 64, max_num_batched_tokens, target_s)
-    decider.predict_s = lambda num_tokens: max(floor_s, num_tokens * token_s)
-    return decider
+    return Scheduler(
+        manager,
+        64,
+        max_num_batched_tokens,
+        target_s,
+        lambda num_tokens: max(floor_s, num_tokens * token_s),
+    )
 
 
 @pytest.mark.parametrize(
@@ -527,7 +617,7 @@ def test_one_request_does_not_wait_for_a_hundred_of_another() -> None:
         run_step(decider)
     decider.add(other := sequence(1000, 30, num_output=20, client="other"))
     finished = 0
-    while not other.is_finished:
+    while not other.finish_reason:
         before = len(decider.running) + len(decider.waiting)
         run_step(decider)
         finished += before - len(decider.running) - len(decider.waiting)
@@ -553,17 +643,21 @@ def test_clients_that_always_have_work_get_as_much(
     bound = 2 * (longest + 2 * num_seqs * max(output for _, output in lengths))
     clients = [f"client {index}" for index in range(len(lengths))]
     started: dict[str, int] = {}
+
+    def num_waiting(client: str) -> int:
+        return sum(seq.request.client == client for seq in decider.waiting)
+
     for step in range(400):
         present = clients if step >= pause else clients[1:]
         for client, (prompt, output) in zip(clients, lengths, strict=True):
-            while client in present and sum(seq.client == client for seq in decider.waiting) <= num_seqs:
+            while client in present and num_waiting(client) <= num_seqs:
                 decider.add(sequence(next(ids), prompt, output, client=client))
         before = {seq: seq.has_started for seq in decider}
         batch = run_step(decider)
         for seq, had_started in before.items():
-            served[seq.client] += seq.num_prompt_tokens * (seq.has_started and not had_started)
+            served[seq.request.client] += seq.num_prompt_tokens * (seq.has_started and not had_started)
         for seq in batch.sampled:
-            served[seq.client] += 2
+            served[seq.request.client] += 2
         if step == pause:
             started = dict(served)
         if step > pause:

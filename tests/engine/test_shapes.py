@@ -9,11 +9,12 @@ import pytest
 import torch
 import transformers
 from test_convert import Ids
+from units import layer_key
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CheckpointError
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family, open_model
 from penstock.model.shapes import footprint, write_random
@@ -71,7 +72,7 @@ def test_a_random_model_is_a_model(is_tied: bool, tmp_path: Path) -> None:
     assert not any(whole_file.is_leftover(path) for path in tmp_path.iterdir())
     assert progress[-1][0] == progress[-1][1]
     store = open_model(tmp_path).store
-    assert all(store.contiguous_layer(index) for index in range(5))
+    assert all(store.contiguous_unit(layer_key(index)) for index in range(5))
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, EngineConfig(num_resident_layers=2), tokenizer=tokenizer) as engine:
         (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))

@@ -16,24 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sparse_models import write_sparse_llama
+from units import layer_bytes, read_layer
 
 from penstock.errors import ConfigError, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family, open_model
-from penstock.spec import LayerLayout, TensorSpec
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.quantize import QuantizationError, RowQuantizer, quantize
-from penstock.weights.store import LayerWeights, WeightStore
+from penstock.weights.store import WeightStore
+from penstock.weights.tensors import TensorSpec, UnitLayout
+from penstock.weights.weight_format import FLOAT32, INT8, WeightFormat
 
 
 def open_store(folder: Path) -> WeightStore:
     checkpoint = Checkpoint.open(folder)
     family = find_family(checkpoint.config)
     return WeightStore(checkpoint, family.model_tensors(family.read_spec(checkpoint.config)))
-
-
-def read_layer(store: WeightStore, index: int) -> LayerWeights:
-    return store.read_layer(index, torch.empty(store.layouts[index].num_bytes, dtype=torch.uint8))
 
 
 @settings(deadline=None)
@@ -174,13 +173,12 @@ def test_several_threads_compute_the_same(tiny_llama: Path, monkeypatch: pytest.
     for num_threads in (1, 3):
         store = open_store(tiny_llama)
         layer = store.tensors.layers[1]
-        buffer = torch.zeros(store.layouts[1].num_bytes, dtype=torch.uint8)
-        store.num_threads = num_threads
-        errors = store.read_stack(layer, buffer)
+        buffer = torch.zeros(layer_bytes(store, 1), dtype=torch.uint8)
+        errors = store.read_with_errors(layer, buffer, num_threads)
         found.append((buffer, errors, store.bytes_read))
     assert torch.equal(found[0][0], found[1][0]) and found[0][2] == found[1][2]
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-6)
-    matrices = [name for tensor in layer if tensor.kind == "int8" for name in tensor.parts]
+    matrices = [name for tensor in layer if tensor.is_matrix for name in tensor.parts]
     assert sorted(found[1][1]) == sorted(matrices)
 
 
@@ -247,23 +245,25 @@ def same(mine: LayerWeights, expected: LayerWeights) -> bool:
 
 @given(
     shapes=st.lists(
-        st.tuples(st.integers(1, 50), st.integers(1, 50), st.sampled_from(["int8", "float32"])), max_size=8
+        st.tuples(st.integers(1, 50), st.integers(1, 50), st.sampled_from([INT8, FLOAT32])), max_size=8
     )
 )
-def test_layouts_have_neither_gap_nor_overlap(shapes: list[tuple[int, int, str]]) -> None:
+def test_layouts_have_neither_gap_nor_overlap(shapes: list[tuple[int, int, WeightFormat]]) -> None:
     tensors = tuple(
         TensorSpec(str(index), (rows, columns), ("x",), kind)
         for index, (rows, columns, kind) in enumerate(shapes)
     )
-    layout = LayerLayout.of(tensors)
+    layout = UnitLayout.of(tensors)
     floats, integers = [], []
     for slot in layout.slots:
         size = slot.tensor.num_elements
-        if slot.tensor.kind == "int8":
-            integers.append((slot.offset, slot.offset + size))
-            floats.append((slot.scale_offset, slot.scale_offset + 4 * slot.tensor.shape[0]))
+        if slot.tensor.is_matrix:
+            scale, qweight = slot.offsets
+            integers.append((qweight, qweight + size))
+            floats.append((scale, scale + 4 * slot.tensor.shape[0]))
         else:
-            floats.append((slot.offset, slot.offset + 4 * size))
+            (offset,) = slot.offsets
+            floats.append((offset, offset + 4 * size))
     ranges = floats + integers  # in this order, each in the order of the tensors
     assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][: len(ranges)]
     assert layout.num_bytes == (ranges[-1][1] if ranges else 0)
@@ -277,6 +277,8 @@ from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
 from penstock.weights.readers import StoreReader
+from penstock.memory.lane import HostLane
+from penstock.memory.plan import TierPlan
 from penstock.weights.streamer import LayerStreamer
 
 torch.set_num_threads(1)
@@ -292,13 +294,14 @@ def used_bytes(name):
     line = next(l for l in open("/proc/self/status") if l.startswith(name))
     return int(line.split()[1]) * 1024
 
-layer = store.layouts[0].num_bytes
+layer = next(iter(store.units.values())).num_bytes
 num_resident, num_slots = int(sys.argv[2]), int(sys.argv[3])
 # Memory of this process that is not files: what it has now, the resident layers, staging, and one layer more.
 limit = used_bytes("VmData") + (num_resident + num_slots + 1) * layer
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 before = used_bytes("VmRSS")
-streamer = LayerStreamer(store, reader, frozenset(range(num_resident)), num_slots)
+plan = TierPlan(frozenset(range(num_resident)), num_slots)
+streamer = LayerStreamer(store.tensors, reader, HostLane(), (plan,))
 for weights in streamer.layers():
     assert not weights.matrix("down").qweight[-1].any()
 print(json.dumps({"layer": layer, "checkpoint": checkpoint.num_bytes, "rss": used_bytes("VmHWM") - before}))

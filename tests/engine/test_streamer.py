@@ -11,18 +11,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_store import open_store, read_layer
+from test_store import open_store
 from torch import Tensor
+from units import host_streamer, layer_bytes, layer_key, read_layer
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
-from penstock.memory.direct_io import PAGE, round_up
+from penstock.memory.pages import PAGE, round_up
 from penstock.memory.pools import MemoryPool
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.spec import UnitKey
+from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.readers import StoreReader
-from penstock.weights.store import LayerWeights, WeightStore
 from penstock.weights.streamer import LayerStreamer
-from penstock.weights.tier import MAX_READS, LayerTier
+from penstock.weights.tensors import ModelTensors, TensorSpec, decoder_only
+from penstock.weights.tier import MAX_READS, CyclicTier
 
 
 def same(mine: LayerWeights, expected: LayerWeights) -> bool:
@@ -41,23 +43,21 @@ def test_streamed_layers_equal_resident_ones(
     tiny_llama: Path, resident: tuple[int, ...], num_slots: int
 ) -> None:
     store = open_store(tiny_llama)
-    streamer = LayerStreamer(store, StoreReader(store), frozenset(resident), num_slots)
+    streamer = host_streamer(store.tensors, StoreReader(store), resident, num_slots)
     for _ in range(3):
         for index, weights in enumerate(streamer.layers()):
             assert same(weights, read_layer(store, index))
     streamer.close()
     num_streamed = 3 - len(resident)
-    layer_bytes = round_up(store.layouts[0].num_bytes)
-    assert streamer.pool.used_bytes == layer_bytes * (len(resident) + min(num_slots, num_streamed))
+    one_layer = round_up(layer_bytes(store))
+    assert streamer.pool.used_bytes == one_layer * (len(resident) + min(num_slots, num_streamed))
     assert (streamer.streamed_bytes > 0) == (num_streamed > 0)
 
 
-class FakeStore:
+def layers_of(num_layers: int) -> ModelTensors:
     """Layers of different sizes that hold their own index."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.layouts = [LayerLayout.of((TensorSpec("x", (4 + i,), ("x",)),)) for i in range(num_layers)]
-        self.num_layers = num_layers
+    layers = tuple((TensorSpec("x", (4 + index,), ("x",)),) for index in range(num_layers))
+    return ModelTensors((), decoder_only(layers), ())
 
 
 class FakeReader:
@@ -71,8 +71,9 @@ class FakeReader:
         self.most_pending = 0
         self.lock = threading.Lock()
 
-    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+    def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         future: Future[int] = Future()
+        index = key.layer
         self.order.append(index)
         assert all(buffer.data_ptr() != other.data_ptr() for _, other, _ in self.pending), "two readers"
         self.pending.append((index, buffer, future))
@@ -95,8 +96,7 @@ class FakeReader:
 
 
 def stream(num_layers: int, resident: set[int], num_slots: int, reader: FakeReader) -> LayerStreamer:
-    store: WeightStore = FakeStore(num_layers)  # type: ignore[assignment]
-    return LayerStreamer(store, reader, frozenset(resident), num_slots)
+    return host_streamer(layers_of(num_layers), reader, resident, num_slots)
 
 
 def sweep(streamer: LayerStreamer, until: int | None = None) -> Iterator[int]:
@@ -235,7 +235,8 @@ def test_interrupted_while_it_waits_a_place_stays_taken_until_it_is_written() ->
         def __init__(self) -> None:
             self.buffers: dict[int, tuple[Tensor, Future[int]]] = {}
 
-        def submit(self, index: int, buffer: Tensor) -> Future[int]:
+        def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+            index = key.layer
             future: Future[int] = Interrupted() if index == 0 else Future()
             self.buffers[index] = buffer, future
             return future
@@ -248,12 +249,14 @@ def test_interrupted_while_it_waits_a_place_stays_taken_until_it_is_written() ->
         def close(self) -> None: ...
 
     reader = SlowReader()
-    tier = LayerTier([PAGE] * 2, reader, MemoryPool("weights", PAGE), frozenset(), 1)
+    tier = CyclicTier(
+        {layer_key(0): PAGE, layer_key(1): PAGE}, reader, MemoryPool("weights", PAGE), frozenset(), 1
+    )
     with pytest.raises(KeyboardInterrupt):
-        tier.acquire(0)
+        tier.acquire(layer_key(0))
     assert list(reader.buffers) == [0], "the only slot was given away while layer 0 is being written to it"
     reader.arrive(0)
-    assert (tier.acquire(0).buffer == 0).all()
-    tier.release(0)
+    assert (tier.acquire(layer_key(0)).buffer == 0).all()
+    tier.release(layer_key(0))
     reader.arrive(1)
-    assert (tier.acquire(1).buffer == 1).all()
+    assert (tier.acquire(layer_key(1)).buffer == 1).all()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import save_byte_level, save_sentencepiece
+from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
 from penstock.text.tokenizer import Tokenizer
@@ -110,6 +110,35 @@ def test_all_bytes_have_their_token(byte_level: Tokenizer, llama2: tuple[Tokeniz
         known = {tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)}
         assert {bytes([byte]) for byte in range(256)} <= known
     assert llama2[0].token_bytes(llama2[1].piece_to_id("<0xAB>")) == b"\xab"
+
+
+def test_added_tokens_of_spaces_are_spaces(tmp_path: Path) -> None:
+    """Gemma's, which are spelled with U+2581. The bytes are those of the text that decode() makes."""
+    save_gemma(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in ("a    the water", "  ", "the\n\n\t\t   x", "        the"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == tokenizer.decode(ids).encode() == text.encode()
+    (spaces,) = tokenizer.encode("    ", add_special_tokens=False)
+    assert spaces in tokenizer.backend.get_added_vocab().values()
+    assert (tokenizer.token_text(spaces), tokenizer.pieces([spaces])) == ("    ", ["\u2581" * 4])
+
+
+def test_added_tokens_have_the_bytes_that_decode_makes(
+    byte_level_folder: Path, llama2: tuple[Tokenizer, Any], tmp_path: Path
+) -> None:
+    """Decoders treat added tokens as any others: a byte-level one takes no U+2581 for a space."""
+    from transformers import PreTrainedTokenizerFast
+
+    llama2[0].backend.save_pretrained(tmp_path / "llama2")
+    for folder in (byte_level_folder, tmp_path / "llama2"):
+        theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+        added = ["<|end\u2581of\u2581text|>", "\u2581\u2581", "  ", "<中>", "<x>"]
+        theirs.add_tokens(added)
+        tokenizer = Tokenizer(theirs, frozenset())
+        (letter,) = tokenizer.encode("\n", add_special_tokens=False)[-1:]
+        for token_id in theirs.convert_tokens_to_ids(added):
+            assert tokenizer.decode([letter, token_id, letter]) == f"\n{tokenizer.token_text(token_id)}\n"
 
 
 def test_special_and_unknown_tokens_have_bytes_too(byte_level: Tokenizer) -> None:
@@ -216,21 +245,19 @@ def test_has_chat_template(byte_level: Tokenizer, byte_level_folder: Path, tmp_p
     assert Tokenizer.load(folder).has_chat_template
 
 
-@pytest.mark.parametrize("kind", ["LlamaTokenizer", "CpmTokenizer"])
-def test_a_sentencepiece_model_alone(kind: str, tmp_path: Path) -> None:
-    """A folder without tokenizer.json: transformers converts the model."""
-    processor = save_sentencepiece(tmp_path / "trained")
-    folder = tmp_path / "bare"
-    folder.mkdir()
-    shutil.copy(tmp_path / "trained" / "trained.model", folder / "tokenizer.model")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
-    tokenizer = Tokenizer.load(folder)
+def test_cpm_tokenizer_is_transformers_own(tmp_path: Path) -> None:
+    """Its ids are not those that CPM-1 learned: transformers no longer cuts a text into Chinese words.
+    Here it only stands for a class of transformers that is written in Python."""
+    from transformers import CpmTokenizer
+
+    save_sentencepiece(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "trained.model").rename(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
+    tokenizer, theirs = Tokenizer.load(tmp_path), CpmTokenizer(str(tmp_path / "tokenizer.model"))
     for text in ("the water runs", "the pipe turns the wheel"):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert ids == processor.encode(text)
-        # CPM's decoder takes spaces out: its pieces mark those of the text otherwise.
-        spaceless = kind == "CpmTokenizer"
-        assert tokenizer.decode(ids).strip() == (text.replace(" ", "") if spaceless else text)
+        assert tokenizer.encode(text) == theirs.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace(" ", "")
 
 
 def test_nothing_changes_the_tokenizer_that_threads_share(byte_level_folder: Path, tmp_path: Path) -> None:

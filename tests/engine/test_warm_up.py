@@ -13,7 +13,7 @@ from tiny_models import build
 
 from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.warm_up import largest_step
 from penstock.kernels import cpu
 from penstock.kernels.cpu import SPLIT_KEYS, compiled_builds
@@ -22,7 +22,12 @@ needs_native = pytest.mark.skipif(not compiled_builds(), reason="no compiled ker
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "GPT-2", "Falcon, untied, biases", "BLOOM, 6 heads"])
+@pytest.mark.parametrize("name", 
+    [
+        "Llama", "Gemma 2", "GPT-2", "Falcon, untied, biases", "BLOOM, 6 heads", "Llama, rope dynamic",
+        "Phi-3, rope longrope",
+    ],
+)  # fmt: skip
 def test_the_largest_step_takes_what_was_measured(name: str, kernels: KernelChoice, tmp_path: Path) -> None:
     """No step of the largest size takes more, and what is set aside for nothing is a layer streamed."""
     if kernels == "native" and not compiled_builds():
@@ -35,7 +40,7 @@ def test_the_largest_step_takes_what_was_measured(name: str, kernels: KernelChoi
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:
         for number in range(4):
-            engine.add(str(number), [3 + number] * 100, params)
+            engine.add(GenerationRequest([3 + number] * 100, params, str(number)))
         with torch.profiler.profile(profile_memory=True) as profiler:
             while engine.has_work:
                 engine.step()
@@ -57,7 +62,7 @@ def test_partial_results_of_long_contexts_are_measured(
     config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4, num_kv_tokens=4096, num_threads=1)
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:
-        engine.add("0", [3] * num_prompt, SamplingParams(max_tokens=2, ignore_eos=True))
+        engine.add(GenerationRequest([3] * num_prompt, SamplingParams(max_tokens=2, ignore_eos=True), "0"))
         with torch.profiler.profile(profile_memory=True) as profiler:
             while engine.has_work:
                 engine.step()

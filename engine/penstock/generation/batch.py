@@ -16,8 +16,8 @@ class ModelInputs:
     """What the executor needs of a step."""
 
     input_ids: Tensor  # int64 [num_tokens]
-    #: Rows of hidden whose logits are wanted, one per sampled sequence. int64 [num_sampled]
-    logits_indices: Tensor
+    #: Rows of hidden whose logits are wanted, in the order of Batch.scheduled. int64 [num_rows]
+    wanted_rows: Tensor
     layout: BatchLayout
     #: KV blocks (source, destination) to copy before anything is written.
     block_copies: tuple[tuple[int, int], ...] = ()
@@ -27,19 +27,24 @@ class ModelInputs:
         input_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        query_start, logits_indices, context_lens = [0], [], []
+        query_start, wanted_rows, context_lens = [0], list[int](), []
         for item in batch.scheduled:
             sequence = item.sequence
             start = sequence.num_computed_tokens
-            end = start + item.num_new_tokens
-            input_ids += sequence.token_ids[start:end]
+            certain = start + item.num_new_tokens
+            end = certain + len(item.drafts)
+            if item.scored:  # the row of position p is len(input_ids) - start + p
+                first = len(input_ids) - start - 1
+                wanted_rows += range(first + item.scored.start, first + item.scored.stop)
+            input_ids += sequence.token_ids[start:certain]
+            if item.is_sampled:
+                wanted_rows += range(len(input_ids) - 1, len(input_ids) + len(item.drafts))
+            input_ids += item.drafts
             positions += range(start, end)
             table = sequence.block_table
-            slots += (table[p // block_size] * block_size + p % block_size for p in range(start, end))
+            slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
             query_start.append(len(input_ids))
             context_lens.append(end)
-            if item.is_sampled:
-                logits_indices.append(len(input_ids) - 1)
         width = max(len(item.sequence.block_table) for item in batch.scheduled)
         tables = [
             item.sequence.block_table + [0] * (width - len(item.sequence.block_table))
@@ -51,6 +56,16 @@ class ModelInputs:
             block_tables=torch.tensor(tables, dtype=torch.int32),
             query_start=torch.tensor(query_start, dtype=torch.int32),
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
+            rope_lengths=_rope_lengths(batch),
         )
-        logits_rows = torch.tensor(logits_indices, dtype=torch.int64)
-        return cls(torch.tensor(input_ids), logits_rows, layout, batch.block_copies)
+        rows = torch.tensor(wanted_rows, dtype=torch.int64)
+        return cls(torch.tensor(input_ids), rows, layout, batch.block_copies)
+
+
+def _rope_lengths(batch: Batch) -> Tensor | None:
+    """What BatchLayout says. Most models know no length but 0, and nothing is made for them."""
+    lengths = [item.sequence.rope_length for item in batch.scheduled]
+    if not any(lengths):
+        return None
+    counts = torch.tensor([item.num_new_tokens + len(item.drafts) for item in batch.scheduled])
+    return torch.tensor(lengths).repeat_interleave(counts)

@@ -2,13 +2,15 @@
 
 Sequences that begin with the same tokens share blocks. A block is found by its key: SHA-256 of its tokens and
 of the key before it, so it stands for all tokens from the sequence's beginning, and nobody finds what another
-prompt wrote. The first key of a chain comes from the sequence's cache_salt. A block gets its key when it is
-full; the last one of a prompt, which the answer goes on in, gets one at once that stands for the prompt's
-part of it.
+prompt wrote. The first key of a chain comes from the sequence's cache_salt and from the length that rope's
+frequencies belong to: blocks whose K was turned by other frequencies are not found. A block gets its key when
+it is full; the last one of a prompt, which the answer goes on in, gets one at once that stands for the
+prompt's part of it.
 
 Keys are given when tokens are scheduled, before they are computed: within a layer all K and V of a step are
 written before attention reads any, so others may share them in the very same step. A step that fails takes
-them back (rollback).
+them back (rollback). Only tokens that are certain get keys so: drafts get theirs when they turn out to be
+right (accept), and what was reserved for the others is given back.
 """
 
 from __future__ import annotations
@@ -27,8 +29,6 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        #: Prompt tokens that were looked up, and found.
-        self.num_queried_tokens = self.num_hit_tokens = 0
         self._is_caching = enable_prefix_caching
         self._num_owners = [0] * num_blocks
         #: The next one to take comes first.
@@ -55,23 +55,17 @@ class BlockManager:
         shared = sum(self._num_owners[block] > 0 for block in self._find(sequence))
         return self.blocks_for(sequence.num_tokens) - shared
 
-    def admit(self, sequence: Sequence) -> bool:
-        """Blocks for all tokens of a sequence that has none, shared where they can be. False, and nothing is
-        done, if there are too few."""
-        if self.num_missing(sequence) > len(self._free):
-            return False
-        if self._is_caching and sequence.reads_prefix_cache and not sequence.was_preempted:
-            self.num_queried_tokens += sequence.num_prompt_tokens
-        self.adopt(sequence)
-        return self.grow(sequence)
+    def is_looked_up(self, sequence: Sequence) -> bool:
+        """Whether others may have computed what the sequence begins with."""
+        return self._is_caching and sequence.reads_prefix_cache
 
-    def adopt(self, sequence: Sequence) -> None:
-        """Take over what others have computed, or will in this step, of the sequence's next tokens. The last
-        token is left to it: its logits are wanted. If that lies in an adopted block the sequence writes there
-        what is there already."""
+    def adopt(self, sequence: Sequence) -> int:
+        """Take over what others have computed, or will in this step, of the sequence's next tokens. Returns
+        how many tokens are in the cache then. The last token is left to the sequence: its logits are wanted.
+        If that lies in an adopted block the sequence writes there what is there already."""
         found, table = self._find(sequence), sequence.block_table
         if not found:
-            return
+            return sequence.num_computed_tokens
         first = sequence.num_computed_tokens // self.block_size
         for index, block in enumerate(found, start=first):
             self._own(block)
@@ -80,10 +74,7 @@ class BlockManager:
                 table[index] = block
             else:
                 table.append(block)
-        end = (first + len(found)) * self.block_size
-        num_before = sequence.num_cached_tokens
-        sequence.skip_to(min(end, sequence.num_tokens - 1))
-        self.num_hit_tokens += sequence.num_cached_tokens - num_before
+        return min((first + len(found)) * self.block_size, sequence.num_tokens - 1)
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a sequence, and one of its own where the next token goes: if it shares
@@ -100,6 +91,26 @@ class BlockManager:
             self._copies.append((shared, table[index]))
         table.extend(self._take() for _ in range(num_new))
         return True
+
+    def extend(self, sequence: Sequence, num_drafts: int) -> int:
+        """Blocks for guesses that follow the sequence's tokens, which have blocks. Returns for how many, of
+        `num_drafts` at most: nothing that others see is written over, and nobody gives way to a guess."""
+        table, end = sequence.block_table, sequence.num_tokens
+        if end % self.block_size and self._num_owners[table[end // self.block_size]] > 1:
+            return 0
+        num_drafts = min(num_drafts, (len(table) + len(self._free)) * self.block_size - end)
+        table.extend(self._take() for _ in range(self.blocks_for(end + num_drafts) - len(table)))
+        return num_drafts
+
+    def accept(self, sequence: Sequence, accepted: tuple[int, ...]) -> None:
+        """Of the guesses these were right: blocks that they fill can be found from now on. Blocks of the
+        others are free again, but for the one that the next token goes into."""
+        size, table, token_ids = self.block_size, sequence.block_table, [*sequence.token_ids, *accepted]
+        if self._is_caching:
+            for index in range(sequence.num_tokens // size, len(token_ids) // size):
+                self._name(table[index], self._key(sequence, index, token_ids), size)
+        while len(table) > self.blocks_for(len(token_ids) + 1):
+            self._disown(table.pop())
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. Its last ones will be taken first: a prefix without its beginning
@@ -124,7 +135,7 @@ class BlockManager:
             return
         size, table = self.block_size, sequence.block_table
         for index in range(sequence.num_computed_tokens // size, end // size):
-            self._name(table[index], self._key(sequence, index), size)
+            self._name(table[index], self._key(sequence, index, sequence.token_ids), size)
         if end % size and end == sequence.num_prompt_tokens:
             self._name(table[end // size], self._tail_key(sequence), end % size)
 
@@ -141,14 +152,14 @@ class BlockManager:
     def _find(self, sequence: Sequence) -> list[int]:
         """Blocks with the sequence's next tokens, from the one on in which they begin."""
         found: list[int] = []
-        if not (self._is_caching and sequence.reads_prefix_cache and sequence.num_pending_tokens > 1):
+        if not (self.is_looked_up(sequence) and sequence.num_pending_tokens > 1):
             return found
         first, num_full = (
             sequence.num_computed_tokens // self.block_size,
             sequence.num_tokens // self.block_size,
         )
         for index in range(first, num_full):
-            block = self._found.get(self._key(sequence, index))
+            block = self._found.get(self._key(sequence, index, sequence.token_ids))
             if block is None:
                 return found
             found.append(block)
@@ -157,14 +168,12 @@ class BlockManager:
             found += [] if block is None else [block]
         return found
 
-    def _key(self, sequence: Sequence, index: int) -> bytes:
-        """Of the sequence's block `index`, which is full."""
+    def _key(self, sequence: Sequence, index: int, token_ids: list[int]) -> bytes:
+        """Of the sequence's block `index`, which these tokens of it fill."""
         keys, size = sequence.block_keys, self.block_size
         while len(keys) <= index:
             start = len(keys) * size
-            keys.append(
-                _chain(self._key_before(sequence, len(keys)), sequence.token_ids[start : start + size])
-            )
+            keys.append(_chain(self._key_before(sequence, len(keys)), token_ids[start : start + size]))
         return keys[index]
 
     def _tail_key(self, sequence: Sequence) -> bytes:
@@ -175,8 +184,9 @@ class BlockManager:
 
     def _key_before(self, sequence: Sequence, index: int) -> bytes:
         if index:
-            return self._key(sequence, index - 1)
-        return hashlib.sha256(sequence.cache_salt.encode("utf-8", "surrogatepass")).digest()
+            return self._key(sequence, index - 1, sequence.token_ids)
+        salt = hashlib.sha256(sequence.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+        return _chain(salt, [sequence.rope_length]) if sequence.rope_length else salt
 
     def _is_diverging(self, sequence: Sequence) -> bool:
         """Whether the next token would go over what others see in the same block."""

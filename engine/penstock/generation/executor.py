@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from penstock.generation.batch import ModelInputs
 from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
-from penstock.weights.store import LayerWeights
+from penstock.weights.layer_weights import LayerWeights
 
 
 class Cancelled(Exception):
@@ -26,7 +27,7 @@ class LayerSource(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
-    def layers(self) -> Generator[LayerWeights, None, None]: ...
+    def layers(self, stack: str) -> Generator[LayerWeights, None, None]: ...
 
     def synchronize(self) -> None: ...
 
@@ -41,29 +42,35 @@ class Executor:
         head: LayerWeights,
         streamer: LayerSource,
         kv_cache: KVCache,
-        tied: LayerWeights | None = None,
+        max_rows: int = 64,
     ) -> None:
-        """`embedding` is on the host; everything else where the streamer brings the layers. `tied` is the
-        embedding's matrix there, if it is another place and serves as the head."""
+        """`embedding` is on the host; everything else where the streamer brings the layers. `head` is
+        complete (with_head()). `max_rows`: logits of at most so many tokens are in memory at a time."""
         self._family = family
         self._embedding = embedding
-        self._tied = tied or embedding
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
+        self._max_rows = max_rows
 
     @torch.inference_mode()
     def forward(
         self,
         inputs: ModelInputs,
         is_cancelled: Callable[[], bool] = lambda: False,
-        score: Callable[[Tensor], None] = lambda hidden: None,
-    ) -> Tensor:
-        """Logits float32 [num_sampled, vocab_size], on the host; sweep() says the rest. score(hidden) is
-        shown what sweep() returns, and may put rows of it through head()."""
-        hidden = self.sweep(inputs, is_cancelled)
-        score(hidden)
-        return self.head(hidden[inputs.logits_indices.to(hidden.device)])
+        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+    ) -> Iterator[Tensor]:
+        """Sweeps, as sweep() says. Returns the logits of the wanted rows in order, float32
+        [at most max_rows, vocab_size] at a time, on the host; each part is computed when it is asked for, and
+        Cancelled is raised there once is_cancelled() says yes."""
+        hidden = self.sweep(inputs, is_cancelled, observe)
+        return self._logits(hidden[inputs.wanted_rows.to(hidden.device)], is_cancelled)
+
+    def _logits(self, wanted: Tensor, is_cancelled: Callable[[], bool]) -> Iterator[Tensor]:
+        for first in range(0, len(wanted), self._max_rows):
+            if is_cancelled():
+                raise Cancelled
+            yield self.head(wanted[first : first + self._max_rows])
 
     @torch.inference_mode()
     def sweep(
@@ -83,18 +90,21 @@ class Executor:
         self._kv_cache.copy_blocks(inputs.block_copies)
         hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
         layout = inputs.layout.to(device)
-        with contextlib.closing(self._streamer.layers()) as sweep:
-            for index, weights in enumerate(sweep):
-                if is_cancelled():
-                    raise Cancelled
-                kv = LayerKV(*self._kv_cache.layer(index))
-                hidden = self._family.layer(index, weights, hidden, kv, layout)
-                observe(index, hidden)
+        counter = itertools.count()
+        for stack in self._family.stack_names:
+            compute = self._family.layer_of(stack)
+            with contextlib.closing(self._streamer.layers(stack)) as sweep:
+                for weights, index in zip(sweep, counter, strict=False):
+                    if is_cancelled():
+                        raise Cancelled
+                    kv = LayerKV(self._kv_cache.layout, self._kv_cache.layer(index))
+                    hidden = compute(index, weights, hidden, kv, layout)
+                    observe(index, hidden)
         return hidden
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits float32 [num_rows, vocab_size], on the host, of rows of what sweep() returned."""
-        logits = self._family.head(self._head, self._tied, hidden).to("cpu")
+        logits = self._family.head(self._head, hidden).to("cpu")
         self._streamer.synchronize()
         return logits

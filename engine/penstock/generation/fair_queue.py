@@ -39,7 +39,7 @@ class FairQueue:
         return min(self._waiting, key=self._rank, default=None)
 
     def add(self, sequence: Sequence) -> None:
-        client = sequence.client
+        client = sequence.request.client
         if client not in self._clients():
             self._served[client] = max(self._served.get(client, 0), self._least_served())
         if len(self._served) > MAX_COUNTERS:
@@ -52,21 +52,21 @@ class FairQueue:
 
     def remove(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
-        self._last_client = sequence.client
+        self._last_client = sequence.request.client
 
     def charge(self, client: str, num_tokens: int) -> None:
         """A client had so many tokens, in prompt tokens."""
         self._served[client] = self._count(client) + num_tokens
 
     def _rank(self, sequence: Sequence) -> tuple[int, bool, int]:
-        return sequence.priority, not sequence.was_preempted, self._count(sequence.client)
+        return sequence.request.priority, not sequence.was_preempted, self._count(sequence.request.client)
 
     def _count(self, client: str) -> int:
         count = self._served.get(client)
         return self._least_served() if count is None else count
 
     def _clients(self) -> set[str]:
-        return {sequence.client for sequence in self._waiting}
+        return {sequence.request.client for sequence in self._waiting}
 
     def _least_served(self) -> int:
         """Where a client that comes begins; if nobody waits, with whoever came in last."""

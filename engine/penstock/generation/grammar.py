@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidParameter
+from penstock.generation.closed_schema import closed
 
 #: What is larger is no honest request; grammar_trial.py has the limits on what it takes to read one.
 MAX_GRAMMAR_CHARS = 250_000
@@ -43,8 +44,12 @@ class Grammar:
         return cls.json_schema({"type": "object"})
 
     @classmethod
-    def json_schema(cls, schema: dict[str, Any] | bool | str) -> Grammar:
+    def json_schema(cls, schema: dict[str, Any] | bool | str, *, is_closed: bool = True) -> Grammar:
         """JSON that a schema (draft 2020-12) admits, its properties in the schema's order.
+
+        Objects have the properties that the schema names, and others only where it says so with
+        additionalProperties (closed_schema.py); without is_closed others are admitted wherever JSON Schema
+        does. {"type": "object"}, which names none, is any object.
 
         There is no white space between its parts, unless the schema's top level has "x-guidance":
         {"whitespace_flexible": true}; llguidance's docs/json_schema.md lists what else may stand there, and
@@ -60,6 +65,12 @@ class Grammar:
             raise invalid("the JSON schema is no object; it must be one, or true for any JSON")
         if not isinstance(schema.get("x-guidance", {}), dict):
             raise invalid("x-guidance in the JSON schema is no object")
+        try:
+            schema = closed(schema) if is_closed else schema
+        except RecursionError:
+            raise invalid("the JSON schema is nested too deeply") from None
+        except ValueError as error:
+            raise invalid(f"the JSON schema can't be used: {error}") from None
         try:
             return cls("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ text only, the one token that is allowed is the tokenizer's, so that the model s
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import weakref
@@ -116,6 +117,13 @@ class Matcher:
         if self._run:
             self._run.pop()
         self._look()
+
+    def after(self, token_id: int) -> Matcher:
+        """Where the answer would stand after another token; this one stays where it is."""
+        other = copy.copy(self)
+        other._matcher, other._run = self._matcher.deep_copy(), list(self._run)
+        other.advance(token_id)
+        return other
 
     def retreat(self) -> None:
         """Take the last token back."""

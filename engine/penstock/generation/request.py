@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.errors import ComputationError, DeadlineExceeded, QueueTimeout, RequestFailed
-from penstock.generation.sampler import SampledToken
+from penstock.generation.chosen import Chosen
 from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class RequestOutput:
     #: New text, never half a character; may be empty while a character or a possible stop string
     #: is incomplete. All texts of a request concatenate to its answer.
     text: str
-    #: Several, where a grammar forces what follows.
+    #: Several, where a grammar forces what follows, or where drafts were right.
     token_ids: tuple[int, ...]
     #: One entry per new token, if asked for.
     logprobs: tuple[TokenLogprobs, ...]
@@ -47,26 +47,30 @@ class RequestOutput:
     num_cached_tokens: int = 0
     #: How often the sequence had to give way to others so far.
     num_preemptions: int = 0
+    #: New tokens that a grammar forced: nobody computed logits for them.
+    num_forced_tokens: int = 0
+
+
+@dataclass
+class _Gain:
+    """What a step brings: tokens one by one, until one of them ends the answer."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_forced: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
 
 
 class Request:
     """A sequence, and what makes text of its tokens."""
 
-    def __init__(
-        self,
-        request_id: str,
-        sequence: Sequence,
-        tokenizer: Tokenizer,
-        start_by: float = math.inf,
-        finish_by: float = math.inf,
-    ) -> None:
-        """Raises RequestFailed if the tokenizer can't take the prompt. Its first step is to begin before
-        `start_by`, its last to end before `finish_by`: seconds of the clock that expire() is told."""
-        self.request_id = request_id
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        """Raises RequestFailed if the tokenizer can't take the prompt."""
         self.sequence = sequence
         #: When its first step began, on the monotonic clock.
-        self.started: float | None = None
-        self._start_by, self._finish_by = start_by, finish_by
+        self._started: float | None = None
         self._eos_token_ids = tokenizer.eos_token_ids
         self._has_told_prompt = False
         params = sequence.params
@@ -78,15 +82,22 @@ class Request:
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
-            self._gained = self._begin()
+            self._gain = self._begin()
         except Exception as error:  # tokenizers are not ours
             raise RequestFailed(NO_TEXT) from error
 
-    def _begin(self) -> tuple[str, list[int]]:
+    @property
+    def request_id(self) -> str:
+        return self.sequence.request.request_id
+
+    def start(self, now: float) -> None:
+        """A step of it begins; `now` is on the monotonic clock."""
+        self._started = self._started or now
+
+    def _begin(self) -> _Gain:
         """Text and tokens that the grammar forces before anything is computed: they ride along with the
         prompt. Nothing that might end the answer, as that takes a step to tell of it."""
-        sequence, params = self.sequence, self.sequence.params
-        text, token_ids = "", list[int]()
+        sequence, params, gain = self.sequence, self.sequence.params, _Gain()
         while (forced := self._forced()) is not None and sequence.matcher is not None:
             is_last = sequence.num_tokens + 1 >= sequence.max_total_tokens
             if is_last or params.stop or forced in params.stop_token_ids:
@@ -95,34 +106,41 @@ class Request:
             if sequence.matcher.is_complete:
                 sequence.matcher.retreat()
                 break
-            sequence.token_ids.append(forced)
-            token_ids.append(forced)
-            text += self._detokenizer.add(forced)
-        return text, token_ids
+            sequence.append(forced)
+            gain.token_ids.append(forced)
+            gain.text += self._detokenizer.add(forced)
+            gain.num_forced += 1
+        return gain
 
-    def advance(self, token: SampledToken | RequestFailed) -> RequestOutput:
-        """Append a token and those that the grammar forces after it, one by one until the answer ends, and
-        say what was gained."""
-        if isinstance(token, RequestFailed):
-            return self._failed(token)
+    def advance(self, chosen: Chosen) -> RequestOutput:
+        """Append the tokens of a step and those that the grammar forces after them, one by one until the
+        answer ends, and say what was gained."""
+        if chosen.error is not None:
+            return self._failed(chosen.error)
         prompt_logprobs, self._has_told_prompt = self._prompt_logprobs(), True
         if any(math.isnan(each.logprob) for each in prompt_logprobs or () if each):
             return self._failed(ComputationError("the model computed NaN for a token of the prompt"))
+        gain, self._gain = self._gain, _Gain()
         if self.sequence.num_tokens >= self.sequence.max_total_tokens:  # no answer was asked for
-            return self._output("", [], None, FinishReason.LENGTH, None, prompt_logprobs)
-        (text, token_ids), self._gained = self._gained, ("", [])
-        token_ids.append(token.token_id)
+            gain.finish_reason = FinishReason.LENGTH
+            return self._output(gain, prompt_logprobs)
         try:
-            more, finish_reason, stop_reason = self._append(token.token_id)
-            text += more
-            while finish_reason is None and (forced := self._forced()) is not None:
-                token_ids.append(forced)
-                more, finish_reason, stop_reason = self._append(forced)
-                text += more
+            self._append_all(chosen, gain)
         except Exception:  # whatever a tokenizer raises must not cost the other requests
             logger.exception("the text of request %s could not be made", self.request_id)
             return self._failed(RequestFailed(NO_TEXT))
-        return self._output(text, token_ids, token, finish_reason, stop_reason, prompt_logprobs)
+        return self._output(gain, prompt_logprobs)
+
+    def _append_all(self, chosen: Chosen, gain: _Gain) -> None:
+        for token_id, logprobs in chosen.tokens:
+            self._append(token_id, gain)
+            if logprobs is not None:
+                gain.logprobs.append(logprobs)
+            if gain.finish_reason is not None:
+                return
+        while gain.finish_reason is None and (forced := self._forced()) is not None:
+            self._append(forced, gain)
+            gain.num_forced += 1
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """What belongs to the first output, and to no other."""
@@ -130,36 +148,31 @@ class Request:
             return None
         return tuple(self.sequence.prompt_logprobs)
 
-    def _output(
-        self,
-        text: str,
-        token_ids: list[int],
-        token: SampledToken | None,
-        finish_reason: FinishReason | None,
-        stop_reason: str | int | None,
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
-    ) -> RequestOutput:
+    def _output(self, gain: _Gain, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
         return RequestOutput(
             self.request_id,
-            text,
-            tuple(token_ids),
-            () if token is None or token.logprobs is None else (token.logprobs,),
+            gain.text,
+            tuple(gain.token_ids),
+            tuple(gain.logprobs),
             self.sequence.num_prompt_tokens,
             self.sequence.num_output_tokens,
-            finish_reason,
-            stop_reason,
-            finish_reason is FinishReason.STOP and self._was_ended_by_token(stop_reason),
+            gain.finish_reason,
+            gain.stop_reason,
+            gain.finish_reason is FinishReason.STOP and self._was_ended_by_token(gain.stop_reason),
+            started=self._started,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.sequence.num_cached_tokens,
             num_preemptions=self.sequence.num_preemptions,
+            num_forced_tokens=gain.num_forced,
         )
 
     def expire(self, now: float) -> RequestOutput | None:
         """What it is told if its time is up."""
-        if now >= self._finish_by:
+        request = self.sequence.request
+        if now >= request.finish_by:
             num_output = self.sequence.num_output_tokens
             return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
-        if now >= self._start_by and not self.sequence.has_started:
+        if now >= request.start_by and not self.sequence.has_started:
             return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
         return None
 
@@ -183,28 +196,39 @@ class Request:
         is_forbidden = sequence.num_output_tokens < params.min_tokens and forced in params.stop_token_ids
         return None if is_forbidden else forced
 
-    def _append(self, token_id: int) -> tuple[str, FinishReason | None, str | int | None]:
-        """New text, and why and by what the answer ends, if it does."""
+    def _append(self, token_id: int, gain: _Gain) -> None:
+        """With its text, and why and by what the answer ends, if it does."""
         sequence, detokenizer, params = self.sequence, self._detokenizer, self.sequence.params
-        sequence.token_ids.append(token_id)
+        sequence.append(token_id)
+        gain.token_ids.append(token_id)
         is_eos = token_id in self._eos_token_ids and not params.ignore_eos
         is_stop_token = token_id in params.stop_token_ids
         if is_eos or is_stop_token:
-            text = detokenizer.add(token_id) if params.include_stop_str_in_output else ""
-            stop_reason = token_id if is_stop_token else None
-            return text + detokenizer.finish(), FinishReason.STOP, stop_reason
-        text = detokenizer.add(token_id)
+            gain.text += detokenizer.add(token_id) if params.include_stop_str_in_output else ""
+            gain.stop_reason = token_id if is_stop_token else None
+            return self._finish(FinishReason.STOP, gain)
+        gain.text += detokenizer.add(token_id)
         if detokenizer.stopped_by is not None:
-            return text, FinishReason.STOP, detokenizer.stopped_by
+            gain.finish_reason, gain.stop_reason = FinishReason.STOP, detokenizer.stopped_by
+            return None
         if sequence.matcher is not None:
             sequence.matcher.advance(token_id)
             if sequence.matcher.is_complete:
-                return text + detokenizer.finish(), FinishReason.STOP, detokenizer.stopped_by
+                self._finish(FinishReason.STOP, gain)
+                gain.stop_reason = detokenizer.stopped_by
+                return None
         if sequence.num_tokens >= sequence.max_total_tokens:
-            return text + detokenizer.finish(), FinishReason.LENGTH, None
-        return text, None, None
+            self._finish(FinishReason.LENGTH, gain)
+        return None
+
+    def _finish(self, reason: FinishReason, gain: _Gain) -> None:
+        """Nothing follows, so the text that was held back is part of the answer."""
+        gain.text += self._detokenizer.finish()
+        gain.finish_reason = reason
 
     def _failed(self, error: RequestFailed) -> RequestOutput:
         num_prompt, num_output = self.sequence.num_prompt_tokens, self.sequence.num_output_tokens
         reason = FinishReason.ERROR
-        return RequestOutput(self.request_id, "", (), (), num_prompt, num_output, reason, error=error)
+        return RequestOutput(
+            self.request_id, "", (), (), num_prompt, num_output, reason, error=error, started=self._started
+        )

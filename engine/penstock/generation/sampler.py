@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as List
 from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.errors import ComputationError, RequestFailed
-from penstock.generation.sequence import SamplingParams, Sequence, TokenLogprobs
+from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
+from penstock.generation.chosen import NOTHING, Chosen, SampledToken
+from penstock.generation.generation_request import SamplingParams
+from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.sequence import Sequence, TokenLogprobs
+
+if TYPE_CHECKING:
+    from penstock.generation.grammar_matcher import Matcher
 
 #: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
 FIRST_CANDIDATES = 1024
 
 
-@dataclass(frozen=True)
-class SampledToken:
-    """What was chosen for one sequence."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
+#: Logits [vocab_size], the largest of them, and its token.
+Row = tuple[Tensor, float, int]
 
 
 class Sampler:
@@ -40,42 +44,92 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken | RequestFailed]:
-        """logits float32 [num_sampled, vocab_size]; row i belongs to sequences[i].
+    def sample(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
+        """What the wanted rows say of each sequence of the batch. logits: float32 [some, vocab_size], part
+        after part, together a row for each that the batch wants, in its order. One part is in memory at a
+        time.
 
         A row that holds NaN, or infinity as its largest, gives a ComputationError; one whose parameters
-        leave no token to choose a RequestFailed.
+        leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
         """
-        largest, greedy = (column.tolist() for column in logits.max(dim=-1))
-        return [
-            self._sample_row(row, token_id, sequence) if math.isfinite(top) else _no_number(top)
-            for row, top, token_id, sequence in zip(logits, largest, greedy, sequences, strict=True)
-        ]
+        rows = _rows(logits)
+        return [self._choose(item, rows) if item.num_rows else NOTHING for item in batch.scheduled]
 
-    def _sample_row(self, logits: Tensor, greedy: int, sequence: Sequence) -> SampledToken | RequestFailed:
-        params = sequence.params
-        token_id = greedy
+    def _choose(self, item: ScheduledSequence, rows: Iterator[Row]) -> Chosen:
+        sequence = item.sequence
+        scores = tuple(_score(next(rows), sequence, index) for index in item.scored) if item.scored else ()
+        if item.drafts:
+            return self._verify(item, islice(rows, 1 + len(item.drafts)), scores)
+        if not item.is_sampled:
+            return Chosen((), scores)
+        token = self._sample_row(next(rows), sequence, sequence.matcher)
+        return Chosen((token,), scores) if isinstance(token, SampledToken) else Chosen((), scores, token)
+
+    def _verify(
+        self, item: ScheduledSequence, rows: Iterator[Row], scores: tuple[TokenLogprobs, ...]
+    ) -> Chosen:
+        """Follow the drafts as long as each is the token that is chosen where it stands: the row after it is
+        then what it would be without drafts. Ends with the first other token, and where the answer may end.
+
+        Only the first row's failure counts. Behind tokens that were accepted it is left to the next step,
+        which meets it again: these tokens are told before.
+        """
+        sequence, tokens, matcher = item.sequence, list[SampledToken](), item.sequence.matcher
+        error: RequestFailed | None = None
+        for number, draft in enumerate((*item.drafts, None)):
+            token = self._sample_row(next(rows), sequence, matcher, item.drafts[:number])
+            if not isinstance(token, SampledToken):
+                error = None if tokens else token
+                break
+            tokens.append(token)
+            if token.token_id != draft or self._is_end(draft, sequence.params):
+                break
+            if matcher is not None:
+                matcher = matcher.after(draft)
+                if matcher.is_complete:
+                    break
+        for _ in rows:  # the others follow a token that was not chosen
+            pass
+        return Chosen(tuple(tokens), scores, error)
+
+    def _sample_row(
+        self, row: Row, sequence: Sequence, matcher: Matcher | None, accepted: tuple[int, ...] = ()
+    ) -> SampledToken | RequestFailed:
+        """The token after the sequence's own and the `accepted`, at which `matcher` stands."""
+        logits, largest, token_id = row
+        if not math.isfinite(largest):
+            return _no_number(largest)
+        params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
         adjusted = logits
-        if needs_adjusting(sequence):
-            adjusted = self._adjust(logits, sequence)
+        if needs_adjusting(params, num_output, matcher):
+            token_ids = [*sequence.token_ids, *accepted] if accepted else sequence.token_ids
+            adjusted = self._adjust(logits, params, token_ids, num_output, matcher)
             token_id = int(adjusted.argmax())
-            if not math.isfinite(adjusted[token_id]) or (sequence.matcher and sequence.matcher.error):
-                return RequestFailed(_no_choice(sequence))
+            if not math.isfinite(adjusted[token_id]) or (matcher and matcher.error):
+                return _no_choice(params, num_output, matcher)
         if params.temperature > 0:
-            token_id = draw(adjusted, params, uniform(sequence.seed, sequence.num_output_tokens))
+            token_id = draw(adjusted, params, uniform(sequence.seed, num_output))
         if params.logprobs is None:
             return SampledToken(token_id, None)
         return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))
 
-    def _adjust(self, logits: Tensor, sequence: Sequence) -> Tensor:
-        """Bias, penalties, grammar, forbidden and allowed tokens, in that order, on a copy."""
-        params, output = sequence.params, sequence.output_token_ids
+    def _adjust(
+        self,
+        logits: Tensor,
+        params: SamplingParams,
+        token_ids: list[int],
+        num_output: int,
+        matcher: Matcher | None,
+    ) -> Tensor:
+        """Bias, penalties, grammar, forbidden and allowed tokens, in that order, on a copy. token_ids: prompt
+        and answer, whose last `num_output` are the answer."""
+        output = token_ids[len(token_ids) - num_output :]
         logits = logits.clone()
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), device=logits.device)
             logits[ids] += logits.new_tensor(list(params.logit_bias.values()))
         if params.repetition_penalty != 1:
-            ids = torch.tensor(sorted(set(sequence.token_ids)), device=logits.device)
+            ids = torch.tensor(sorted(set(token_ids)), device=logits.device)
             seen = logits[ids]
             penalty = params.repetition_penalty
             penalized = torch.where(seen > 0, seen / penalty, seen * penalty)
@@ -85,8 +139,8 @@ class Sampler:
             ids = torch.tensor(list(counts), device=logits.device)
             times = logits.new_tensor(list(counts.values()))
             logits[ids] -= params.presence_penalty + params.frequency_penalty * times
-        if sequence.matcher is not None:
-            logits.masked_fill_(~_mask(sequence.matcher.allowed, len(logits)), -torch.inf)
+        if matcher is not None:
+            logits.masked_fill_(~_mask(matcher.allowed, len(logits)), -torch.inf)
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
@@ -96,6 +150,23 @@ class Sampler:
             return logits
         allowed = _id_tensor(params.allowed_token_ids)
         return torch.full_like(logits, -torch.inf).index_copy(0, allowed, logits[allowed])
+
+    def _is_end(self, token_id: int | None, params: SamplingParams) -> bool:
+        """Whether the answer ends with this token."""
+        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
+        return is_eos or token_id in params.stop_token_ids
+
+
+def _rows(parts: Iterable[Tensor]) -> Iterator[Row]:
+    for part in parts:
+        largest, greedy = (column.tolist() for column in part.max(dim=-1))
+        yield from zip(part, largest, greedy, strict=True)
+        del part  # before the next one is made
+
+
+def _score(row: Row, sequence: Sequence, index: int) -> TokenLogprobs:
+    """Of the prompt's token `index`, by the row of the one before."""
+    return token_logprobs(row[0], sequence.token_ids[index], sequence.params.prompt_logprobs or 0)
 
 
 @lru_cache(maxsize=64)
@@ -111,7 +182,7 @@ def _no_number(largest: float) -> ComputationError:
     )
 
 
-def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[int]:
+def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[int]:
     """The tokens that would complete one of `words` at the end of `output`."""
     # Lengths first: clients may send long words by the thousand, and this is asked for every token.
     return [
@@ -121,12 +192,16 @@ def forbidden_by_words(words: Rows[tuple[int, ...]], output: list[int]) -> list[
     ]
 
 
-def _no_choice(sequence: Sequence) -> str:
-    if sequence.matcher is None:
-        return "its penalties and its allowed and forbidden tokens leave none to choose"
-    if sequence.matcher.error:
-        return f"its grammar can't be followed any further: {sequence.matcher.error}"
-    return "its grammar, penalties and its allowed and forbidden tokens leave none to choose"
+def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None) -> RequestFailed:
+    if matcher is not None and matcher.error:
+        return RequestFailed(f"its grammar can't be followed any further: {matcher.error}")
+    restrictions = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        "min_tokens": num_output < params.min_tokens,
+        "the grammar": matcher is not None,
+    }
+    return NoTokenLeft([name for name, restricts in restrictions.items() if restricts])
 
 
 def _mask(allowed: int, vocab_size: int) -> Tensor:
@@ -136,16 +211,15 @@ def _mask(allowed: int, vocab_size: int) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
 
 
-def needs_adjusting(sequence: Sequence) -> bool:
-    """Whether a sequence's logits change before the choice."""
-    params = sequence.params
+def needs_adjusting(params: SamplingParams, num_output: int, matcher: Matcher | None) -> bool:
+    """Whether logits change before the choice of the token after `num_output`."""
     return bool(
         params.logit_bias
         or params.repetition_penalty != 1
         or params.presence_penalty
         or params.frequency_penalty
-        or sequence.matcher is not None
-        or sequence.num_output_tokens < params.min_tokens
+        or matcher is not None
+        or num_output < params.min_tokens
         or params.bad_words
         or params.allowed_token_ids is not None
     )

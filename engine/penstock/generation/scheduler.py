@@ -6,7 +6,9 @@ a preemption) and a step takes as many as fit:
 - who has one pending token rides along;
 - of what is left, each prompt is owed a little, so that all advance in every step, and the one that has run
   longest half, so that it ends in at most twice the time; then the shortest goes first, and does not wait for
-  a long one.
+  a long one;
+- what still is left is for drafts: guesses of what follows a sequence's tokens, computed with them. update()
+  learns which were right.
 
 Who waits comes in by priority, then by what its client has had (a virtual token counter: Sheng et al.,
 "Fairness in Serving Large Language Models", arXiv 2401.00588), then by age. Nobody overtakes the first of
@@ -18,11 +20,15 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
 
 from penstock.generation.block_manager import BlockManager
+from penstock.generation.chosen import Chosen
+from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.fair_queue import OUTPUT_WEIGHT, FairQueue
-from penstock.generation.sequence import FinishReason, Sequence
+from penstock.generation.sequence import NONE_SCORED, FinishReason, Sequence
+from penstock.spec import RopeSpec
 
 #: Tokens that each prompt advances by in a step, if there is room at all.
 MIN_CHUNK = 32
@@ -30,16 +36,33 @@ MIN_CHUNK = 32
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """A sequence's part in a step: its next `num_new_tokens` pending tokens."""
+    """A sequence's part in a step: its next `num_new_tokens` pending tokens, and guesses of what follows."""
 
     sequence: Sequence
     num_new_tokens: int
-    #: These are all that were pending, so the next token can be chosen.
+    #: These are all that were pending, so the logits of the last one are wanted, and those of each draft.
     is_sampled: bool
+    #: Tokens of the prompt, by index, whose log-probabilities are wanted: the logits of the one before each.
+    scored: range = NONE_SCORED
+    #: A chain: each follows the one before, the first one the pending tokens. Only where is_sampled.
+    drafts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
-        return cls(sequence, num_new_tokens, num_new_tokens == sequence.num_pending_tokens)
+        is_sampled = num_new_tokens == sequence.num_pending_tokens
+        if sequence.first_scored is None:
+            return cls(sequence, num_new_tokens, is_sampled)
+        scored = sequence.unscored(sequence.num_computed_tokens + num_new_tokens)
+        return cls(sequence, num_new_tokens, is_sampled, scored)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_new_tokens + len(self.drafts)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that are wanted: of `scored` in order, then of the last token and the drafts."""
+        return len(self.scored) + self.is_sampled + len(self.drafts)
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,11 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_new_tokens for item in self.scheduled)
+        return sum(item.num_tokens for item in self.scheduled)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(item.num_rows for item in self.scheduled)
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:
@@ -73,18 +100,27 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         step_time_target_s: float = 0.0,
+        predict_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        rope: RopeSpec | None = None,
+        drafter: Drafter = NO_DRAFTS,
     ) -> None:
+        """step_time_target_s: seconds that a step should take at most; 0: it takes what it takes. predict_s:
+        tokens of a step -> seconds; never falls with more tokens. `rope` is the model's: it says when a
+        sequence's keys must be computed again."""
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        #: Seconds that a step should take at most; 0: it takes what it takes. Needs `predict_s`.
-        self.step_time_target_s = step_time_target_s
-        #: Tokens of a step -> seconds; never falls with more tokens.
-        self.predict_s: Callable[[int], float] = lambda num_tokens: 0.0
+        self._step_time_target_s = step_time_target_s
+        self._predict_s = predict_s
+        self._drafter = drafter
         self.waiting = FairQueue()
         #: By priority, then in order of admission.
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        #: Prompt tokens that were looked up, and found.
+        self.num_queried_tokens = self.num_hit_tokens = 0
+        #: None where no sequence's length changes anything.
+        self._rope = rope if rope is not None and rope.short_length else None
 
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences that are not finished."""
@@ -97,11 +133,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. It must be able to run when alone: all blocks together hold it at its longest."""
+        self._follow_length(sequence)
         self.waiting.add(sequence)
 
     def schedule(self) -> Batch:
-        """Decide the next step and reserve its blocks. Empty only if there is no work. Then comes advance()
-        or rollback()."""
+        """Decide the next step and reserve its blocks. Empty only if there is no work. Then comes update() or
+        rollback()."""
         self._make_way()
         may_admit = self._grow_running()
         riders = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
@@ -112,15 +149,27 @@ class Scheduler:
             for item in self._share(owed, budget):
                 scheduled[item.sequence] = item
                 budget -= item.num_new_tokens
+        self._draft(scheduled, budget)
         return Batch(tuple(scheduled.values()), self.block_manager.take_copies())
 
-    def advance(self, batch: Batch) -> None:
-        """A step was computed: its tokens are in the cache now."""
-        self.block_manager.confirm()
-        for item in batch.scheduled:
-            item.sequence.num_computed_tokens += item.num_new_tokens
+    def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
+        """A step was computed, and this is what was chosen for each of its sequences: its tokens are in the
+        cache now, and the drafts that were right. Returns those that gained something; the tokens are
+        appended by whoever makes text of them."""
+        gained = []
+        for item, choice in zip(batch.scheduled, chosen, strict=True):
+            sequence = item.sequence
+            if item.drafts:
+                self.block_manager.accept(sequence, item.drafts[: choice.num_accepted])
+                sequence.advance(choice.num_accepted)
+            sequence.advance(item.num_new_tokens)
+            if choice.scores:
+                sequence.add_scores(item.scored.start, choice.scores)
             if item.is_sampled:
-                self.waiting.charge(item.sequence.client, OUTPUT_WEIGHT)
+                self.waiting.charge(sequence.request.client, OUTPUT_WEIGHT * max(1, len(choice.tokens)))
+                gained.append((sequence, choice))
+        self.block_manager.confirm()
+        return gained
 
     def rollback(self, batch: Batch) -> None:
         """A step was not computed, or only in part: its sequences begin again with what was there before."""
@@ -142,9 +191,9 @@ class Scheduler:
     def _make_way(self) -> None:
         """Preempt those of lower priority than the first in the queue, if that gives it a place."""
         manager, first = self.block_manager, self.waiting.first
-        if first is None or not self.running or self.running[-1].priority <= first.priority:
+        if first is None or not self.running or self.running[-1].request.priority <= first.request.priority:
             return
-        lower = [sequence for sequence in self.running if sequence.priority > first.priority]
+        lower = [sequence for sequence in self.running if sequence.request.priority > first.request.priority]
         if manager.num_missing(first) > manager.num_free + sum(len(each.block_table) for each in lower):
             return
         while lower and not self._has_place(first):
@@ -159,6 +208,9 @@ class Scheduler:
         to give way: whoever came in now would be thrown out again."""
         num_before = self.num_preemptions
         for sequence in list(self.running):
+            if self._follow_length(sequence):
+                self._drop(sequence)
+                self._adopt(sequence)
             while sequence in self.running and not self.block_manager.grow(sequence):
                 self._preempt(self.running[-1])
         return self.num_preemptions == num_before
@@ -171,22 +223,50 @@ class Scheduler:
 
     def _suspend(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.block_manager.release(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.was_preempted = True
+        self._drop(sequence)
+        self._follow_length(sequence)
         self.waiting.put_back(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Let go of all that a sequence has computed."""
+        self.block_manager.release(sequence)
+        sequence.restart()
+
+    def _follow_length(self, sequence: Sequence) -> bool:
+        """Note which frequencies a sequence's length asks for. True if they have changed: its keys are of no
+        use then, and other blocks hold its tokens. Whoever waits does not grow, so this is asked when a
+        sequence begins to wait and before each step that it may have a part in."""
+        length = self._rope_length(sequence, 0)
+        if length == sequence.rope_length:
+            return False
+        sequence.follow_length(length)
+        return True
+
+    def _rope_length(self, sequence: Sequence, num_drafts: int) -> int:
+        """RopeSpec.frequency_length() once so many guesses have been accepted."""
+        if self._rope is None:
+            return 0
+        return self._rope.frequency_length(sequence.num_prompt_tokens, sequence.num_tokens + num_drafts)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Only what fits whole: a sequence that got half its blocks would be the next to be preempted, and
         its sweep wasted."""
-        if len(self.running) >= self.max_num_seqs or not self.block_manager.admit(sequence):
+        if not self._has_place(sequence):
             return False
+        if self.block_manager.is_looked_up(sequence) and not sequence.was_preempted:
+            self.num_queried_tokens += sequence.num_prompt_tokens
+        self._adopt(sequence)
+        self.block_manager.grow(sequence)
         self.waiting.remove(sequence)
-        bisect.insort(self.running, sequence, key=lambda each: each.priority)
+        bisect.insort(self.running, sequence, key=lambda each: each.request.priority)
         if not sequence.has_started:
             sequence.has_started = True
-            self.waiting.charge(sequence.client, sequence.num_pending_tokens)
+            self.waiting.charge(sequence.request.client, sequence.num_pending_tokens)
         return True
+
+    def _adopt(self, sequence: Sequence) -> None:
+        """What others have computed, or will in this step, the sequence need not."""
+        self.num_hit_tokens += sequence.skip_to(self.block_manager.adopt(sequence))
 
     # ------------------------------------------------------------ tokens
 
@@ -194,11 +274,11 @@ class Scheduler:
         """Most tokens that the step may have. With a target: as many as it allows, but as many as take no
         longer than the riders alone, and a chunk beside them in any case."""
         most = self.max_num_batched_tokens
-        if not self.step_time_target_s:
+        if not self._step_time_target_s:
             return most
         least = min(num_riders + MIN_CHUNK, most)
-        limit_s = max(self.step_time_target_s, self.predict_s(max(1, num_riders)))
-        beyond = bisect.bisect_right(range(most + 1), limit_s, lo=least, key=self.predict_s)
+        limit_s = max(self._step_time_target_s, self._predict_s(max(1, num_riders)))
+        beyond = bisect.bisect_right(range(most + 1), limit_s, lo=least, key=self._predict_s)
         return max(least, beyond - 1)
 
     def _owe(self, budget: int, others: Container[Sequence], may_admit: bool) -> dict[Sequence, int]:
@@ -225,8 +305,8 @@ class Scheduler:
         """Each gets what it is owed, and the shortest first what is left. What one computes in this step the
         next ones need not."""
         left = budget - sum(owed.values())
-        for sequence in sorted(owed, key=lambda each: (each.priority, each.num_pending_tokens)):
-            self.block_manager.adopt(sequence)
+        for sequence in sorted(owed, key=lambda each: (each.request.priority, each.num_pending_tokens)):
+            self._adopt(sequence)
             room = owed[sequence] + left
             count = min(sequence.num_pending_tokens, room)
             left = room - count
@@ -235,3 +315,16 @@ class Scheduler:
     def _take(self, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
         self.block_manager.register(sequence, sequence.num_computed_tokens + num_new_tokens)
         return ScheduledSequence.of(sequence, num_new_tokens)
+
+    def _draft(self, scheduled: dict[Sequence, ScheduledSequence], budget: int) -> None:
+        """Guesses beside what is scheduled: as many as have room in the step, in the answer (which takes one
+        token more than the guesses) and in blocks that nobody has."""
+        ends = (sequence for sequence, item in scheduled.items() if item.is_sampled)
+        for sequence, guess in self._drafter.propose(ends, budget).items():
+            room = min(budget, sequence.max_total_tokens - sequence.num_tokens - 1)
+            drafts = tuple(guess[: max(0, room)])
+            while drafts and self._rope_length(sequence, len(drafts)) != sequence.rope_length:
+                drafts = drafts[:-1]  # beyond it, all keys are computed anew
+            drafts = drafts[: self.block_manager.extend(sequence, len(drafts))]
+            scheduled[sequence] = replace(scheduled[sequence], drafts=drafts)
+            budget -= len(drafts)

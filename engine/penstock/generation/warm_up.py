@@ -1,10 +1,11 @@
 """What a step takes beside weights, keys and values: measured by computing the largest one that the config
-allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice."""
+allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice (once where
+there is one layer)."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,20 +16,24 @@ from torch.utils._pytree import tree_leaves
 from penstock.config import EngineConfig
 from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Executor
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import SamplingParams, Sequence
+from penstock.generation.sequence import Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
-from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights.store import LayerWeights, ModelTensors
+from penstock.spec import KVLayout, RopeSpec
+from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
+from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: Takes the sampler's longest way.
 _PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 
 
-def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch:
+def largest_step(
+    config: EngineConfig, longest: int, num_past: int = 0, rope: RopeSpec | None = None
+) -> Batch:
     """The most tokens of the most sequences, each after `num_past` computed ones, none longer than `longest`.
     All keys and values lie in block 0."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -37,38 +42,45 @@ def largest_step(config: EngineConfig, longest: int, num_past: int = 0) -> Batch
     for index in range(num_seqs):
         num_new = min(longest - num_past, left - (num_seqs - index - 1))
         left -= num_new
-        sequence = Sequence(index, [0] * (num_past + num_new), _PARAMS, longest + 1)
-        sequence.num_computed_tokens = num_past
-        sequence.block_table = [0] * -(-sequence.num_tokens // config.block_size)
+        num_tokens = num_past + num_new
+        sequence = Sequence(
+            index,
+            GenerationRequest([0] * num_tokens, _PARAMS),
+            longest + 1,
+            num_computed_tokens=num_past,
+            block_table=[0] * -(-num_tokens // config.block_size),
+            rope_length=rope.frequency_length(num_tokens, num_tokens) if rope is not None else 0,
+        )
         scheduled.append(ScheduledSequence.of(sequence, num_new))
     return Batch(tuple(scheduled))
 
 
 @torch.inference_mode()
-def measure_activations(family: Family, tensors: ModelTensors, config: EngineConfig, batch: Batch) -> int:
+def measure_activations(
+    family: Family, tensors: ModelTensors, config: EngineConfig, kv_layout: KVLayout, batch: Batch
+) -> int:
     """Bytes at the peak of a step of this batch, on the family's device. Its weights are not initialized, and
     may be no more than addresses: on the CPU pages that nothing writes take no memory."""
     device = family.device
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
-    tied = None if "head" in head else _unread(tensors.embedding, device)
-    largest = max(tensors.layers, key=lambda layer: LayerLayout.of(layer).num_bytes)
-    layers = _Twice(_unread(largest, device), device)
-    dtype = torch.float16 if config.kv_dtype == "float16" else torch.float32
-    num_bytes = 2 * family.spec.num_layers * family.spec.num_kv_heads * family.spec.head_dim
-    num_bytes *= config.block_size * dtype.itemsize
+    head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
+    layers = _LargestTwice(tensors, device)
+    num_bytes = config.block_size * family.spec.kv_bytes_per_token(kv_layout)
 
     def make_arena(num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
-    kv_cache = KVCache(family.spec, 1, config.block_size, dtype, MemoryPool("warm-up", num_bytes, make_arena))
-    executor = Executor(family, embedding, head, layers, kv_cache, tied)
+    pool = MemoryPool("warm-up", num_bytes, make_arena)
+    kv_cache = KVCache(family.spec, 1, config.block_size, kv_layout, pool)
+    executor = Executor(family, embedding, head, layers, kv_cache, config.max_num_seqs)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 
     def step() -> None:
-        logits = executor.forward(ModelInputs.of(batch, config.block_size))
-        sampler.sample(logits[:1].zero_(), batch.sampled[:1])  # it takes row by row
+        for logits in executor.forward(ModelInputs.of(batch, config.block_size)):
+            sampler.sample([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # it takes row by row
 
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # a step that is served from torch's reserve would seem to take nothing
         before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         step()
@@ -79,21 +91,40 @@ def measure_activations(family: Family, tensors: ModelTensors, config: EngineCon
     return recorder.peak_bytes
 
 
-def _unread(tensors: tuple[TensorSpec, ...], device: torch.device) -> LayerWeights:
-    layout = LayerLayout.of(tensors)
-    return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
+def _unread(
+    tensors: tuple[TensorSpec, ...], device: torch.device, ask: AskForExperts = no_experts
+) -> LayerWeights:
+    layout = UnitLayout.of(tensors)
+    return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device), ask)
 
 
-class _Twice:
-    """A LayerSource: one layer, which gets its own result, so that input and output are both there."""
+class _LargestTwice:
+    """A LayerSource: of each stack the largest layer, which gets its own result if the stack has several, so
+    that input and output are both there. All its experts are the largest one."""
 
-    def __init__(self, weights: LayerWeights, device: torch.device) -> None:
-        self._weights = weights
+    def __init__(self, tensors: ModelTensors, device: torch.device) -> None:
+        self._units = tensors.units
+        self._num_layers = {stack.name: len(stack.layers) for stack in tensors.stacks}
         self.torch_device = device
 
-    def layers(self) -> Generator[LayerWeights, None, None]:
-        yield self._weights
-        yield self._weights
+    def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
+        expert = self._largest(stack, is_expert=True)
+
+        def ask(numbers: Iterable[int]) -> Iterator[tuple[int, LayerWeights]]:
+            weights = _unread(expert, self.torch_device)
+            yield from ((number, weights) for number in numbers)
+
+        weights = _unread(self._largest(stack, is_expert=False), self.torch_device, ask)
+        yield from [weights] * min(2, self._num_layers[stack])
+
+    def _largest(self, stack: str, is_expert: bool) -> tuple[TensorSpec, ...]:
+        """Of a stack's units of that kind; () if it has none."""
+        found = [
+            unit
+            for unit in self._units
+            if unit.key.stack == stack and (unit.key.expert is not None) == is_expert
+        ]
+        return max(found, key=lambda unit: unit.num_bytes).tensors if found else ()
 
     def synchronize(self) -> None:
         pass

@@ -7,33 +7,44 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
-from penstock.kernels.cpu import NativeKernels, TorchKernels, compiled_builds
+from penstock.config import EngineConfig, KernelChoice
+from penstock.kernels import cpu, nvrtc
+from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels, CudaLauncher
+from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
     LayerKV,
+    Matrix,
     QuantizedTensor,
 )
+from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
 
 logger = logging.getLogger(__name__)
-
-#: What a layer may call. The reference is the interface: faster kernels replace its methods.
-Kernels = ReferenceKernels
 
 __all__ = [
     "ActivationFunction",
     "AttentionSpec",
     "BatchLayout",
+    "ForwardingKernels",
+    "KernelTraits",
     "Kernels",
     "LayerKV",
+    "Matrix",
     "QuantizedTensor",
     "choose_kernels",
+    "expected_traits",
+    "fingerprint",
 ]
+
+_PLAIN: dict[KernelChoice, type[TorchKernels | ReferenceKernels]] = {
+    "torch": TorchKernels,
+    "reference": ReferenceKernels,
+}
 
 
 def choose_kernels(
@@ -44,29 +55,55 @@ def choose_kernels(
 ) -> Kernels:
     """The kernels that the config asks for, for tensors on `device`, the CPU by default. `cache_folder` keeps
     what is compiled for a GPU. Raises ConfigError if the config insists on what is not there."""
-    if device is not None and device.type == "cuda":
-        return _cuda_kernels(config, device, cache_folder)
-    choice = config.kernels
-    if choice == "auto":
-        choice = "native" if compiled_builds() else "torch"
-    if choice == "native":
-        native = NativeKernels(config.activations)
-        native.set_num_threads(num_threads)
-        return native
-    return (TorchKernels if choice == "torch" else ReferenceKernels)(config.activations)
-
-
-def _cuda_kernels(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> Kernels:
-    choice = config.kernels
-    major, minor = torch.cuda.get_device_capability(device)
-    if choice == "auto":
-        choice = "native" if find_nvrtc(10 * major + minor) else "torch"
-        if choice == "torch":
+    choice = _resolved(config.kernels, device)
+    if choice != "native":
+        if config.kernels == "auto" and _is_gpu(device):
             logger.warning(
                 "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's, which "
-                "are much slower, serve. %s", device, major, minor, INSTALL_NVRTC,
+                "are much slower, serve. %s", device, *divmod(_architecture(device), 10), INSTALL_NVRTC,
             )  # fmt: skip
-    if choice == "native":
-        launcher = CudaLauncher(device, compile_kernels(10 * major + minor, cache_folder))
-        return CudaKernels(launcher, config.activations)
-    return (TorchKernels if choice == "torch" else ReferenceKernels)(config.activations)
+        return _PLAIN[choice](config.activations)
+    if device is not None and _is_gpu(device):
+        image = compile_kernels(_architecture(device), cache_folder)
+        return CudaKernels(CudaLauncher(device, image), config.activations)
+    native = NativeKernels(config.activations)
+    native.set_num_threads(num_threads)
+    return native
+
+
+def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str:
+    """Of the kernels that choose_kernels() gives: another one where they compute at another speed."""
+    choice = _resolved(config.kernels, device)
+    if choice != "native":
+        build = f"{choice} {torch.__version__}"
+    elif _is_gpu(device):
+        build = nvrtc.build_fingerprint(_architecture(device))
+    else:
+        build = cpu.build_fingerprint()
+    return f"{build} {config.activations}"
+
+
+def expected_traits(config: EngineConfig, has_gpu: bool) -> KernelTraits:
+    """Of the kernels that would compute, where nothing is loaded: a GPU's, if there were one."""
+    if has_gpu and config.kernels in ("auto", "native"):
+        return CudaKernels.traits
+    choice = _resolved(config.kernels, None)
+    return NativeKernels.traits if choice == "native" else _PLAIN[choice].traits
+
+
+def _resolved(choice: KernelChoice, device: torch.device | None) -> KernelChoice:
+    """For "auto": the native kernels where they are there, and torch's elsewhere."""
+    if choice != "auto":
+        return choice
+    has_native = find_nvrtc(_architecture(device)) if _is_gpu(device) else compiled_builds()
+    return "native" if has_native else "torch"
+
+
+def _is_gpu(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cuda"
+
+
+def _architecture(device: torch.device | None) -> int:
+    """61 for compute capability 6.1."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

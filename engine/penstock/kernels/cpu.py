@@ -1,4 +1,4 @@
-"""Fast CPU kernels: torch's integer product, and the compiled ones of cpu.c."""
+"""The compiled kernels of cpu.c, for the CPU."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.config import GROUP_SIZES
 from penstock.errors import ConfigError
+from penstock.kernels import reference
 from penstock.kernels.operands import (
+    ACTIVATION_CODES,
+    KV_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
     LayerKV,
+    Matrix,
     QuantizedTensor,
 )
-from penstock.kernels.reference import (
-    ReferenceKernels,
-    quantize_activations,
-    scale_sums,
-    split_rows,
-)
+from penstock.kernels.protocol import KernelTraits
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +38,6 @@ BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("avx2", frozenset({"avx2", "fma", "f16c"})),
     ("generic", frozenset()),
 )
-ACTIVATION_CODES: dict[ActivationFunction, int] = {
-    "silu": 0,
-    "gelu_tanh": 1,
-    "gelu": 2,
-    "relu": 3,
-}
-#: Rows that torch._int_mm wants on CUDA: more than 16.
-MIN_CUDA_ROWS = 32
-#: Output channels whose weights are held as float64 at a time, where there is no INT8 product.
-BLOCK_CHANNELS = 1024
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
 #: Keys of a partial result of attention (SPLIT in attention_rows.h), and the most bytes that all of a step's
@@ -55,52 +45,18 @@ MAX_HEAD_DIM = 256
 SPLIT_KEYS, MAX_PARTIAL_BYTES = 1024, 16 << 20
 
 
-class TorchKernels(ReferenceKernels):
-    """The reference with torch's INT8 product (plain weight layout): the fallback without a compiler, on the
-    CPU and on CUDA."""
-
-    name = "torch"
-
-    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-        if not _int_mm_takes(weight.qweight) or weight.num_groups > 1:
-            return self._in_blocks(x, weight, bias)
-        q, token_scale = quantize_activations(x, self.activations)
-        if self.activations == "int8":
-            sums = _int_mm(q.to(torch.int8), weight.qweight).double()
-        else:
-            hi, lo = _int_mm(torch.cat(split_rows(q)), weight.qweight).double().chunk(2)
-            sums = torch.add(lo, hi, alpha=256)
-        y = scale_sums(sums, token_scale, weight.scale.flatten())
-        return y if bias is None else y + bias
-
-    def _in_blocks(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-        """The reference, some channels at a time: it copies their weights as float64."""
-        blocks = zip(*(torch.split(part, BLOCK_CHANNELS) for part in weight), strict=True)
-        y = torch.cat(
-            [ReferenceKernels.int8_linear(self, x, QuantizedTensor(*block)) for block in blocks], dim=1
-        )
-        return y if bias is None else y + bias
-
-
-def _int_mm_takes(qweight: Tensor) -> bool:
-    if qweight.is_cuda:  # cuBLASLt's INT8 products need tensor cores and sizes in multiples of 8
-        has_tensor_cores = torch.cuda.get_device_capability(qweight.device) >= (7, 5)
-        return has_tensor_cores and all(size % 8 == 0 for size in qweight.shape)
-    return 1 not in qweight.shape  # torch 2.13 takes such a matrix for its transpose
-
-
-def _int_mm(rows: Tensor, qweight: Tensor) -> Tensor:
-    """rows qweight^T: int8 [num_rows, in_features] -> int32 [num_rows, out_features]."""
-    num_rows = rows.shape[0]
-    if rows.is_cuda and num_rows < MIN_CUDA_ROWS:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_CUDA_ROWS - num_rows))
-    return torch._int_mm(rows, qweight.t())[:num_rows]
-
-
-class NativeKernels(ReferenceKernels):
+class NativeKernels:
     """cpu.c, called through ctypes. All tensors are float32 on the CPU, rows contiguous."""
 
-    name = "native"
+    traits = KernelTraits(
+        name="native",
+        has_own_threads=True,
+        gathers_keys=False,
+        workspace_factor=1.0,
+        matrices=(QuantizedTensor,),
+        group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
+    )
     #: Of a twin without arithmetic: tokens of the longest sequence that its original will meet.
     _longest = 0
 
@@ -109,7 +65,7 @@ class NativeKernels(ReferenceKernels):
 
         Raises ConfigError where there is none.
         """
-        super().__init__(activations)
+        self.activations = activations
         self.build: str
         self._library: Any
         self.build, self._library = _load(build)
@@ -126,11 +82,14 @@ class NativeKernels(ReferenceKernels):
         return there
 
     def without_arithmetic(self, longest: int) -> NativeKernels:
+        """A twin whose products, norms and attention compute nothing."""
         twin = copy.copy(self)
         twin._library, twin._longest = _Idle(), longest
         return twin
 
-    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if not isinstance(weight, QuantizedTensor):
+            raise self.traits.unknown_matrix(weight)
         num_tokens, in_features = x.shape
         out_features = weight.qweight.shape[0]
         y = torch.empty(num_tokens, out_features)
@@ -184,17 +143,19 @@ class NativeKernels(ReferenceKernels):
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, head_dim, block_size = keys.shape
         self._library.penstock_write_kv(
             k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0],
-            slot_mapping.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr(),
-            kv.k.dtype == torch.float16, num_kv_heads, head_dim, block_size,
+            slot_mapping.data_ptr(), keys.data_ptr(), values.data_ptr(), code,
+            num_kv_heads, head_dim, block_size,
         )  # fmt: skip
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, head_dim, block_size = keys.shape
         if head_dim > MAX_HEAD_DIM:  # a rare shape, not worth a second code path in C
-            return super().paged_attention(q, kv, batch, spec)
+            return reference.paged_attention(q, kv, batch, spec)
         num_tokens = q.shape[0]
         y = torch.empty(num_tokens, spec.num_heads * head_dim)
         tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
@@ -202,7 +163,7 @@ class NativeKernels(ReferenceKernels):
         partials = self._partials(num_tokens * spec.num_heads, max_blocks * block_size, head_dim)
         self._library.penstock_paged_attention(
             q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
-            kv.k.data_ptr(), kv.v.data_ptr(), kv.k.dtype == torch.float16,
+            keys.data_ptr(), values.data_ptr(), code,
             num_kv_heads, head_dim, block_size,
             batch.block_tables.data_ptr(), batch.block_tables.shape[1],
             batch.query_start.data_ptr(), batch.context_lens.data_ptr(), batch.num_seqs,
@@ -237,11 +198,11 @@ def compiled_builds() -> list[str]:
     return [name for name, needs in BUILDS if needs <= flags and _library_path(name) is not None]
 
 
-def fingerprint() -> str:
-    """Of the kernels that this processor gets: another one where they compute at another speed."""
-    build = next(iter(compiled_builds()), "")
+def build_fingerprint() -> str:
+    """Of the build that NativeKernels takes on this processor: another one for other code."""
+    build = next(iter(compiled_builds()), "none")
     path = _library_path(build)
-    return f"{build} {zlib.crc32(path.read_bytes()):08x}" if path else f"torch {torch.__version__}"
+    return f"{build} {zlib.crc32(path.read_bytes()):08x}" if path else build
 
 
 def _library_path(build: str) -> Path | None:

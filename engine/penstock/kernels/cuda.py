@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.kernels.cpu import ACTIVATION_CODES
+from penstock.kernels import reference
 from penstock.kernels.operands import (
+    ACTIVATION_CODES,
+    KV_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
     LayerKV,
+    Matrix,
     QuantizedTensor,
 )
-from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.protocol import KernelTraits
 
 #: Rows of a block of attention, for few rows and for many, by the dimensions per head that it has room for.
 HEIGHTS = {64: (8, 32), 128: (8, 32), 256: (4, 8)}
@@ -80,22 +83,37 @@ class Launcher(Protocol):
         """Queue a kernel. `values` are tensors, None, and numbers, as SIGNATURES has them."""
 
 
-class CudaKernels(ReferenceKernels):
+class CudaKernels:
     """All tensors are on one device and float32, elements of a row contiguous. It launches, and waits for
     nothing."""
 
-    name = "native"
+    #: Without group sizes: the reference computes them here, exactly and too slowly to serve.
+    traits = KernelTraits(
+        name="native",
+        has_own_threads=True,
+        gathers_keys=False,
+        workspace_factor=1.0,
+        matrices=(QuantizedTensor,),
+        group_sizes=(),
+        kv_layouts=tuple(KV_CODES),
+    )
 
     def __init__(self, launcher: Launcher, activations: str = "int16") -> None:
-        super().__init__(activations)
+        self.activations = activations
         self._launcher = launcher
         self._parts = 2 if activations == "int16" else 1
 
-    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+    def without_arithmetic(self, longest: int) -> CudaKernels:
+        """These: a GPU computes a step sooner than it is worth leaving out."""
+        return self
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if not isinstance(weight, QuantizedTensor):
+            raise self.traits.unknown_matrix(weight)
         (num_tokens, in_features), qweight = x.shape, weight.qweight
         out_features, parts = qweight.shape[0], self._parts
         if in_features > MAX_IN_FEATURES or weight.num_groups > 1:
-            return super().int8_linear(x, weight, bias)
+            return reference.linear(x, weight, bias, self.activations)
         padded = _ceil(in_features, ROW_UNIT) * ROW_UNIT
         rows = x.new_empty(num_tokens * parts, padded, dtype=torch.int8)
         token_scales, y = x.new_empty(num_tokens), x.new_empty(num_tokens, out_features)
@@ -185,20 +203,22 @@ class CudaKernels(ReferenceKernels):
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        _, num_kv_heads, head_dim, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, head_dim, block_size = keys.shape
         assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
         self._launcher.launch(
             "write_kv", (k.shape[0],), THREADS,
-            k, k.stride(0), v, v.stride(0), slot_mapping, kv.k, kv.v, kv.k.dtype == torch.float16,
+            k, k.stride(0), v, v.stride(0), slot_mapping, keys, values, code,
             num_kv_heads, head_dim, block_size,
         )  # fmt: skip
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         (num_tokens, num_heads, head_dim), num_seqs = q.shape, batch.num_seqs
-        _, num_kv_heads, _, block_size = kv.k.shape
+        code, keys, values = kv.plain()
+        _, num_kv_heads, _, block_size = keys.shape
         width = next((width for width in HEIGHTS if head_dim <= width), None)
         if width is None:  # a rare shape, not worth a kernel
-            return super().paged_attention(q, kv, batch, spec)
+            return reference.paged_attention(q, kv, batch, spec)
         assert q.stride()[1:] == (head_dim, 1)
         few, many = HEIGHTS[width]
         group_tokens, max_blocks = num_tokens * num_heads // num_kv_heads, batch.block_tables.shape[1]
@@ -214,7 +234,7 @@ class CudaKernels(ReferenceKernels):
         self._launcher.launch(
             f"attention_{width}_{height}",
             (num_tiles, num_kv_heads, 1 if partials is None else num_splits), ATTENTION_THREADS[width],
-            q, q.stride(0), kv.k, kv.v, kv.k.dtype == torch.float16,
+            q, q.stride(0), keys, values, code,
             num_heads, num_kv_heads, head_dim, block_size, batch.block_tables, max_blocks,
             batch.query_start, batch.context_lens, num_seqs,
             spec.scale, spec.softcap, spec.window, spec.alibi_slopes, y, partials, num_splits,

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -120,6 +121,13 @@ def find_nvrtc(architecture: int) -> Nvrtc | None:
     able = sorted((lib for lib in _libraries() if lib.target(architecture)), key=lambda lib: lib.version)
     by_name = [library for library in able if architecture in library.architectures]
     return next(iter(by_name or reversed(able)), None)
+
+
+def build_fingerprint(architecture: int) -> str:
+    """Of what compile_kernels() makes for a card of this architecture: another one for other code."""
+    library = find_nvrtc(architecture)
+    compiler = f"nvrtc {library.version[0]}.{library.version[1]}" if library else "no nvrtc"
+    return f"{compiler} {zlib.crc32(source().encode()):08x}"
 
 
 def compile_kernels(architecture: int, cache_folder: Path | None = None) -> bytes:

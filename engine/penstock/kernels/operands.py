@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from penstock.spec import FLOAT16, FLOAT32, KVLayout
+
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
+#: How compiled kernels know activation functions, and layouts of keys and values: whether they are float16.
+ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1}
+
+
+class Matrix(Protocol):
+    """What tokens are multiplied by, in some weight format: kernels know the format by the value's type."""
+
+    @property
+    def out_features(self) -> int: ...
+
+    def rows(self, start: int, stop: int) -> Matrix:
+        """These output channels, as a view."""
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Matrix:
+        """What `function` makes of each of its tensors: a copy on another device, for example."""
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [out_features, in_features]."""
 
 
 class QuantizedTensor(NamedTuple):
@@ -19,8 +44,30 @@ class QuantizedTensor(NamedTuple):
     scale: Tensor  # float32 [out_features] or [out_features, num_groups], contiguous
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.qweight.shape[0], self.qweight.shape[1]
+
+    @property
     def num_groups(self) -> int:
         return 1 if self.scale.dim() == 1 else self.scale.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.qweight.shape[0]
+
+    def rows(self, start: int, stop: int) -> QuantizedTensor:
+        """These output channels, as a view."""
+        return QuantizedTensor(self.qweight[start:stop], self.scale[start:stop])
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+        rows = QuantizedTensor(self.qweight[row_ids], self.scale[row_ids])
+        return rows.dequantize() if self.num_groups > 1 else rows.qweight.float() * rows.scale.view(-1, 1)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """What `function` makes of each of its tensors."""
+        return QuantizedTensor(function(self.qweight), function(self.scale))
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features]."""
@@ -29,10 +76,22 @@ class QuantizedTensor(NamedTuple):
 
 
 class LayerKV(NamedTuple):
-    """One layer's part of the KV cache, float16 or float32."""
+    """One layer's part of the KV cache."""
 
-    k: Tensor  # [num_blocks, num_kv_heads, head_dim, block_size]: a vector load holds 16 keys
-    v: Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+    layout: KVLayout
+    parts: tuple[Tensor, ...]  # the layout says their shapes
+
+    def plain(self) -> tuple[int, Tensor, Tensor]:
+        """Of a layout that all kernels know: its code; K [num_blocks, num_kv_heads, head_dim, block_size]; V
+        [num_blocks, num_kv_heads, block_size, head_dim]. Raises TypeError for another layout."""
+        code = KV_CODES.get(self.layout.name)
+        if code is None:
+            raise TypeError(
+                f"these kernels know no keys and values as {self.layout.name}; they know: "
+                + ", ".join(KV_CODES)
+            )
+        k, v = self.parts
+        return code, k, v
 
 
 @dataclass(frozen=True)
@@ -48,11 +107,16 @@ class BatchLayout:
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
     query_start: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs], the step's tokens included
+    #: RopeSpec.frequency_length() of each token's sequence, int64 [num_tokens]; None where all are 0.
+    rope_lengths: Tensor | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
         fields = (self.positions, self.slot_mapping, self.block_tables, self.query_start, self.context_lens)
-        return BatchLayout(*(field.to(device, non_blocking=True) for field in fields))
+        positions, slots, tables, starts, lens = (field.to(device, non_blocking=True) for field in fields)
+        lengths = self.rope_lengths
+        lengths = None if lengths is None else lengths.to(device, non_blocking=True)
+        return BatchLayout(positions, slots, tables, starts, lens, lengths)
 
     @property
     def num_tokens(self) -> int:

@@ -11,20 +11,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.config import KernelChoice
+from penstock.config import GROUP_SIZES
 from penstock.kernels.operands import (
+    KV_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
     LayerKV,
+    Matrix,
     QuantizedTensor,
 )
+from penstock.kernels.protocol import KernelTraits
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
 ACTIVATION_LIMIT = {"int16": 32512.0, "int8": 127.0}
 #: Below the smallest normal float32 a scale has too few bits to divide by: such rows count as zero.
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-MAX_HALF = torch.finfo(torch.float16).max
+#: Sums in float64, and copies: so many times the native kernels' memory.
+PLAIN_WORKSPACE = 2.5
 
 
 def quantize_activations(x: Tensor, activations: str) -> tuple[Tensor, Tensor]:
@@ -50,47 +54,67 @@ def scale_sums(sums: Tensor, token_scale: Tensor, weight_scale: Tensor) -> Tenso
     return (sums * factor).float()
 
 
-class ReferenceKernels:
-    """Plain torch. Subclasses replace what they do faster."""
+def linear(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, activations: str) -> Tensor:
+    """x W^T + bias: float32 [num_tokens, in_features] -> float32 [num_tokens, out_features]."""
+    q, token_scale = quantize_activations(x, activations)
+    # float64 holds every partial sum exactly (below 2^53), so this is integer arithmetic.
+    if weight.num_groups == 1:
+        y = scale_sums(q.double() @ weight.qweight.double().t(), token_scale, weight.scale.flatten())
+    else:
+        y = _grouped_linear(q.double(), token_scale, weight)
+    return y if bias is None else y + bias
 
-    name: KernelChoice = "reference"
 
-    def __init__(self, activations: str = "int16") -> None:
-        self.activations = activations
+def _grouped_linear(q: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Tensor:
+    """Groups one after the other. With at most 128 inputs an exact sum (29 bits) times a scale (24) is
+    exact in float64 as well, so only the additions of groups round, always in the same order."""
+    size = weight.qweight.shape[1] // weight.num_groups
+    total = torch.zeros(q.shape[0], weight.qweight.shape[0], dtype=torch.float64, device=q.device)
+    for group, scale in enumerate(weight.scale.double().t()):
+        inputs = slice(group * size, (group + 1) * size)
+        total += (q[:, inputs] @ weight.qweight[:, inputs].double().t()) * scale
+    return (total * token_scale.double()[:, None]).float()
 
-    def without_arithmetic(self, longest: int) -> ReferenceKernels:
-        """Kernels that allocate what these allocate, whatever it then holds: to see what a step takes, and
-        each smaller one, of sequences of up to `longest` tokens. Where that can't be had apart from the
-        arithmetic, these."""
-        return self
 
-    def int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-        """x W^T + bias: float32 [num_tokens, in_features] -> float32 [num_tokens, out_features]."""
-        q, token_scale = quantize_activations(x, self.activations)
-        # float64 holds every partial sum exactly (below 2^53), so this is integer arithmetic.
-        if weight.num_groups == 1:
-            y = scale_sums(q.double() @ weight.qweight.double().t(), token_scale, weight.scale.flatten())
-        else:
-            y = self._grouped_linear(q.double(), token_scale, weight)
-        return y if bias is None else y + bias
+def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+    """Causal attention, token by token; Kernels.paged_attention says the rest."""
+    y = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+    starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
+    for seq in range(batch.num_seqs):
+        shift = lengths[seq] - starts[seq + 1]
+        for token in range(starts[seq], starts[seq + 1]):
+            table = batch.block_tables[seq]
+            y[token] = _attend(q[token], kv, table, token + shift, spec).flatten()
+    return y
 
-    def _grouped_linear(self, q: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Tensor:
-        """Groups one after the other. With at most 128 inputs an exact sum (29 bits) times a scale (24) is
-        exact in float64 as well, so only the additions of groups round, always in the same order."""
-        size = weight.qweight.shape[1] // weight.num_groups
-        total = torch.zeros(q.shape[0], weight.qweight.shape[0], dtype=torch.float64, device=q.device)
-        for group, scale in enumerate(weight.scale.double().t()):
-            inputs = slice(group * size, (group + 1) * size)
-            total += (q[:, inputs] @ weight.qweight[:, inputs].double().t()) * scale
-        return (total * token_scale.double()[:, None]).float()
+
+def _attend(q: Tensor, kv: LayerKV, block_table: Tensor, position: int, spec: AttentionSpec) -> Tensor:
+    """One token: q [num_heads, head_dim] -> [num_heads, head_dim]."""
+    _, k, v = kv.plain()
+    num_kv_heads, head_dim, block_size = k.shape[1:]
+    blocks = block_table[: position // block_size + 1].long()
+    # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
+    keys = k[blocks].permute(1, 2, 0, 3).flatten(2)[..., : position + 1].float()
+    values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, : position + 1].float()
+    scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    distance = torch.arange(-position, 1, device=q.device)
+    if spec.alibi_slopes is not None:
+        scores = scores + spec.alibi_slopes.view(num_kv_heads, -1, 1) * distance
+    if spec.window:
+        scores = scores.masked_fill(distance <= -spec.window, -torch.inf)
+    return (torch.softmax(scores, dim=-1) @ values).reshape(-1, head_dim)
+
+
+class PlainOperations:
+    """Everything but products: what all sets of kernels in plain torch share."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        """x / rms(x) * (weight + offset) over the last dimension (arXiv 1910.07467)."""
         inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps).float()
         return x * inverse * (weight + offset)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """(x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
         exact = x.double()
         centred = exact - exact.mean(-1, keepdim=True)
         y = (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)).float()
@@ -98,7 +122,6 @@ class ReferenceKernels:
         return y if bias is None else y + bias
 
     def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
-        """Elementwise, in float64: [num_tokens, width] -> the same shape."""
         wide = x.double()
         if function == "silu":
             y = wide * torch.sigmoid(wide)
@@ -110,16 +133,10 @@ class ReferenceKernels:
         return y.float()
 
     def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
-        """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate, function) * up
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
-        """Rotate the first 2 * half dimensions of each head in place (arXiv 2104.09864).
-
-        x is [num_tokens, num_heads, head_dim]; cos and sin are [num_tokens, half]. Pairs are
-        (i, i + half), or (2i, 2i + 1) if interleaved.
-        """
         half = cos.shape[-1]
         rotated = x[..., : 2 * half]
         first = rotated[..., 0::2] if is_interleaved else rotated[..., :half]
@@ -130,45 +147,40 @@ class ReferenceKernels:
         second.copy_(new_second)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        """Store K and V, each [num_tokens, num_kv_heads, head_dim], at their slots. What exceeds
-        float16 becomes its largest finite value."""
-        block_size = kv.v.shape[2]
+        _, keys, values = kv.plain()
+        block_size = values.shape[2]
         block, offset = slot_mapping // block_size, slot_mapping % block_size
-        if kv.k.dtype == torch.float16:
-            k, v = k.clamp(-MAX_HALF, MAX_HALF), v.clamp(-MAX_HALF, MAX_HALF)
-        kv.k[block, :, :, offset] = k.to(kv.k.dtype)
-        kv.v[block, :, offset] = v.to(kv.v.dtype)
+        if keys.dtype != k.dtype:
+            limit = torch.finfo(keys.dtype).max
+            k, v = k.clamp(-limit, limit), v.clamp(-limit, limit)
+        keys[block, :, :, offset] = k.to(keys.dtype)
+        values[block, :, offset] = v.to(values.dtype)
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        """Causal attention of the step's tokens over all that their sequences have cached.
+        return paged_attention(q, kv, batch, spec)
 
-        q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
-        step's own K and V must have been written.
-        """
-        y = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-        starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
-        for seq in range(batch.num_seqs):
-            shift = lengths[seq] - starts[seq + 1]
-            for token in range(starts[seq], starts[seq + 1]):
-                table = batch.block_tables[seq]
-                y[token] = self._attend(q[token], kv, table, token + shift, spec).flatten()
-        return y
 
-    def _attend(
-        self, q: Tensor, kv: LayerKV, block_table: Tensor, position: int, spec: AttentionSpec
-    ) -> Tensor:
-        """One token: q [num_heads, head_dim] -> [num_heads, head_dim]."""
-        num_kv_heads, head_dim, block_size = kv.k.shape[1:]
-        blocks = block_table[: position // block_size + 1].long()
-        # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
-        keys = kv.k[blocks].permute(1, 2, 0, 3).flatten(2)[..., : position + 1].float()
-        values = kv.v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, : position + 1].float()
-        scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
-        if spec.softcap:
-            scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        distance = torch.arange(-position, 1, device=q.device)
-        if spec.alibi_slopes is not None:
-            scores = scores + spec.alibi_slopes.view(num_kv_heads, -1, 1) * distance
-        if spec.window:
-            scores = scores.masked_fill(distance <= -spec.window, -torch.inf)
-        return (torch.softmax(scores, dim=-1) @ values).reshape(-1, head_dim)
+class ReferenceKernels(PlainOperations):
+    """Plain torch and nothing else."""
+
+    traits = KernelTraits(
+        name="reference",
+        has_own_threads=False,
+        gathers_keys=True,
+        workspace_factor=PLAIN_WORKSPACE,
+        matrices=(QuantizedTensor,),
+        group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
+    )
+
+    def __init__(self, activations: str = "int16") -> None:
+        self.activations = activations
+
+    def without_arithmetic(self, longest: int) -> ReferenceKernels:
+        """These: their operations allocate as they compute."""
+        return self
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if not isinstance(weight, QuantizedTensor):
+            raise self.traits.unknown_matrix(weight)
+        return linear(x, weight, bias, self.activations)

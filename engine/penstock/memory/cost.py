@@ -90,34 +90,49 @@ def predict_step(
     num_sampled: int,
 ) -> StepPrediction:
     """The floor's terms, and seconds. A rate that is unknown (0, or no disk measured) has no term."""
-    rows = 2 if config.activations == "int16" else 1
-    operations = 2 * rows * (num_tokens * footprint.layer_elements + num_sampled * footprint.head_elements)
-    layer_bytes = sum(footprint.layer_bytes)
-    disk_bytes = plan.layer_bytes("disk")
-    device = hardware.device
-    memory_gbps = device.memory_gbps if device else hardware.memory_read_gbps
-    gops = device.int8_gops if device else hardware.int8_gops
+    rows = config.rows_per_token
+    operations = 2 * rows * (num_tokens * footprint.token_elements + num_sampled * footprint.head_elements)
+    lane = hardware.lane
+    asked_bytes, missing_bytes = _expert_bytes(plan, footprint, num_tokens)
+    layer_bytes = sum(footprint.layer_bytes) + asked_bytes
+    streamed_bytes = plan.streamed_bytes + missing_bytes
+    disk_bytes = plan.layer_bytes("disk") + missing_bytes
     amounts = {
         # What is streamed is written to memory before it is read.
-        "memory": (layer_bytes + footprint.head_elements + plan.streamed_bytes, memory_gbps),
-        "arithmetic": (operations, gops),
+        "memory": (layer_bytes + footprint.head_elements + streamed_bytes, lane.memory_gbps),
+        "arithmetic": (operations, lane.int8_gops),
         "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
-        "host to device": (plan.streamed_bytes, device.host_to_device_gbps if device else 0.0),
+        "host to device": (streamed_bytes, lane.link_gbps),
         # Copying to a GPU reads the host's memory, into which the disk writes.
-        "host memory": (plan.streamed_bytes + disk_bytes, hardware.memory_read_gbps if device else 0.0),
+        "host memory": (
+            streamed_bytes + disk_bytes,
+            hardware.memory_read_gbps if lane.has_own_memory else 0.0,
+        ),
     }
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
     if not terms:
         return UNKNOWN
     floor_s = products_s = max(terms.values())
-    if hardware.products and not device:
-        products_s = layer_bytes * _seconds_per_byte(hardware.products, rows * num_tokens)
-        products_s += footprint.head_elements * _seconds_per_byte(hardware.products, rows * num_sampled)
-        products_s += plan.streamed_bytes / memory_gbps / 1e9 if memory_gbps else 0.0
-    elements = num_tokens * footprint.layer_elements / footprint.hidden_size
-    other_s = LAYER_OVERHEAD_S * len(plan.layers) + (0.0 if device else ELEMENT_S * elements)
+    if lane.products:
+        products_s = layer_bytes * _seconds_per_byte(lane.products, rows * num_tokens)
+        products_s += footprint.head_elements * _seconds_per_byte(lane.products, rows * num_sampled)
+        products_s += streamed_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
+    elements = 0.0 if lane.has_own_memory else num_tokens * footprint.token_elements / footprint.hidden_size
+    other_s = LAYER_OVERHEAD_S * len(plan.layers) + ELEMENT_S * elements
     seconds = max(floor_s, products_s) + other_s
     return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s)
+
+
+def _expert_bytes(plan: MemoryPlan, footprint: ModelFootprint, num_tokens: int) -> tuple[int, int]:
+    """Of experts that a step asks for, and of those that are not in memory: tokens choose independently of
+    each other and evenly, which is an upper estimate of both."""
+    experts = footprint.experts
+    if not experts.count:
+        return 0, 0
+    share_asked = 1 - (1 - experts.count_per_token / experts.count) ** num_tokens
+    share_missing = 1 - min(1.0, plan.num_expert_slots / experts.count)
+    asked = share_asked * experts.count * experts.num_bytes
+    return int(asked), int(asked * share_missing)
 
 
 def _seconds_per_byte(products: ProductRates, rows: int) -> float:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
+from penstock.memory.pages import PAGE, round_up
 
 logger = logging.getLogger(__name__)
 
-PAGE = 4096
 #: What is used without a trial on the disk at hand.
 DEFAULT_BLOCK_BYTES, DEFAULT_DEPTH = 4 << 20, 4
 
@@ -36,11 +36,6 @@ DEFAULT_BLOCK_BYTES, DEFAULT_DEPTH = 4 << 20, 4
 MADV_POPULATE_WRITE, POPULATED_BYTES = 23, 4 << 20
 
 Preadv = Callable[[int, Sequence[memoryview], int], int]
-
-
-def round_up(num_bytes: int) -> int:
-    """To whole pages."""
-    return -(-num_bytes // PAGE) * PAGE
 
 
 def aligned_buffer(num_bytes: int) -> Tensor:

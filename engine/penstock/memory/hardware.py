@@ -3,21 +3,14 @@ with measured rates, kept from one start to the next."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-logger = logging.getLogger(__name__)
+from penstock.memory import kept_rates
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-CACHE_VERSION = 2
-MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
-DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
-
 #: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending;
 #: in a HardwareProfile rates never rise with them.
 ProductRates = tuple[tuple[int, float], ...]
@@ -52,6 +45,23 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
+class LaneProfile:
+    """What computes, as plans see it: the processor, or a GPU. Bytes, and 1e9 bytes or operations a second; a
+    rate of 0 is unknown."""
+
+    #: Layers are computed in a memory of the lane's own, fed over a link from pinned RAM, and not in RAM.
+    has_own_memory: bool
+    free_bytes: int
+    memory_gbps: float
+    int8_gops: float
+    #: Of products with weights that come from memory; empty where nothing was measured.
+    products: ProductRates = ()
+    #: From RAM to the lane's own memory, and the RAM that can be pinned for it.
+    link_gbps: float = 0.0
+    pinnable_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class HardwareProfile:
     """Capacities in bytes; rates in 1e9 bytes (or operations) a second, measured."""
 
@@ -66,6 +76,22 @@ class HardwareProfile:
     device: DeviceProfile | None = None
     #: Of products on the CPU with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
+
+    @property
+    def lane(self) -> LaneProfile:
+        """What computes: the GPU if there is one."""
+        if self.device is None:
+            free, gbps, gops = self.free_ram_bytes, self.memory_read_gbps, self.int8_gops
+            return LaneProfile(False, free, gbps, gops, self.products)
+        device = self.device
+        return LaneProfile(
+            True,
+            device.free_bytes,
+            device.memory_gbps,
+            device.int8_gops,
+            link_gbps=device.host_to_device_gbps,
+            pinnable_bytes=device.pinnable_bytes,
+        )
 
 
 def total_memory_bytes() -> int:
@@ -154,12 +180,15 @@ def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
 class Measure:
     """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
 
-    #: What computes: others have other rates.
+    #: What computes on the processor: other kernels have other rates.
     kernels: str
     memory_read_gbps: Callable[[int], float]
     products: Callable[[int], ProductRates]
-    disk: Callable[[Path], DiskProfile]
-    #: DEVICE_RATES.
+    #: None: only what is known is taken.
+    disk: Callable[[Path], DiskProfile] | None
+    #: What computes on the GPU.
+    device_kernels: str = ""
+    #: kept_rates.DEVICE_RATES.
     device: Callable[[], dict[str, float]] = dict
 
 
@@ -169,37 +198,35 @@ def hardware_profile(
     cache: Path | None = None,
     is_forced: bool = False,
     device: DeviceProfile | None = None,
+    keeps_better: bool = True,
 ) -> HardwareProfile:
     """This machine with the GPU `device`, and the disk under `folder` (None: none). Capacities are read anew
-    each time; rates are measured once and kept in the file `cache`, per machine with its kernels, card and
-    disk."""
+    each time; rates are measured once and kept in the file `cache`: for each machine and card with its
+    kernels, and for each disk. If measuring is forced, the profile has what was just measured; the file keeps
+    the better of both, or, if not `keeps_better`, the new."""
     num_cores = num_physical_cores()
-    known = {} if is_forced or cache is None else _read_cache(cache)
-    machine = _machine_key(num_cores, measure.kernels)
-    rates = known.get(machine)
-    is_new = rates is None
-    if rates is None:
-        products = measure.products(num_cores)
-        rates = {
-            # A good product reads faster than a sum.
-            "memory_read_gbps": max(measure.memory_read_gbps(num_cores), *(gbps for _, gbps in products)),
-            "int8_gops": max(2 * rows * gbps for rows, gbps in products),
-            "products": products,
-        }
-        known[machine] = rates
+    kept = kept_rates.read(cache) if cache is not None else {}
+    new: dict[str, kept_rates.Rates] = {}
+
+    def rates_of(key: str, measured: Callable[[], kept_rates.Rates]) -> kept_rates.Rates:
+        if key in kept and not is_forced:
+            return kept[key]
+        return new.setdefault(key, measured())
+
+    rates = rates_of(_machine_key(num_cores, measure.kernels), lambda: _machine_rates(measure, num_cores))
     disk = None
     if folder is not None:
-        disk_key = f"disk {os.stat(folder).st_dev}"
-        if disk_key not in known:
-            known[disk_key], is_new = asdict(measure.disk(folder)), True
-        disk = DiskProfile(**known[disk_key])
+        key, measure_disk = f"disk {os.stat(folder).st_dev}", measure.disk
+        if measure_disk is not None:
+            disk = DiskProfile(**rates_of(key, lambda: asdict(measure_disk(folder))))
+        elif key in kept:
+            disk = DiskProfile(**kept[key])
     if device is not None:
-        card_key = f"{device.name} in {machine}"
-        if card_key not in known:
-            known[card_key], is_new = measure.device(), True
-        device = replace(device, **known[card_key])
-    if is_new and cache is not None:
-        _write_cache(cache, known)
+        machine = _machine_key(num_cores, measure.kernels)
+        card_key = f"{device.name} with {measure.device_kernels} in {machine}"
+        device = replace(device, **rates_of(card_key, measure.device))
+    if new and cache is not None:
+        _keep(cache, kept, new, keeps_better)
     return HardwareProfile(
         num_cores=num_cores,
         ram_bytes=total_memory_bytes(),
@@ -210,6 +237,26 @@ def hardware_profile(
         device=device,
         products=_without_dips(rates["products"]),
     )
+
+
+def _machine_rates(measure: Measure, num_cores: int) -> kept_rates.Rates:
+    products = measure.products(num_cores)
+    return {
+        # A good product reads faster than a sum.
+        "memory_read_gbps": max(measure.memory_read_gbps(num_cores), *(gbps for _, gbps in products)),
+        "int8_gops": max(2 * rows * gbps for rows, gbps in products),
+        "products": products,
+    }
+
+
+def _keep(
+    cache: Path, kept: dict[str, kept_rates.Rates], new: dict[str, kept_rates.Rates], keeps_better: bool
+) -> None:
+    """Write what was measured, and say what is far below what was kept."""
+    lower = [text for key, rates in new.items() for text in kept_rates.far_below(kept.get(key), rates)]
+    kept_rates.tell(lower, replaces=not keeps_better)
+    found = {key: kept_rates.better(kept.get(key), rates) for key, rates in new.items()}
+    kept_rates.write(cache, kept | (found if keeps_better else new))
 
 
 def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
@@ -226,29 +273,3 @@ def _machine_key(num_cores: int, kernels: str) -> str:
         lines = []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB, kernels {kernels}"
-
-
-def _read_cache(path: Path) -> dict[str, Any]:
-    """{} for a file that is missing, broken or of another format: then it is measured again."""
-    try:
-        content = json.loads(path.read_text())
-        rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
-        for key, value in rates.items():
-            if key.startswith("disk "):
-                DiskProfile(**value)
-            elif set(value) not in (MACHINE_RATES, DEVICE_RATES):
-                return {}
-        return dict(rates)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _write_cache(path: Path, rates: dict[str, Any]) -> None:
-    """As a whole or not at all; a folder that can't be written costs the next start some seconds."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"format_version": CACHE_VERSION, "rates": rates}, indent=2))
-        os.replace(temporary, path)
-    except OSError as error:
-        logger.warning("what was measured can't be kept in %s: %s", path, error.strerror)

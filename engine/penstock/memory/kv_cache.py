@@ -3,13 +3,14 @@ block is the block manager's business."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
-from penstock.spec import ModelSpec
+from penstock.spec import KVLayout, ModelSpec
 
 
 class KVCache:
@@ -20,30 +21,42 @@ class KVCache:
         spec: ModelSpec,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
+        layout: KVLayout,
         pool: MemoryPool,
     ) -> None:
         """Allocates everything at once. Raises CapacityError if the pool is too small."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        heads, head_dim = spec.num_kv_heads, spec.head_dim
-        half = num_blocks * heads * head_dim * block_size * dtype.itemsize
-        self._layers: list[tuple[Tensor, Tensor]] = []
-        for index in range(spec.num_layers):
-            buffer = pool.allocate(f"kv.{index}", 2 * half)
-            k = buffer[:half].view(dtype).view(num_blocks, heads, head_dim, block_size)
-            v = buffer[half:].view(dtype).view(num_blocks, heads, block_size, head_dim)
-            self._layers.append((k, v))
+        self.layout = layout
+        sizes = num_blocks, block_size, spec.num_kv_heads, spec.head_dim
+        num_bytes = num_blocks * block_size * layout.bytes_per_token(spec.num_kv_heads, spec.head_dim)
+        self._layers = [
+            kv_views(layout, pool.allocate(f"kv.{index}", num_bytes), *sizes)
+            for index in range(spec.num_layers)
+        ]
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K [num_blocks, num_kv_heads, head_dim, block_size] and V [num_blocks, num_kv_heads,
-        block_size, head_dim] of one layer."""
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """The layout's parts of one layer."""
         return self._layers[index]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, one after the other, so that it takes no
         memory. Queued, on a GPU."""
-        for k, v in self._layers:
+        for parts in self._layers:
             for source, destination in copies:
-                k[destination].copy_(k[source])
-                v[destination].copy_(v[source])
+                for part in parts:
+                    part[destination].copy_(part[source])
+
+
+def kv_views(
+    layout: KVLayout, buffer: Tensor, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+) -> tuple[Tensor, ...]:
+    """The parts of a layout in a layer's buffer (uint8), one after the other."""
+    views, start = [], 0
+    for part in layout.parts:
+        shape = part.shape(num_blocks, block_size, num_kv_heads, head_dim)
+        end = start + part.item_bytes * math.prod(shape)
+        dtype: torch.dtype = getattr(torch, part.dtype)
+        views.append(buffer[start:end].view(dtype).view(shape))
+        start = end
+    return tuple(views)

@@ -1,19 +1,19 @@
 """What lies where: pure arithmetic on plain numbers, no device, no clock, no file.
 
-The compute device holds what a step needs at once (head, staging, keys and values, activations) and as many
-layers as fit beside them; the others wait in host memory or on disk and are streamed. Without a GPU the
-compute device is the CPU, its memory is the host's, and the others wait on disk.
-"""
+The memory in which layers are computed holds what a step needs at once (head, staging, keys and values,
+activations) and as many layers as fit beside them; the others are streamed. A lane with a memory of its own
+(a GPU) gets them from pinned host memory or from disk, the processor from disk. Experts, if there are any,
+share what the dense layers leave."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.memory.direct_io import round_up
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.pages import round_up
 from penstock.spec import ModelFootprint
 
 Home = Literal["device", "host", "disk"]
@@ -30,13 +30,21 @@ GPU_SCRATCH_BYTES = (32 + 16) << 20
 USUAL_TOKENS = 2048
 #: When not all layers fit, keys and values take at most this share of the budget, but hold one sequence.
 KV_SHARE = 0.125
-#: Times the activations of the native kernels: the other ones keep sums in float64 and make copies.
-FALLBACK_WORKSPACE = 2.5
+
+
+class TierPlan(NamedTuple):
+    """What stays in one of a lane's memories."""
+
+    #: Layers, counted over all stacks in the order of a sweep.
+    resident: frozenset[int]
+    #: For the layers that don't stay.
+    num_slots: int
+    num_expert_slots: int = 0
 
 
 @dataclass(frozen=True)
 class LayerPlacement:
-    """Where a layer's bytes wait, and whether the compute device keeps them."""
+    """Where a layer's bytes wait, and whether they stay where they are computed."""
 
     home: Home
     is_resident: bool
@@ -50,9 +58,9 @@ class MemoryPlan:
     layers: tuple[LayerPlacement, ...]
     #: On the host: it is looked up row by row.
     embedding_bytes: int
-    #: On the compute device; with a copy of the embedding where the head shares it and the device is a GPU.
+    #: Where layers are computed; with a copy of the embedding if the head shares it and that is a GPU.
     head_bytes: int
-    #: On the compute device; and on the host, where layers pass from disk to a GPU.
+    #: Where layers are computed; and on the host, where layers pass from disk to a GPU.
     num_staging_slots: int
     num_host_slots: int
     staging_slot_bytes: int
@@ -71,6 +79,18 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()
     #: What will probably not be as planned.
     warnings: tuple[str, ...] = ()
+    #: Experts that have room where layers are computed, and on the host where that is a GPU; bytes of one.
+    num_expert_slots: int = 0
+    num_host_expert_slots: int = 0
+    expert_slot_bytes: int = 0
+
+    @property
+    def tiers(self) -> tuple[TierPlan, ...]:
+        """Of each memory through which layers come; they are computed in the last one."""
+        computing = TierPlan(self.resident, self.num_staging_slots, self.num_expert_slots)
+        if not self.has_gpu:
+            return (computing,)
+        return TierPlan(self.at_home("host"), self.num_host_slots, self.num_host_expert_slots), computing
 
     @property
     def resident(self) -> frozenset[int]:
@@ -99,14 +119,17 @@ class MemoryPlan:
         return (
             CUDA_CONTEXT_BYTES + self.head_bytes + self.layer_bytes("device") + self.kv_bytes
             + self.workspace_bytes + self.num_staging_slots * self.staging_slot_bytes
+            + self.num_expert_slots * self.expert_slot_bytes
         )  # fmt: skip
 
     @property
     def host_used_bytes(self) -> int:
         used = self.embedding_bytes + self.layer_bytes("host")
         if self.has_gpu:
+            used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes
         staging = self.num_staging_slots * self.staging_slot_bytes
+        staging += self.num_expert_slots * self.expert_slot_bytes
         return used + self.head_bytes + self.kv_bytes + self.workspace_bytes + staging
 
 
@@ -125,17 +148,23 @@ def plan_memory(
     hardware: HardwareProfile,
     config: EngineConfig,
     activation_bytes: int | None = None,
+    workspace_factor: float = 1.0,
 ) -> MemoryPlan:
     """Decide where everything lies. `activation_bytes` is what the largest step takes on the compute device,
-    if that was measured. Raises CapacityError, which says what is the least that would work, and ConfigError
+    if that was measured; otherwise it is estimated, `workspace_factor` times what the native kernels take.
+    Raises CapacityError, which says what is the least that would work, and ConfigError
     for a budget of a device that is not there."""
-    if config.device_memory_bytes is not None and hardware.device is None:
+    if config.device_memory_bytes is not None and not hardware.lane.has_own_memory:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
-    return _Planner(footprint, hardware, config, activation_bytes).plan()
+    is_measured = activation_bytes is not None
+    if activation_bytes is None:
+        activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
+    return _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
 
 
 def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int:
-    """An upper estimate of what activations take at the largest step, for models that are not here.
+    """An upper estimate of what activations take at the largest step, for models that are not here, with the
+    native kernels.
 
     Per token some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers of
     each) and three of the widest matrix's outputs; per sampled sequence four rows of the vocabulary. The
@@ -143,8 +172,7 @@ def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int
     """
     per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
     per_seq = 4 * 4 * footprint.vocab_size
-    times = 1.0 if config.kernels in ("auto", "native") else FALLBACK_WORKSPACE
-    return int(times * (config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq))
+    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
 
 
 def context(footprint: ModelFootprint, config: EngineConfig) -> int:
@@ -160,7 +188,8 @@ class _Planner:
         footprint: ModelFootprint,
         hardware: HardwareProfile,
         config: EngineConfig,
-        activation_bytes: int | None,
+        activation_bytes: int,
+        is_measured: bool,
     ) -> None:
         self.footprint = footprint
         self.hardware = hardware
@@ -168,26 +197,25 @@ class _Planner:
         self.block_bytes = footprint.kv_bytes_per_token * config.block_size
         self.sizes = [round_up(size) for size in footprint.layer_bytes]
         self.slot_bytes = max(self.sizes, default=0)
+        self.expert_bytes = round_up(footprint.experts.num_bytes)
         self.embedding_bytes = round_up(footprint.embedding_bytes)
-        shared = footprint.shared_head_bytes if hardware.device else 0
+        self.lane = lane = hardware.lane
+        shared = footprint.shared_head_bytes if lane.has_own_memory else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
         self.context = context(footprint, config)
-        self.is_measured = activation_bytes is not None
-        self.workspace = self.context * footprint.rope_bytes_per_token
-        self.workspace += (
-            estimate_activations(footprint, config) if activation_bytes is None else activation_bytes
-        )
-        self.workspace += GPU_SCRATCH_BYTES if hardware.device else 0
-        self.gpu = hardware.device
+        self.is_measured = is_measured
+        self.workspace = activation_bytes
+        self.workspace += footprint.rope.table_bytes(self.context) if footprint.rope else 0
+        self.workspace += GPU_SCRATCH_BYTES if lane.has_own_memory else 0
         self.host_budget = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
-        self.device_budget = 0
-        if self.gpu is not None:
-            self.device_budget = config.device_memory_bytes or self.gpu.free_bytes
+        self.device_budget = (config.device_memory_bytes or lane.free_bytes) if lane.has_own_memory else 0
+        #: Of the memory in which layers are computed.
+        self.budget = self.device_budget if lane.has_own_memory else self.host_budget
 
     def plan(self) -> MemoryPlan:
-        budget = self.device_budget if self.gpu else self.host_budget
+        budget = self.budget
         fixed = self.head_bytes + self.workspace
-        fixed += CUDA_CONTEXT_BYTES if self.gpu else self.embedding_bytes
+        fixed += CUDA_CONTEXT_BYTES if self.lane.has_own_memory else self.embedding_bytes
         wanted, least = self._kv_blocks_wanted(), self._kv_blocks_least()
         num_blocks = wanted
         config = self.config
@@ -206,10 +234,12 @@ class _Planner:
         resident = resident_layers(len(self.sizes), num_resident)
         num_slots = NUM_STAGING_SLOTS if len(resident) < len(self.sizes) else 0
         num_slots = min(num_slots, len(self.sizes) - len(resident))
-        if not is_explicit:  # what no layer fits into
-            rest = left - sum(self.sizes[i] for i in resident) - num_slots * self.slot_bytes
+        rest = left - sum(self.sizes[i] for i in resident) - num_slots * self.slot_bytes
+        num_expert_slots = self._num_expert_slots(rest)
+        rest -= num_expert_slots * self.expert_bytes
+        if not is_explicit:  # what no layer and no expert fits into
             num_blocks = min(wanted, num_blocks + rest // self.block_bytes)
-        placements, num_host_slots = self._place(resident)
+        placements, num_host_slots, num_host_expert_slots = self._place(resident)
         return MemoryPlan(
             layers=placements,
             embedding_bytes=self.embedding_bytes,
@@ -222,11 +252,14 @@ class _Planner:
             kv_bytes=num_blocks * self.block_bytes,
             workspace_bytes=self.workspace,
             is_workspace_measured=self.is_measured,
-            has_gpu=self.gpu is not None,
+            has_gpu=self.lane.has_own_memory,
             host_budget_bytes=self.host_budget,
             device_budget_bytes=self.device_budget,
             notes=tuple(self._notes(budget - fixed, num_blocks, wanted, len(resident))),
             warnings=tuple(self._warnings()),
+            num_expert_slots=num_expert_slots,
+            num_host_expert_slots=num_host_expert_slots,
+            expert_slot_bytes=self.expert_bytes,
         )
 
     def _kv_blocks_wanted(self) -> int:
@@ -234,8 +267,7 @@ class _Planner:
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes // self.block_bytes
         if config.kv_cache_share is not None:
-            budget = self.device_budget if self.gpu else self.host_budget
-            return int(config.kv_cache_share * budget) // self.block_bytes
+            return int(config.kv_cache_share * self.budget) // self.block_bytes
         if config.num_kv_tokens is not None:
             return -(-config.num_kv_tokens // config.block_size)
         tokens = max(config.max_num_seqs * min(self.context, USUAL_TOKENS), self.context)
@@ -257,25 +289,38 @@ class _Planner:
         """Bytes of so many resident layers and of staging for the others."""
         resident = resident_layers(len(self.sizes), num_resident)
         num_slots = min(NUM_STAGING_SLOTS, len(self.sizes) - len(resident))
-        return sum(self.sizes[index] for index in resident) + num_slots * self.slot_bytes
+        experts = self._least_expert_slots() * self.expert_bytes
+        return sum(self.sizes[index] for index in resident) + num_slots * self.slot_bytes + experts
 
-    def _place(self, resident: frozenset[int]) -> tuple[tuple[LayerPlacement, ...], int]:
-        """Homes of all layers, and staging slots on the host. Raises CapacityError."""
+    def _least_expert_slots(self) -> int:
+        """One expert is computed while the next one arrives."""
+        return min(NUM_STAGING_SLOTS, self.footprint.experts.count)
+
+    def _num_expert_slots(self, left: int) -> int:
+        """As many as fit. Every sweep needs all dense layers and few of the experts, so those came first."""
+        if not self.footprint.experts.count:
+            return 0
+        return max(self._least_expert_slots(), min(self.footprint.experts.count, left // self.expert_bytes))
+
+    def _place(self, resident: frozenset[int]) -> tuple[tuple[LayerPlacement, ...], int, int]:
+        """Homes of all layers, and slots on the host for layers and experts. Raises CapacityError."""
         streamed = [index for index in range(len(self.sizes)) if index not in resident]
-        if not self.gpu:
+        if not self.lane.has_own_memory:
             homes: dict[int, Home] = dict.fromkeys(streamed, "disk")
             homes |= dict.fromkeys(resident, "host")
-            return self._placements(homes, resident), 0
-        left = min(self.host_budget - self.embedding_bytes, self.gpu.pinnable_bytes)
+            return self._placements(homes, resident), 0, 0
+        left = min(self.host_budget - self.embedding_bytes, self.lane.pinnable_bytes)
+        least_experts = self._least_expert_slots() * self.expert_bytes
         for num_pinned in range(len(streamed), -1, -1):
             pinned = {streamed[i] for i in resident_layers(len(streamed), num_pinned)}
             # The device's resident layers pass through them as well, once.
             num_slots = min(NUM_STAGING_SLOTS, len(self.sizes) - num_pinned)
-            if sum(self.sizes[index] for index in pinned) + num_slots * self.slot_bytes <= left:
+            rest = left - sum(self.sizes[index] for index in pinned) - num_slots * self.slot_bytes
+            if rest >= least_experts:
                 homes = {index: "host" if index in pinned else "disk" for index in streamed}
                 homes |= dict.fromkeys(resident, "device")
-                return self._placements(homes, resident), num_slots
-        raise self._host_refusal(min(NUM_STAGING_SLOTS, len(self.sizes)) * self.slot_bytes)
+                return self._placements(homes, resident), num_slots, self._num_expert_slots(rest)
+        raise self._host_refusal(min(NUM_STAGING_SLOTS, len(self.sizes)) * self.slot_bytes + least_experts)
 
     def _placements(self, homes: dict[int, Home], resident: frozenset[int]) -> tuple[LayerPlacement, ...]:
         return tuple(
@@ -284,7 +329,7 @@ class _Planner:
 
     def _refusal(self, budget: int, fixed: int) -> CapacityError:
         least = fixed + min(self._needed(count) for count in self._counts())
-        name = "device" if self.gpu else "host"
+        name = "device" if self.lane.has_own_memory else "host"
         return CapacityError(
             f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
             f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations and keys "
@@ -295,10 +340,10 @@ class _Planner:
     def _host_refusal(self, staging: int) -> CapacityError:
         """With a GPU, when not even staging fits into the host."""
         least = self.embedding_bytes + staging
-        if self.host_budget >= least and self.gpu is not None:
+        if self.host_budget >= least:
             return CapacityError(
                 f"streaming to the GPU needs at least {staging} bytes ({gib(staging)}) of pinned memory, and "
-                f"the system lets this process pin {self.gpu.pinnable_bytes}; raise its limit"
+                f"the system lets this process pin {self.lane.pinnable_bytes}; raise its limit"
             )
         return CapacityError(
             f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
@@ -308,9 +353,9 @@ class _Planner:
 
     def _warnings(self) -> list[str]:
         """A budget beyond what there is ends in swapping, or with the process killed."""
-        gpu, free = self.gpu, self.hardware.free_ram_bytes
-        budgets = [("host", self.host_budget, free)]
-        budgets += [("device", self.device_budget, gpu.free_bytes)] if gpu else []
+        budgets = [("host", self.host_budget, self.hardware.free_ram_bytes)]
+        if self.lane.has_own_memory:
+            budgets.append(("device", self.device_budget, self.lane.free_bytes))
         return [
             f"the {name} budget of {gib(budget)} is more than what is free there now, {gib(free)}"
             for name, budget, free in budgets

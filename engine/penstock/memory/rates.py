@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import statistics
 import time
@@ -13,8 +14,9 @@ from pathlib import Path
 import torch
 
 from penstock.errors import CapacityError
-from penstock.memory.direct_io import PAGE, DirectReader, aligned_buffer
+from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import DiskProfile
+from penstock.memory.pages import PAGE
 
 #: What is tried: bytes per read and reads in flight. One at a time does on an idle machine; beside computing
 #: threads the next one is asked for late, which costs 7% of the rate (measured on two cores).
@@ -28,28 +30,30 @@ MEMORY_BYTES = 512 << 20
 #: Copied to a GPU and within it.
 DEVICE_BYTES = 256 << 20
 
+#: Files, and how many bytes of each are whole pages.
+Files = list[tuple[Path, int]]
+
 
 def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BYTES) -> DiskProfile:
     """Find the block size and the depth at which the disk under `folder` is read fastest.
 
-    Reads the largest safetensors file there, from another place each time, or a file of 1 GiB that it
-    writes and removes. Raises CapacityError if there is neither a file nor room for one.
+    Reads the weights there, from another place each time, or, where they are too few, a file of 1 GiB that
+    it writes and removes. Raises CapacityError if there are neither enough weights nor room for a file.
     """
     samples: dict[tuple[int, int], list[float]] = {}
     buffer = aligned_buffer(trial_bytes)
-    with _readable_file(folder, trial_bytes) as path:
-        span = path.stat().st_size // PAGE * PAGE - trial_bytes
-        position, is_direct = 0, True
+    with _readable_files(folder, trial_bytes) as files:
+        span, position = sum(size for _, size in files) - trial_bytes, 0
         for _ in range(rounds):
-            for block_bytes in BLOCKS:
-                for depth in DEPTHS:
-                    with DirectReader(block_bytes, depth) as reader:
-                        is_direct = reader.is_direct(path)
-                        started = time.perf_counter()
-                        reader.submit(path, position, trial_bytes, buffer).result()
-                        rate = trial_bytes / (time.perf_counter() - started)
-                    samples.setdefault((block_bytes, depth), []).append(rate)
-                    position = (position + trial_bytes) % (span + 1) // PAGE * PAGE
+            for choice in itertools.product(BLOCKS, DEPTHS):
+                with DirectReader(*choice) as reader:
+                    is_direct = all([reader.is_direct(path) for path, _ in files])
+                    pieces = pieces_at(files, position, trial_bytes)
+                    started = time.perf_counter()
+                    _read_all(reader, pieces, buffer)
+                    rate = trial_bytes / (time.perf_counter() - started)
+                samples.setdefault(choice, []).append(rate)
+                position = (position + trial_bytes) % (span + 1) // PAGE * PAGE
     medians = {choice: statistics.median(rates) for choice, rates in samples.items()}
     # Of those that are as good as the best, the one with the fewest reads in flight, then the smallest.
     best = max(medians.values())
@@ -59,18 +63,42 @@ def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BY
     return DiskProfile(best / 1e9, block_bytes, depth, is_direct)
 
 
-def largest_file(folder: Path, trial_bytes: int = TRIAL_BYTES) -> Path | None:
-    """The weights that measure_disk() would read; None if they are too few. `folder` may be a file."""
-    found = [folder] if folder.is_file() else folder.glob("*.safetensors")
-    files = [path for path in found if path.stat().st_size >= 2 * trial_bytes]
-    return max(files, key=lambda path: path.stat().st_size, default=None)
+def is_measurable(folder: Path, trial_bytes: int = TRIAL_BYTES) -> bool:
+    """Whether measure_disk() would read the weights there, in one file or in many. `folder` may be a file."""
+    return sum(size for _, size in _weights(folder)) >= 2 * trial_bytes
+
+
+def _weights(folder: Path) -> Files:
+    found = [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+    sizes = [(path, path.stat().st_size // PAGE * PAGE) for path in found]
+    return [(path, size) for path, size in sizes if size]
+
+
+def pieces_at(files: Files, position: int, num_bytes: int) -> list[tuple[Path, int, int]]:
+    """(file, offset, bytes) of the `num_bytes` from `position` on, with the files one after the other."""
+    pieces, start = [], 0
+    for path, size in files:
+        first, end = max(position, start), min(position + num_bytes, start + size)
+        if first < end:
+            pieces.append((path, first - start, end - first))
+        start += size
+    return pieces
+
+
+def _read_all(reader: DirectReader, pieces: list[tuple[Path, int, int]], buffer: torch.Tensor) -> None:
+    """All of them in flight at once, as a streamed model's next layers are."""
+    done, futures = 0, []
+    for path, offset, num_bytes in pieces:
+        futures.append(reader.submit(path, offset, num_bytes, buffer[done:]))
+        done += num_bytes
+    for future in futures:
+        future.result()
 
 
 @contextlib.contextmanager
-def _readable_file(folder: Path, least_bytes: int) -> Iterator[Path]:
-    found = largest_file(folder, least_bytes)
-    if found is not None:
-        yield found
+def _readable_files(folder: Path, least_bytes: int) -> Iterator[Files]:
+    if is_measurable(folder, least_bytes):
+        yield _weights(folder)
         return
     folder = folder.parent if folder.is_file() else folder
     path = folder / f".penstock-disk-trial-{os.getpid()}"
@@ -84,7 +112,7 @@ def _readable_file(folder: Path, least_bytes: int) -> Iterator[Path]:
             stream.write(os.urandom(1 << 20))
         stream.flush()
         os.fsync(stream.fileno())
-        yield Path(f"/proc/self/fd/{stream.fileno()}")
+        yield [(Path(f"/proc/self/fd/{stream.fileno()}"), size)]
 
 
 def memory_read_gbps(num_threads: int, num_bytes: int = MEMORY_BYTES, rounds: int = 5) -> float:

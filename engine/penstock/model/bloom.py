@@ -11,16 +11,13 @@ from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.kernels.reference import ReferenceKernels
-from penstock.model.family import (
-    Family,
-    layer_norm_tensors,
-    linear_tensors,
-    read,
-    require,
-)
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import attend, mlp
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 class Bloom(Family):
@@ -36,28 +33,28 @@ class Bloom(Family):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
         require(config, "apply_residual_connection_post_layernorm", False)
-        hidden_size = int(read(config, "hidden_size", "n_embed"))
-        num_heads = int(read(config, "n_head", "num_attention_heads"))
+        hidden_size = count(config, "hidden_size", "n_embed")
+        num_heads = count(config, "n_head", "num_attention_heads")
         return ModelSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "n_layer", "num_hidden_layers")),
+            num_layers=num_layers_of(config, "n_layer", "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
             intermediate_size=4 * hidden_size,
-            vocab_size=int(read(config, "vocab_size")),
+            vocab_size=count(config, "vocab_size"),
             # ALiBi has no table that ends; this is the length of the training texts.
-            max_position_embeddings=int(config.get("seq_length", 2048)),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            max_position_embeddings=count(config, "seq_length", default=2048),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", True),
         )
 
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape, name = (spec.vocab_size, spec.hidden_size), "transformer.word_embeddings"
         return (
-            TensorSpec("embedding", shape, (f"{name}.weight",), "int8"),
+            TensorSpec("embedding", shape, (f"{name}.weight",), INT8),
             *layer_norm_tensors("embedding_norm", spec.hidden_size, f"{name}_layernorm"),
         )
 
@@ -77,7 +74,7 @@ class Bloom(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -92,7 +89,7 @@ class Bloom(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         hidden = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden)
-        return hidden + mlp(self.kernels, weights, x, "gelu_tanh")
+        return hidden + mlp(self, weights, x, "gelu_tanh")
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

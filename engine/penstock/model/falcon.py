@@ -9,11 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors, read, require
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.model.rope import context_length, read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -38,31 +41,34 @@ class Falcon(Family):
         require(config, "parallel_attn", True)
         require(config, "num_ln_in_parallel_attn", None, 1)
         require(config, "alibi", False)
-        hidden_size = int(read(config, "hidden_size", "n_embed"))
-        num_heads = int(read(config, "num_attention_heads", "n_head"))
+        hidden_size = count(config, "hidden_size", "n_embed")
+        num_heads = count(config, "num_attention_heads", "n_head")
         head_dim = hidden_size // num_heads
+        rope = read_rope(config, head_dim)
         return FalconSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "num_hidden_layers", "n_layer")),
+            num_layers=num_layers_of(config, "num_hidden_layers", "n_layer"),
             num_heads=num_heads,
             # The config's num_kv_heads counts for the refused architecture alone.
             num_kv_heads=1,
             head_dim=head_dim,
-            intermediate_size=int(config.get("ffn_hidden_size") or 4 * hidden_size),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", True)),
-            rope=read_rope(config, head_dim),
+            intermediate_size=count(config, "ffn_hidden_size", default=4 * hidden_size),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=context_length(
+                rope, count(config, "max_position_embeddings", default=2048)
+            ),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", True),
+            rope=rope,
             activation=activation_function(config.get("activation", "gelu")),
-            has_bias=bool(config.get("bias", False)),
+            has_bias=flag(config, "bias", False),
         )
 
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("transformer.word_embeddings.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -84,7 +90,7 @@ class Falcon(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def layer(
@@ -92,7 +98,7 @@ class Falcon(Family):
     ) -> Tensor:
         x = self.layer_norm("input_norm", weights, hidden)
         attended = attend(self, index, weights, x, kv, batch)
-        return hidden + attended + mlp(self.kernels, weights, x, self.spec.activation)
+        return hidden + attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -4,17 +4,25 @@ and head compute. Families are code and hold no weights: those are handed in."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from penstock.errors import UnsupportedModel
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, QuantizedTensor
+from penstock.errors import InvalidConfig
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.model.config_values import count, refuse
 from penstock.model.rope import RopeTable
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights, ModelTensors
+from penstock.spec import ModelSpec, RopeSpec
+from penstock.weights.formats import MALFORMED
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
+from penstock.weights.weight_format import INT8
+
+#: (index, weights, hidden, kv, batch) -> hidden, as Family.layer() has it.
+LayerFunction = Callable[[int, LayerWeights, Tensor, LayerKV, BatchLayout], Tensor]
 
 
 class Family(ABC):
@@ -38,7 +46,9 @@ class Family(ABC):
         self.spec = spec
         self.kernels = kernels
         self.device = device or torch.device("cpu")
-        self.rope_table = RopeTable(spec.rope, max_model_len, device) if spec.rope else None
+        #: Of the stacks that a step sweeps, in this order.
+        self.stack_names = tuple(stack.name for stack in self.stacks(spec))
+        self.rope_table = _rope_table(spec.rope, max_model_len, device) if spec.rope else None
         everywhere = self.attention_spec()
         #: Of each layer.
         self.attentions = [
@@ -67,25 +77,52 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """What head() needs; without a "head" matrix the embedding's serves (tied)."""
+        """What head() needs. Without a matrix "head" the embedding's serves (tied)."""
+
+    @classmethod
+    def embedding_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "embedding", without what else embed() needs."""
+        return next(tensor for tensor in cls.embedding_tensors(spec) if tensor.name == "embedding")
+
+    @classmethod
+    def head_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "head" of a model that is not tied, whether `spec` is or not."""
+        tensors = cls.head_tensors(replace(spec, is_tied=False))
+        return next(tensor for tensor in tensors if tensor.name == "head")
 
     @classmethod
     def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
         """All of the above."""
+        # A head that is the embedding's matrix; any other was found when the model was opened.
         unused = cls.unused_tensors + (
-            (r"(^|\.)(lm_head|embed_out)\.weight(_scale)?$",) if spec.is_tied else ()
+            (r"^(lm_head|embed_out)\.weight(_scale|_shape)?$",) if spec.is_tied else ()
         )
         return ModelTensors(
             cls.embedding_tensors(spec),
-            tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)),
+            cls.stacks(spec),
             cls.head_tensors(spec),
             cls.optional_prefix,
             unused,
         )
 
+    @classmethod
+    def stacks(cls, spec: ModelSpec) -> tuple[Stack, ...]:
+        """The layers. A family with more than one stack, or with experts, declares them here, and what a
+        layer of another stack computes in layer_of()."""
+        return decoder_only(tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)))
+
+    def layer_of(self, stack: str) -> LayerFunction:
+        """What computes the layers of a stack, told a layer's index as all stacks together count: layer()."""
+        return self.layer
+
+    def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
+        """x float32 [num_tokens, in_features] times the matrix `name`, with the bias that it may have ->
+        float32 [num_tokens, out_features]."""
+        return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]."""
-        return look_up(weights.matrix("embedding"), input_ids)
+        return weights.matrix("embedding").look_up(input_ids)
 
     @abstractmethod
     def layer(
@@ -102,11 +139,21 @@ class Family(ABC):
         bias = weights.optional(f"{name}.bias")
         return self.kernels.layer_norm(x, weights.vector(name), bias, self.spec.norm_eps)
 
-    def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
-        """hidden [num_sampled, hidden_size] -> logits float32 [num_sampled, vocab_size]."""
-        matrix = weights.matrix("head") if "head" in weights else embedding.matrix("embedding")
-        normed = self.norm_final(weights, hidden)
-        return self.kernels.int8_linear(normed, matrix, weights.optional("head.bias"))
+    def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        """hidden [num_rows, hidden_size] -> logits float32 [num_rows, vocab_size]. The matrix "head" of
+        `weights` is the embedding's where the two are tied (with_head())."""
+        return self.project(weights, "head", self.norm_final(weights, hidden))
+
+
+def _rope_table(rope: RopeSpec, max_model_len: int, device: torch.device | None) -> RopeTable:
+    """Raises UnsupportedModel and, for parameters that are no numbers or too few, InvalidConfig."""
+    try:
+        return RopeTable(rope, max_model_len, device)
+    except (*MALFORMED, RuntimeError) as error:
+        raise InvalidConfig(
+            f"the parameters that config.json gives to {rope.scaling} rope make no sense ({error}); download "
+            "it again"
+        ) from error
 
 
 def linear_tensors(
@@ -118,7 +165,7 @@ def linear_tensors(
 ) -> tuple[TensorSpec, ...]:
     """The INT8 matrix `name` (out_features, in_features) of checkpoint modules `parts`, and its bias."""
     weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
-    matrix = TensorSpec(name, shape, weights, "int8", is_transposed)
+    matrix = TensorSpec(name, shape, weights, INT8, is_transposed)
     bias = TensorSpec(f"{name}.bias", shape[:1], biases)
     return (matrix, bias) if has_bias else (matrix,)
 
@@ -131,36 +178,15 @@ def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, Te
     )
 
 
-def look_up(embedding: QuantizedTensor, input_ids: Tensor) -> Tensor:
-    """Rows of an INT8 embedding as float32 [num_tokens, hidden_size]."""
-    return embedding.qweight[input_ids].float() * embedding.scale[input_ids, None]
-
-
-def require(config: dict[str, Any], name: str, *allowed: object) -> None:
-    """Refuse a config whose `name` is set to something that the family does not compute."""
-    value = config.get(name, allowed[0])
-    if value not in allowed:
-        raise UnsupportedModel(
-            f"config.json has {name} = {value!r}; for {config.get('model_type')} Penstock computes only "
-            f"{' or '.join(repr(choice) for choice in allowed)}"
-        )
-
-
-def read(config: dict[str, Any], *names: str) -> Any:
-    """The first of `names` that config.json has. Raises UnsupportedModel if it has none."""
-    for name in names:
-        if config.get(name) is not None:
-            return config[name]
-    raise UnsupportedModel(f"config.json lacks {names[0]}; is it a {config.get('model_type')} model?")
-
-
 def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none."""
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
+    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none.
+    Raises InvalidConfig."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return ()
-    types = config.get("layer_types")
+    window, types = count(config, "sliding_window"), config.get("layer_types")
     if types is None:
-        return (int(window),) * num_layers
-    windows = tuple(int(window) if kind == "sliding_attention" else 0 for kind in types)
+        return (window,) * num_layers
+    if not isinstance(types, list) or len(types) != num_layers:
+        refuse("layer_types", types, f"a list with the kind of each of {num_layers} layers")
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
     return windows if any(windows) else ()

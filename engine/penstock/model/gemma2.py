@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
-from penstock.model.family import read, require, sliding_windows
+from penstock.model.config_values import num_layers_of, number, require
+from penstock.model.family import sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.llama import Llama, LlamaSpec
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Gemma2(Llama):
     def read_spec(cls, config: dict[str, Any]) -> Gemma2Spec:
         require(config, "attention_bias", False)
         require(config, "use_bidirectional_attention", None, False)
-        num_layers = int(read(config, "num_hidden_layers"))
+        num_layers = num_layers_of(config, "num_hidden_layers")
         types = config.get("layer_types") or [
             "full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)
         ]
@@ -46,9 +48,9 @@ class Gemma2(Llama):
         function = config.get("hidden_activation") or "gelu_pytorch_tanh"
         return Gemma2Spec(
             **vars(base) | {"activation": activation_function(function)},
-            attention_scale=float(read(config, "query_pre_attn_scalar")) ** -0.5,
-            attention_softcap=float(config.get("attn_logit_softcapping") or 0.0),
-            logits_softcap=float(config.get("final_logit_softcapping") or 0.0),
+            attention_scale=number(config, "query_pre_attn_scalar") ** -0.5,
+            attention_softcap=number(config, "attn_logit_softcapping", 0.0),
+            logits_softcap=number(config, "final_logit_softcapping", 0.0),
         )
 
     @classmethod
@@ -77,14 +79,14 @@ class Gemma2(Llama):
         x = attend(self, index, weights, x, kv, batch)
         hidden = hidden + self._norm("post_norm", weights, x)
         x = self._norm("pre_mlp_norm", weights, hidden)
-        x = gated_mlp(self.kernels, weights, x, spec.activation)
+        x = gated_mlp(self, weights, x, spec.activation)
         return hidden + self._norm("post_mlp_norm", weights, x)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self._norm("final_norm", weights, hidden)
 
-    def head(self, weights: LayerWeights, embedding: LayerWeights, hidden: Tensor) -> Tensor:
-        logits, cap = super().head(weights, embedding, hidden), self.spec.logits_softcap
+    def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        logits, cap = super().head(weights, hidden), self.spec.logits_softcap
         if not cap:
             return logits
         # float64: torch's vector and scalar tanh differ in the last bit, and which one an element meets

@@ -1,5 +1,5 @@
-"""GPT-2 (Radford et al., 2019), which is also CPM-1 (arXiv 2012.00413): learned positions, layer norms,
-weights stored [in_features, out_features]."""
+"""GPT-2 (Radford et al., 2019): learned positions, layer norms, weights stored
+[in_features, out_features]."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors, look_up, read, require
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -35,19 +38,19 @@ class GPT2(Family):
         require(config, "scale_attn_weights", True)
         require(config, "scale_attn_by_inverse_layer_idx", False)
         require(config, "add_cross_attention", False)
-        hidden_size, num_heads = int(read(config, "n_embd")), int(read(config, "n_head"))
+        hidden_size, num_heads = count(config, "n_embd"), count(config, "n_head")
         return GPT2Spec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "n_layer")),
+            num_layers=num_layers_of(config, "n_layer"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
-            intermediate_size=int(config.get("n_inner") or 4 * hidden_size),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "n_positions")),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            intermediate_size=count(config, "n_inner", default=4 * hidden_size),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=count(config, "n_positions"),
+            norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", True),
             activation=activation_function(config.get("activation_function", "gelu_new")),
         )
 
@@ -56,7 +59,7 @@ class GPT2(Family):
         words = (spec.vocab_size, spec.hidden_size)
         positions = (spec.max_position_embeddings, spec.hidden_size)
         return (
-            TensorSpec("embedding", words, ("transformer.wte.weight",), "int8"),
+            TensorSpec("embedding", words, ("transformer.wte.weight",), INT8),
             TensorSpec("positions", positions, ("transformer.wpe.weight",)),
         )
 
@@ -79,11 +82,11 @@ class GPT2(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "transformer.ln_f")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return look_up(weights.matrix("embedding"), input_ids) + weights.vector("positions")[positions]
+        return weights.matrix("embedding").look_up(input_ids) + weights.vector("positions")[positions]
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
@@ -91,7 +94,7 @@ class GPT2(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         hidden = hidden + attend(self, index, weights, x, kv, batch)
         x = self.layer_norm("post_norm", weights, hidden)
-        return hidden + mlp(self.kernels, weights, x, self.spec.activation)
+        return hidden + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -8,17 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import (
-    Family,
-    layer_norm_tensors,
-    linear_tensors,
-    read,
-    require,
-)
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.model.rope import context_length, read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -40,31 +37,32 @@ class GPTNeoX(Family):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> GPTNeoXSpec:
         require(config, "attention_bias", True)
-        hidden_size, num_heads = int(read(config, "hidden_size")), int(read(config, "num_attention_heads"))
+        hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
         head_dim = hidden_size // num_heads
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("rotary_pct", 0.25)
+        rope = read_rope(config, int(head_dim * float(share)))
         return GPTNeoXSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "num_hidden_layers")),
+            num_layers=num_layers_of(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=head_dim,
-            intermediate_size=int(read(config, "intermediate_size")),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "max_position_embeddings")),
-            norm_eps=float(config.get("layer_norm_eps", 1e-5)),
-            is_tied=bool(config.get("tie_word_embeddings", False)),
-            rope=read_rope(config, int(head_dim * float(share))),
+            intermediate_size=count(config, "intermediate_size"),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=context_length(rope, count(config, "max_position_embeddings")),
+            norm_eps=number(config, "layer_norm_eps", 1e-5),
+            is_tied=flag(config, "tie_word_embeddings", False),
+            rope=rope,
             activation=activation_function(config.get("hidden_act", "gelu")),
-            is_parallel=bool(config.get("use_parallel_residual", True)),
+            is_parallel=flag(config, "use_parallel_residual", True),
         )
 
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("gpt_neox.embed_in.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -82,7 +80,7 @@ class GPTNeoX(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "gpt_neox.final_layer_norm")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("embed_out.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def layer(
@@ -91,7 +89,7 @@ class GPTNeoX(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         attended = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
         x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
-        return attended + mlp(self.kernels, weights, x, self.spec.activation)
+        return attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -8,11 +8,10 @@ from penstock.errors import UnsupportedModel
 from penstock.kernels import (
     ActivationFunction,
     BatchLayout,
-    Kernels,
     LayerKV,
 )
 from penstock.model.family import Family
-from penstock.weights.store import LayerWeights
+from penstock.weights.layer_weights import LayerWeights
 
 ACTIVATION_FUNCTIONS: dict[str, ActivationFunction] = {
     "silu": "silu",
@@ -52,7 +51,7 @@ def attend(
     """
     spec, kernels = family.spec, family.kernels
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
-    qkv = kernels.int8_linear(x, weights.matrix("qkv"), weights.optional("qkv.bias"))
+    qkv = family.project(weights, "qkv", x)
     if is_per_head:
         q, k, v = (part.contiguous() for part in qkv.view(-1, num_heads, 3, spec.head_dim).unbind(2))
     else:
@@ -63,23 +62,21 @@ def attend(
         q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)
         k = kernels.rms_norm(k.contiguous(), weights.vector("k_norm"), spec.norm_eps, offset)
     if family.rope_table is not None:
-        cos, sin = family.rope_table.at(batch.positions)
+        cos, sin = family.rope_table.at(batch)
         kernels.rope(q, cos, sin)
         kernels.rope(k, cos, sin)
     kernels.write_kv(k, v, kv, batch.slot_mapping)
     mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
-    return kernels.int8_linear(mixed, weights.matrix("o"), weights.optional("o.bias"))
+    return family.project(weights, "o", mixed)
 
 
-def gated_mlp(kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
+def gated_mlp(family: Family, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(gate x) * up x), with "gate_up" holding the gate's rows first (arXiv 2002.05202)."""
-    gate_up = kernels.int8_linear(x, weights.matrix("gate_up"), weights.optional("gate_up.bias"))
-    activated = kernels.gated_activation(gate_up, function)
-    return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))
+    gate_up = family.project(weights, "gate_up", x)
+    return family.project(weights, "down", family.kernels.gated_activation(gate_up, function))
 
 
-def mlp(kernels: Kernels, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
+def mlp(family: Family, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(up x))."""
-    up = kernels.int8_linear(x, weights.matrix("up"), weights.optional("up.bias"))
-    activated = kernels.activation(up, function)
-    return kernels.int8_linear(activated, weights.matrix("down"), weights.optional("down.bias"))
+    up = family.project(weights, "up", x)
+    return family.project(weights, "down", family.kernels.activation(up, function))

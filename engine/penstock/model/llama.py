@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, linear_tensors, read, require, sliding_windows
+from penstock.model.config_values import count, flag, num_layers_of, number, require
+from penstock.model.family import Family, linear_tensors, sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
-from penstock.model.rope import read_rope
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.model.rope import context_length, read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 
 @dataclass(frozen=True)
@@ -39,35 +42,36 @@ class Llama(Family):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
         require(config, "pretraining_tp", 1)
-        has_bias = bool(config.get("attention_bias", False))
+        has_bias = flag(config, "attention_bias", False)
         return cls._spec(
             config,
             has_qkv_bias=has_bias,
             has_o_bias=has_bias,
-            has_mlp_bias=bool(config.get("mlp_bias", False)),
+            has_mlp_bias=flag(config, "mlp_bias", False),
         )
 
     @classmethod
     def _spec(cls, config: dict[str, Any], **differences: Any) -> LlamaSpec:
-        num_heads = int(read(config, "num_attention_heads"))
+        num_heads = count(config, "num_attention_heads")
         hidden_size, num_layers = (
-            int(read(config, "hidden_size")),
-            int(read(config, "num_hidden_layers")),
+            count(config, "hidden_size"),
+            num_layers_of(config, "num_hidden_layers"),
         )
-        head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+        head_dim = count(config, "head_dim", default=hidden_size // num_heads)
+        rope = read_rope(config, head_dim)
         numbers: dict[str, Any] = {
             "architecture": cls.architectures[0],
             "hidden_size": hidden_size,
             "num_layers": num_layers,
             "num_heads": num_heads,
-            "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
+            "num_kv_heads": count(config, "num_key_value_heads", default=num_heads),
             "head_dim": head_dim,
-            "intermediate_size": int(read(config, "intermediate_size")),
-            "vocab_size": int(read(config, "vocab_size")),
-            "max_position_embeddings": int(read(config, "max_position_embeddings")),
-            "norm_eps": float(read(config, "rms_norm_eps")),
-            "is_tied": bool(config.get("tie_word_embeddings", False)),
-            "rope": read_rope(config, head_dim),
+            "intermediate_size": count(config, "intermediate_size"),
+            "vocab_size": count(config, "vocab_size"),
+            "max_position_embeddings": context_length(rope, count(config, "max_position_embeddings")),
+            "norm_eps": number(config, "rms_norm_eps"),
+            "is_tied": flag(config, "tie_word_embeddings", False),
+            "rope": rope,
             "activation": activation_function(config.get("hidden_act", "silu")),
         }
         return LlamaSpec(**(numbers | differences))
@@ -75,7 +79,7 @@ class Llama(Family):
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), "int8"),)
+        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), INT8),)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
@@ -107,7 +111,7 @@ class Llama(Family):
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = TensorSpec("final_norm", (spec.hidden_size,), ("model.norm.weight",))
         shape = (spec.vocab_size, spec.hidden_size)
-        head = TensorSpec("head", shape, ("lm_head.weight",), "int8")
+        head = TensorSpec("head", shape, ("lm_head.weight",), INT8)
         return (norm,) if spec.is_tied else (norm, head)
 
     def layer(
@@ -118,7 +122,7 @@ class Llama(Family):
         head_norm_offset = 0.0 if spec.has_head_norms else None
         hidden = hidden + attend(self, index, weights, x, kv, batch, head_norm_offset=head_norm_offset)
         x = kernels.rms_norm(hidden, weights.vector("post_norm"), spec.norm_eps)
-        return hidden + gated_mlp(kernels, weights, x, spec.activation)
+        return hidden + gated_mlp(self, weights, x, spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.kernels.rms_norm(hidden, weights.vector("final_norm"), self.spec.norm_eps)
@@ -132,7 +136,7 @@ class Mistral(Llama):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
         return cls._spec(
-            config, sliding_windows=sliding_windows(config, int(read(config, "num_hidden_layers")))
+            config, sliding_windows=sliding_windows(config, num_layers_of(config, "num_hidden_layers"))
         )
 
 
@@ -148,11 +152,11 @@ class Qwen2(Llama):
     @classmethod
     def _windows(cls, config: dict[str, Any]) -> tuple[int, ...]:
         """Older configs say from which layer on there are windows; newer ones name each layer's kind."""
-        num_layers = int(read(config, "num_hidden_layers"))
+        num_layers = num_layers_of(config, "num_hidden_layers")
         windows = sliding_windows(config, num_layers) if config.get("use_sliding_window") else ()
         if not windows or config.get("layer_types") is not None:
             return windows
-        first = int(config.get("max_window_layers", 28))
+        first = number(config, "max_window_layers", 28)
         return tuple(window if index >= first else 0 for index, window in enumerate(windows))
 
 
@@ -163,7 +167,7 @@ class Qwen3(Qwen2):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
-        has_bias = bool(config.get("attention_bias", False))
+        has_bias = flag(config, "attention_bias", False)
         return cls._spec(
             config,
             has_qkv_bias=has_bias,

@@ -8,10 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors, look_up, read, require
+from penstock.model.config_values import count, flag, num_layers_of, require
+from penstock.model.family import Family, layer_norm_tensors, linear_tensors
 from penstock.model.layers import activation_function, attend, mlp
-from penstock.spec import ModelSpec, TensorSpec
-from penstock.weights.store import LayerWeights
+from penstock.spec import ModelSpec
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+from penstock.weights.weight_format import INT8
 
 #: The table of positions begins with two rows that only padding used.
 POSITION_OFFSET = 2
@@ -36,20 +39,20 @@ class OPT(Family):
         require(config, "_remove_final_layer_norm", False)
         require(config, "enable_bias", True)
         require(config, "layer_norm_elementwise_affine", True)
-        hidden_size, num_heads = int(read(config, "hidden_size")), int(read(config, "num_attention_heads"))
+        hidden_size, num_heads = count(config, "hidden_size"), count(config, "num_attention_heads")
         require(config, "word_embed_proj_dim", hidden_size)
         return OPTSpec(
             architecture=cls.architectures[0],
             hidden_size=hidden_size,
-            num_layers=int(read(config, "num_hidden_layers")),
+            num_layers=num_layers_of(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
-            intermediate_size=int(read(config, "ffn_dim")),
-            vocab_size=int(read(config, "vocab_size")),
-            max_position_embeddings=int(read(config, "max_position_embeddings")),
+            intermediate_size=count(config, "ffn_dim"),
+            vocab_size=count(config, "vocab_size"),
+            max_position_embeddings=count(config, "max_position_embeddings"),
             norm_eps=1e-5,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
+            is_tied=flag(config, "tie_word_embeddings", True),
             activation=activation_function(config.get("activation_function", "relu")),
         )
 
@@ -58,7 +61,7 @@ class OPT(Family):
         words = (spec.vocab_size, spec.hidden_size)
         positions = (spec.max_position_embeddings + POSITION_OFFSET, spec.hidden_size)
         return (
-            TensorSpec("embedding", words, ("model.decoder.embed_tokens.weight",), "int8"),
+            TensorSpec("embedding", words, ("model.decoder.embed_tokens.weight",), INT8),
             TensorSpec("positions", positions, ("model.decoder.embed_positions.weight",)),
         )
 
@@ -78,12 +81,12 @@ class OPT(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         norm = layer_norm_tensors("final_norm", spec.hidden_size, "model.decoder.final_layer_norm")
-        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), "int8")
+        head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
         table = weights.vector("positions")
-        return look_up(weights.matrix("embedding"), input_ids) + table[positions + POSITION_OFFSET]
+        return weights.matrix("embedding").look_up(input_ids) + table[positions + POSITION_OFFSET]
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
@@ -91,7 +94,7 @@ class OPT(Family):
         x = self.layer_norm("input_norm", weights, hidden)
         hidden = hidden + attend(self, index, weights, x, kv, batch)
         x = self.layer_norm("post_norm", weights, hidden)
-        return hidden + mlp(self.kernels, weights, x, self.spec.activation)
+        return hidden + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.layer_norm("final_norm", weights, hidden)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.model.family import read, require, sliding_windows
+from penstock.model.config_values import count, num_layers_of, require
+from penstock.model.family import sliding_windows
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.rope import read_rope
 
@@ -18,7 +19,9 @@ class Phi3(Llama):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
-        head_dim = int(read(config, "hidden_size")) // int(read(config, "num_attention_heads"))
+        # transformers' own default, which a config.json may leave out.
+        config = {"original_max_position_embeddings": 4096} | config
+        head_dim = count(config, "hidden_size") // count(config, "num_attention_heads")
         rope_parameters = config.get("rope_parameters") or {}
         share = rope_parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         rope = read_rope(config, int(head_dim * float(share)))
@@ -27,5 +30,5 @@ class Phi3(Llama):
         return cls._spec(
             config,
             rope=rope,
-            sliding_windows=sliding_windows(config, int(read(config, "num_hidden_layers"))),
+            sliding_windows=sliding_windows(config, num_layers_of(config, "num_hidden_layers")),
         )

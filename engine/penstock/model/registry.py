@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.errors import UnsupportedModel
+from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.bloom import Bloom
+from penstock.model.config_values import refuse
 from penstock.model.falcon import Falcon
 from penstock.model.family import Family
 from penstock.model.gemma2 import Gemma2
@@ -17,8 +20,9 @@ from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
 from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
-from penstock.weights.formats import activation_note, open_checkpoint
+from penstock.weights.formats import MALFORMED, activation_note, open_checkpoint
 from penstock.weights.manifest import check_finished
+from penstock.weights.own_head import has_own_head
 from penstock.weights.store import TIED_HEAD, WeightStore
 
 logger = logging.getLogger(__name__)
@@ -41,6 +45,8 @@ FAMILIES: tuple[type[Family], ...] = (
 def find_family(config: dict[str, Any]) -> type[Family]:
     """The family of a config.json. Raises UnsupportedModel with the list of those there are."""
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        refuse("architectures", architectures, "a list of names")
     for family in FAMILIES:
         if any(name in family.architectures for name in architectures):
             return family
@@ -49,6 +55,35 @@ def find_family(config: dict[str, Any]) -> type[Family]:
         f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported; there "
         f"are: {', '.join(known)}"
     )
+
+
+def read_spec(config: dict[str, Any]) -> tuple[type[Family], ModelSpec]:
+    """A config.json's family and numbers. Raises UnsupportedModel and InvalidConfig."""
+    family = find_family(config)
+    try:
+        spec = family.read_spec(config)
+    except MALFORMED as error:
+        raise InvalidConfig(
+            f"config.json makes no sense for {family.architectures[0]} ({error!r}); download it again"
+        ) from error
+    _check(spec)
+    return family, spec
+
+
+def _check(spec: ModelSpec) -> None:
+    """Raises InvalidConfig for numbers that contradict each other."""
+    if spec.head_dim < 1:
+        refuse("the number of heads", spec.num_heads, f"at most the hidden size, {spec.hidden_size}")
+    if spec.num_heads % spec.num_kv_heads:
+        expected = f"a divisor of the number of heads, {spec.num_heads}"
+        refuse("the number of heads of keys and values", spec.num_kv_heads, expected)
+    if spec.rope is None:
+        return
+    if spec.rope.rotary_dim % 2 or not 2 <= spec.rope.rotary_dim <= spec.head_dim:
+        expected = f"even, from 2 to a head's {spec.head_dim}"
+        refuse("the dimensions that rope rotates", spec.rope.rotary_dim, expected)
+    if not 0 < spec.rope.theta < math.inf:
+        refuse("rope_theta", spec.rope.theta, "a number above 0")
 
 
 class OpenModel(NamedTuple):
@@ -63,9 +98,17 @@ def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | 
     """`group_size` is EngineConfig's. Raises CheckpointError kinds for whatever is wrong with the files."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder)
-    family = find_family(checkpoint.config)
-    tied = {"tie_word_embeddings": True} if checkpoint.config.get(TIED_HEAD) else {}
-    spec = family.read_spec(checkpoint.config | tied)
+    family, spec = read_spec(checkpoint.config)
+    if spec.num_layers > len(checkpoint.entries):
+        refuse("the number of layers", spec.num_layers, f"at most that of tensors, {len(checkpoint.entries)}")
+    if checkpoint.config.get(TIED_HEAD):
+        spec = replace(spec, is_tied=True)
+    elif spec.is_tied and has_own_head(
+        checkpoint, family.embedding_matrix(spec), family.head_matrix(spec), family.optional_prefix
+    ):
+        # From here on the config says what the files say, also in a folder that is converted from them.
+        checkpoint.config |= {"tie_word_embeddings": False}
+        spec = replace(spec, is_tied=False)
     store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size)
     _tell_how_it_is_read(store)
     return OpenModel(family, spec, store)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
+from penstock.kernels import BatchLayout
 from penstock.spec import RopeSpec
 
 
@@ -31,26 +33,78 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
     scaling.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
     if config.get("original_max_position_embeddings"):  # transformers prefers it to the scaling's own
         scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
-    return RopeSpec(float(theta), rotary_dim, kind, scaling)
+    scaling.setdefault("original_max_position_embeddings", scaling["max_position_embeddings"])
+    rope = RopeSpec(float(theta), rotary_dim, kind, scaling)
+    if kind == "longrope":
+        return replace(rope, short_length=int(_number(rope, "original_max_position_embeddings")))
+    if kind == "dynamic":
+        return replace(rope, short_length=int(_number(rope, "max_position_embeddings")))
+    return rope
+
+
+def context_length(rope: RopeSpec, max_position_embeddings: int) -> int:
+    """Positions that a model has. Where config.json asks for dynamic NTK, max_position_embeddings is what the
+    model was trained for, and `factor` times as many are meant; where it asks for YaRN, the people who
+    stretch a model often leave it as it was, too."""
+    trained = {"dynamic": "max_position_embeddings", "yarn": "original_max_position_embeddings"}
+    if rope.scaling not in trained:
+        return max_position_embeddings
+    return max(max_position_embeddings, int(_number(rope, trained[rope.scaling]) * _number(rope, "factor")))
 
 
 class RopeTable:
-    """cos and sin of every position, float32 [max_model_len, rotary_dim / 2]."""
+    """cos and sin of a step's tokens: looked up in tables, float32 [rows, rotary_dim / 2], whose bytes are
+    RopeSpec.table_bytes(). A row is a position. LongRoPE has short sequences' rows first, then long ones'.
+
+    Dynamic NTK has frequencies of its own for each length, and no table: each step computes what it needs."""
 
     def __init__(self, rope: RopeSpec, max_model_len: int, device: torch.device | None = None) -> None:
-        inverse_frequencies, factor = _FREQUENCIES[rope.scaling](rope, max_model_len)
-        angles = torch.arange(max_model_len, dtype=torch.float64)[:, None] * inverse_frequencies
-        self._cos = (angles.cos() * factor).float().to(device=device)
-        self._sin = (angles.sin() * factor).float().to(device=device)
-        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._rope = rope
+        num_rows = 0 if rope.scaling == "dynamic" else max_model_len
+        self._cos, self._sin = (table.to(device) for table in _tables(rope, num_rows))
+        self._last: tuple[BatchLayout, tuple[Tensor, Tensor]] | None = None
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of int64 [num_tokens] positions, each [num_tokens, rotary_dim / 2]. Every layer of a
-        step asks for those of the same tensor, which nobody writes to."""
+    def at(self, batch: BatchLayout) -> tuple[Tensor, Tensor]:
+        """cos and sin of a step's tokens, each float32 [num_tokens, rotary_dim / 2]. Every layer of a step
+        asks for those of the same batch, which nobody writes to."""
         last = self._last
-        if last is None or last[0] is not positions:
-            last = self._last = positions, (self._cos[positions], self._sin[positions])
+        if last is None or last[0] is not batch:
+            last = self._last = batch, self._of(batch.positions, batch.rope_lengths)
         return last[1]
+
+    def _of(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self._rope.scaling == "dynamic":
+            return _cos_sin(positions, *_dynamic(self._rope, positions + 1, lengths))
+        rows = positions if lengths is None else positions + (lengths > 0) * self._rope.short_length
+        return self._cos[rows], self._sin[rows]
+
+
+def _tables(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of all positions of short sequences, then of those of long ones, if there can be any."""
+    short = min(rope.short_length or max_model_len, max_model_len)
+    lengths = (short, max_model_len) if short < max_model_len else (short,)
+    parts = [_cos_sin(torch.arange(length), *_FREQUENCIES[rope.scaling](rope, length)) for length in lengths]
+    cos, sin = (torch.cat(tables) for tables in zip(*parts, strict=True))
+    return cos, sin
+
+
+def _cos_sin(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Frequencies are float64 [rotary_dim / 2], or [num_tokens, rotary_dim / 2] where each token has its
+    own."""
+    angles = positions.double()[:, None] * inverse_frequencies
+    return (angles.cos() * factor).float(), (angles.sin() * factor).float()
+
+
+def _dynamic(rope: RopeSpec, lengths: Tensor, prompts: Tensor | None) -> tuple[Tensor, float]:
+    """Dynamic NTK: the longer the sequence, the larger the base; up to the trained length it is the plain
+    one. `lengths` are those that a step's tokens bring, int64 [num_tokens]; a longer prompt counts instead
+    of them. Powers are exp and log: torch's power has other last bits at a tensor's end than in it."""
+    lengths = lengths if prompts is None else torch.maximum(lengths, prompts)
+    factor, dim, device = _number(rope, "factor"), rope.rotary_dim, lengths.device
+    stretch = lengths.clamp_min(rope.short_length).double() * (factor / rope.short_length) - (factor - 1)
+    log_base = math.log(rope.theta) + stretch.log() * (dim / (dim - 2))
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
+    return (-exponents * log_base[:, None]).exp(), 1.0
 
 
 def _plain(rope: RopeSpec) -> Tensor:
@@ -66,26 +120,15 @@ def _number(rope: RopeSpec, name: str, default: float | None = None) -> float:
     return float(value)
 
 
-def _default(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
+def _default(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     return _plain(rope), 1.0
 
 
-def _linear(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
+def _linear(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     return _plain(rope) / _number(rope, "factor"), 1.0
 
 
-def _dynamic(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    # Its frequencies change while a sequence grows past what the model was trained for, and with them
-    # every cached key: only the range in which it equals plain rope has one answer.
-    if max_model_len > _number(rope, "max_position_embeddings"):
-        raise UnsupportedModel(
-            "dynamic rope scaling beyond max_position_embeddings is not supported; pass --max-model-len "
-            f"{int(_number(rope, 'max_position_embeddings'))} or less"
-        )
-    return _plain(rope), 1.0
-
-
-def _llama3(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
+def _llama3(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     """Llama 3.1's: long wavelengths are stretched by `factor`, short ones kept, between them blended."""
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
     original = _number(rope, "original_max_position_embeddings")
@@ -95,16 +138,9 @@ def _llama3(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
     return frequencies * (keep + (1 - keep) / _number(rope, "factor")), 1.0
 
 
-def _yarn(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
+def _yarn(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071): blend by the number of turns within the original context."""
-    factor, original = (
-        _number(rope, "factor"),
-        _number(
-            rope,
-            "original_max_position_embeddings",
-            _number(rope, "max_position_embeddings"),
-        ),
-    )
+    factor, original = _number(rope, "factor"), _number(rope, "original_max_position_embeddings")
 
     def dimension(turns: float) -> float:
         logarithm = math.log(original / (turns * 2 * math.pi))
@@ -126,21 +162,24 @@ def _yarn(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
     return frequencies * (1 - stretch + stretch / factor), _number(rope, "attention_factor", attention)
 
 
-def _longrope(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): a factor per dimension, one list for contexts up to the original
-    length and one beyond. The engine's max_model_len decides, so that cached keys never change."""
+def _longrope(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753): a factor per dimension, one list for sequences up to the original length
+    and one for longer ones. What cos and sin are multiplied by is the same for both: it follows from the
+    config, not from the sequence."""
     original = _number(rope, "original_max_position_embeddings")
-    name = "long_factor" if max_model_len > original else "short_factor"
+    name = "long_factor" if length > original else "short_factor"
     factors = torch.tensor(rope.parameters[name], dtype=torch.float64)
     ratio = _number(rope, "factor", _number(rope, "max_position_embeddings") / original)
     attention = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     return _plain(rope) / factors, _number(rope, "attention_factor", attention)
 
 
+#: (rope, length of the sequence) -> inverse frequencies [rotary_dim / 2], and what cos and sin are multiplied
+#: by.
 _FREQUENCIES = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _dynamic,
+    "dynamic": _default,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -12,40 +12,55 @@ from torch import Tensor
 
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
-from penstock.spec import LayerLayout, ModelFootprint, ModelSpec, TensorSpec
+from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights import layer_file, whole_file
-from penstock.weights.convert import check_space, quantization_config, stacks
-from penstock.weights.store import LayerWeights, ModelTensors
+from penstock.weights.convert import check_space, quantization_config, unit_files
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: Layers of a random model that differ; the others repeat them, which no measurement notices.
 NUM_DISTINCT = 2
 
 
-def footprint(spec: ModelSpec, tensors: ModelTensors, kv_bytes_per_element: int = 2) -> ModelFootprint:
+def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
     """What the memory plan needs to know of a model."""
-    head_elements = _matrix_elements(tensors.head)
-    matrix = tuple(tensor for tensor in tensors.embedding if tensor.name == "embedding")
+    output = tensors.output_matrix
     return ModelFootprint(
-        layer_bytes=tuple(LayerLayout.of(layer).num_bytes for layer in tensors.layers),
-        embedding_bytes=LayerLayout.of(tensors.embedding).num_bytes,
-        head_bytes=LayerLayout.of(tensors.head).num_bytes,
-        kv_bytes_per_token=spec.kv_bytes_per_token(kv_bytes_per_element),
+        layer_bytes=tuple(UnitLayout.of(layer).num_bytes for layer in tensors.layers),
+        embedding_bytes=UnitLayout.of(tensors.embedding).num_bytes,
+        head_bytes=UnitLayout.of(tensors.head).num_bytes,
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
         layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers),
-        head_elements=head_elements or spec.vocab_size * spec.hidden_size,
+        head_elements=output.num_elements,
         max_position_embeddings=spec.max_position_embeddings,
         hidden_size=spec.hidden_size,
         widest_layer=max(
-            (tensor.shape[0] for layer in tensors.layers for tensor in layer if tensor.kind == "int8"),
+            (tensor.shape[0] for unit in tensors.units for tensor in unit.tensors if tensor.is_matrix),
             default=0,
         ),
         vocab_size=spec.vocab_size,
-        shared_head_bytes=0 if head_elements else LayerLayout.of(matrix).num_bytes,
-        rope_bytes_per_token=4 * spec.rope.rotary_dim if spec.rope else 0,  # rotary_dim / 2 cosines and sines
+        shared_head_bytes=UnitLayout.of((output,)).num_bytes if tensors.is_tied else 0,
+        rope=spec.rope,
+        experts=_experts(tensors, spec.num_experts_per_token),
+    )
+
+
+def _experts(tensors: ModelTensors, num_per_token: int) -> ExpertFootprint:
+    """Of all layers. A layer's token passes through `num_per_token` experts."""
+    experts = [unit for unit in tensors.units if unit.key.expert is not None]
+    if not experts:
+        return NO_EXPERTS
+    num_layers = len({(unit.key.stack, unit.key.layer) for unit in experts})
+    return ExpertFootprint(
+        num_bytes=max(unit.num_bytes for unit in experts),
+        elements=max(_matrix_elements(unit.tensors) for unit in experts),
+        count=len(experts),
+        count_per_token=num_layers * num_per_token,
     )
 
 
 def _matrix_elements(tensors: tuple[TensorSpec, ...]) -> int:
-    return sum(tensor.num_elements for tensor in tensors if tensor.kind == "int8")
+    return sum(tensor.num_elements for tensor in tensors if tensor.is_matrix)
 
 
 def write_random(
@@ -58,23 +73,23 @@ def write_random(
     """
     family = find_family(config)
     tensors = family.model_tensors(family.read_spec(config))
-    files = stacks(tensors)
-    total = sum(stack.num_bytes for stack in files)
+    files = unit_files(tensors)
+    total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):
         check_space(folder, total)
         generator = torch.Generator().manual_seed(0)
         layers: list[Tensor] = []
         done = 0
-        for index, stack in enumerate(files):
-            is_layer = 1 <= index <= len(tensors.layers)
+        for index, file in enumerate(files):
+            is_layer = 1 <= index <= len(tensors.units)
             if is_layer and len(layers) == NUM_DISTINCT:
                 buffer = layers[index % NUM_DISTINCT]
             else:
-                buffer = _random_stack(stack.tensors, generator)
+                buffer = _random(file.tensors, generator)
                 layers += [buffer] if is_layer else []
-            head = layer_file.header(stack.stored, _even_parts(stack.stored, config))
-            layer_file.write(folder / stack.file, head, buffer)
-            done += stack.num_bytes
+            head = layer_file.header(file.stored, _even_parts(file.stored, config))
+            layer_file.write(folder / file.name, head, buffer)
+            done += file.num_bytes
             if report_progress is not None:
                 report_progress(done, total)
         whole_file.write_json(
@@ -82,14 +97,15 @@ def write_random(
         )
 
 
-def _random_stack(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:
-    layout = LayerLayout.of(tensors)
+def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:
+    layout = UnitLayout.of(tensors)
     buffer = torch.empty(layout.num_bytes, dtype=torch.uint8)
     for _, tensor in LayerWeights.views(layout, buffer).items():
         if isinstance(tensor, QuantizedTensor):
             tensor.qweight.random_(-127, 128, generator=generator)
             tensor.scale.fill_(1 / (73 * tensor.qweight.shape[1] ** 0.5))
         else:
+            assert isinstance(tensor, Tensor)
             tensor.fill_(1.0)
     return buffer
 

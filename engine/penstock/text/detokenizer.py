@@ -10,7 +10,9 @@ from penstock.text.tokenizer import Tokenizer
 #: Prompt tokens that are decoded before the answer's, so that its first token meets its context:
 #: sentencepiece drops the space of whatever it is given first.
 CONTEXT_TOKENS = 6
-#: A character has four bytes at most, so a longer run of tokens without a complete one is not UTF-8.
+#: A character has four bytes at most, so a token that continues one is at most so many behind its first.
+MAX_TOKENS_BACK = 3
+#: For the same reason, a longer run of tokens without a complete character is not UTF-8.
 MAX_INCOMPLETE_TOKENS = 8
 INCOMPLETE = "\ufffd"
 
@@ -32,7 +34,7 @@ class Detokenizer:
         self._stop = stop
         self._include_stop = include_stop_str_in_output
         self._skip_special = skip_special_tokens
-        self._token_ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
+        self._token_ids = list(prompt_token_ids[_context_begin(tokenizer, prompt_token_ids) :])
         #: Tokens from `_begin` are decoded each time; `_known` is what of their text is out, and all of
         #: those before `_read`. The window moves on with each emission, so the cost of a token does not
         #: grow with the answer.
@@ -57,7 +59,7 @@ class Detokenizer:
             if len(self._token_ids) - self._read <= MAX_INCOMPLETE_TOKENS:
                 return ""
             # These are no characters in the making, except perhaps the last.
-            self._advance(len(self._token_ids) - CONTEXT_TOKENS)
+            self._advance(_context_begin(self._tokenizer, self._token_ids))
             self._known = self._known[:-1]
             return self._emit(text[:-1])
         if text:
@@ -80,6 +82,10 @@ class Detokenizer:
 
     def _new_text(self) -> str:
         text = self._decode(self._token_ids[self._begin :])
+        if not (text.startswith(self._known) or self._known.endswith(INCOMPLETE)):
+            # New byte tokens that are no characters: sentencepiece's decoders then give up the whole run of
+            # byte tokens, also its characters that are out.
+            return self._decode(self._token_ids[self._read :])
         # Not only its length: a prompt may end within a character, which then reads differently.
         return text[len(os.path.commonprefix([self._known, text])) :]
 
@@ -101,6 +107,21 @@ class Detokenizer:
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
+
+
+def _context_begin(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
+    """Where the last CONTEXT_TOKENS begin, or a little before, where they would begin within a character: to
+    sentencepiece's decoders a run of byte tokens that begins so has no character at all."""
+    begin = max(0, len(token_ids) - CONTEXT_TOKENS)
+    first = max(0, begin - MAX_TOKENS_BACK)
+    while begin > first and _is_within_character(tokenizer.token_bytes(token_ids[begin])):
+        begin -= 1
+    return begin
+
+
+def _is_within_character(token: bytes) -> bool:
+    """Whether a token begins with a byte that continues a UTF-8 character."""
+    return b"\x80" <= token[:1] < b"\xc0"
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -1,4 +1,4 @@
-"""Tokenizer: strings <-> token ids, through transformers' AutoTokenizer, from local files alone."""
+"""Tokenizer: strings <-> token ids, by a transformers tokenizer, from local files alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ TOKENIZER_FILES = (
     "*.model",
 )
 
-#: sentencepiece's spelling of a byte that no piece covers.
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -52,18 +51,15 @@ class Tokenizer:
         """The tokenizer of a folder, which says itself where answers end, or of a GGUF file, for which
         `eos_token_ids` do. Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't
         be read, ConfigError if that takes a package which is not installed."""
-        from transformers import AutoTokenizer  # takes a second, so only when it is needed
-
         is_file = folder.is_file()
         if not is_file and not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
-            raise CheckpointNotFound(
-                f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the "
-                "tokenizer files of the original repository into it"
-            )
+            raise CheckpointNotFound(_no_tokenizer(folder))
         try:
             if is_file:
                 return cls(_read_gguf(folder), eos_token_ids)
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = _read_folder(folder)
+        except ConfigError:
+            raise
         except ImportError as error:
             raise ConfigError(
                 f"the tokenizer in {folder} needs a package that is not installed: {error} "
@@ -113,21 +109,21 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token stands for (special tokens: their name; unknown ids: none)."""
+        """The exact bytes of the token's text (special tokens: their name; unknown ids: none).
+
+        decode() treats an added token as any other: Gemma's "\u2581\u2581" is two spaces."""
         if token_id not in self._known_ids:
             return b""
         piece = self.backend.convert_ids_to_tokens(token_id)
         if piece is None:  # a gap in the vocabulary
             return b""
-        if token_id in self._added_ids:
-            return str(piece).encode()
-        if self._is_byte_level and all(character in _BYTE_OF_CHARACTER for character in piece):
-            return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
         if isinstance(piece, bytes):  # tiktoken-style
             return piece
-        if match := _BYTE_PIECE.fullmatch(piece):
-            return bytes.fromhex(match[1])
-        return str(piece).replace("\u2581", " ").encode()
+        if not self._is_byte_level:
+            return piece_bytes(piece)
+        if all(character in _BYTE_OF_CHARACTER for character in piece):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
+        return str(piece).encode()  # an added token with other characters
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
@@ -135,10 +131,6 @@ class Tokenizer:
         added: dict[int, Any] = getattr(self.backend, "added_tokens_decoder", {})
         special = {token_id for token_id, token in added.items() if token.special}
         return frozenset(special.union(self.backend.all_special_ids))
-
-    @cached_property
-    def _added_ids(self) -> frozenset[int]:
-        return frozenset(self.backend.get_added_vocab().values())
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -149,11 +141,37 @@ class Tokenizer:
         return '"ByteLevel"' in json.dumps(json.loads(fast.to_str()).get("decoder"))
 
 
+def piece_bytes(piece: str) -> bytes:
+    """The bytes of a text that a sentencepiece piece spells: "<0xE4>" is one byte, U+2581 a space."""
+    if match := _BYTE_PIECE.fullmatch(piece):
+        return bytes.fromhex(match[1])
+    return piece.replace("\u2581", " ").encode()
+
+
+def _no_tokenizer(folder: Path) -> str:
+    if (folder / "tekken.json").is_file():
+        return (
+            f"the tokenizer in {folder} is tekken.json alone, the format of Mistral's mistral-common, "
+            "which is not read here. Copy tokenizer.json and tokenizer_config.json of the model's repository "
+            "on Hugging Face into the folder"
+        )
+    if model := next(folder.glob("tokenizer.model.v*"), None):
+        return (
+            f"the tokenizer in {folder} is {model.name} alone, a sentencepiece model under a name of "
+            "Mistral's: rename it to tokenizer.model"
+        )
+    return (
+        f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the tokenizer files "
+        "of the original repository into it"
+    )
+
+
 class NoText(Tokenizer):
     """Where only token ids matter: nothing is a word, and nothing ends an answer."""
 
     def __init__(self) -> None:
         self.eos_token_ids = frozenset()
+        self.token_bytes = lru_cache(self._token_bytes)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return []
@@ -185,6 +203,17 @@ def _read_gguf(file: Path) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / file.name).symlink_to(file.resolve())
         return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
+
+
+def _read_folder(folder: Path) -> Any:
+    """transformers' tokenizer of a folder, or ours for a sentencepiece model that has no tokenizer.json."""
+    from transformers import AutoTokenizer  # takes a second, so only when it is needed
+
+    from penstock.text.sentencepiece_tokenizer import SentencePieceTokenizer, find_model
+
+    if model := find_model(folder):
+        return SentencePieceTokenizer.from_pretrained(folder, vocab_file=str(model), local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

@@ -27,9 +27,9 @@ from penstock.errors import (
     CheckpointNotFound,
     CorruptFile,
     MissingTensor,
-    UnsafeCheckpoint,
     WrongTensor,
 )
+from penstock.weights import folder as folders
 
 DTYPES = {
     "F64": torch.float64,
@@ -45,7 +45,6 @@ OTHER_DTYPE_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 MAX_HEADER_BYTES = 100 << 20
 #: Of each tensor, for a checkpoint's fingerprint: a disk reads no less in the same time.
 SAMPLE_BYTES = 4096
-PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,7 @@ def _fingerprint(file: Path, entries: list[TensorEntry]) -> list[Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointNotFound and CorruptFile."""
+    """config.json. Raises CheckpointNotFound, UnsupportedModel (an adapter) and CorruptFile."""
     if not folder.is_dir():
         raise CheckpointNotFound(
             f"{folder} is not a folder. Give a Hugging Face model folder, a hub repository as "
@@ -237,7 +236,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointNotFound(f"{folder} has no config.json, so it is not a Hugging Face model folder")
+        folders.check_adapter(folder)
+        raise folders.refuse_without_config(folder)
     return read_json(path)
 
 
@@ -262,6 +262,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: those that its index names, or all there are."""
+    folders.check_adapter(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
@@ -275,17 +276,7 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"{', '.join(missing[:5])}; finish the download"
             )
         return files
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
-    if pickles:
-        raise UnsafeCheckpoint(
-            f"{folder} has its weights only as pickles ({', '.join(pickles[:3])}), which can run code when "
-            "they are read. Use a repository with safetensors, or convert it once with transformers: "
-            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-        )
-    raise CheckpointNotFound(f"{folder} holds no *.safetensors file")
+    return folders.unindexed_weights(folder)
 
 
 def read_header(file: Path) -> list[TensorEntry]:

@@ -1,4 +1,4 @@
-"""A checkpoint -> a Penstock folder: INT8 once and for all, one file per stack of tensors, each read at once.
+"""A checkpoint -> a Penstock folder: INT8 once and for all, one file per unit of tensors, each read at once.
 
 The folder is a Hugging Face folder in the compressed-tensors `int-quantized` layout. It becomes one only with
 its last file, config.json; until then `penstock.json` tells what is done, and the next run goes on there. A
@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,13 +24,15 @@ from torch import Tensor
 
 from penstock.errors import CapacityError
 from penstock.memory.hardware import num_physical_cores
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.spec import DECODER
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights import layer_file, whole_file
 from penstock.weights import manifest as manifests
 from penstock.weights.checkpoint import read_bytes
 from penstock.weights.manifest import CONFIG, MANIFEST
-from penstock.weights.store import TIED_HEAD, ModelTensors, WeightStore, stored_parts
+from penstock.weights.store import TIED_HEAD, WeightStore
+from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout, stored_arrays
+from penstock.weights.weight_format import INT8, Int8
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ COMPANIONS = (
 )
 #: A larger file than this is not a tokenizer.
 MAX_COMPANION_BYTES = 256 << 20
-#: That quantize: four make INT8 faster than one computes its checksum, or most disks take it.
+#: Quantizing threads: four of them outrun the thread that computes checksums and writes, and most disks.
 MAX_THREADS = 4
 #: Beyond what the files take: directory entries, the file system's own needs.
 SPARE_BYTES = 64 << 20
@@ -73,38 +76,44 @@ class ConversionReport:
 
 
 @dataclass(frozen=True)
-class _Stack:
-    file: str
+class UnitFile:
+    """A file of a converted model: embedding, a unit, or head."""
+
+    name: str
     tensors: tuple[TensorSpec, ...]
     #: What they are called in the file, where that differs.
     stored: tuple[TensorSpec, ...]
 
     @property
     def num_bytes(self) -> int:
-        return LayerLayout.of(self.tensors).num_bytes
+        return UnitLayout.of(self.tensors).num_bytes
 
 
-def stacks(tensors: ModelTensors) -> list[_Stack]:
-    """The files of a converted model."""
-    found = [("model-embedding", tensors.embedding)]
-    found += [(f"model-layer-{index:05d}", layer) for index, layer in enumerate(tensors.layers)]
-    found += [("model-head", tensors.head)]
-    files = [_Stack(f"{name}.safetensors", stack, stack) for name, stack in found]
-    if is_tied(tensors):
+def unit_files(tensors: ModelTensors) -> list[UnitFile]:
+    """The files of a converted model, in the order of `ModelTensors.groups`, and one with a tied head."""
+    names = ["model-embedding", *map(_unit_name, tensors.units), "model-head"]
+    found = zip(names, tensors.groups, strict=True)
+    files = [UnitFile(f"{name}.safetensors", group, group) for name, group in found]
+    if tensors.is_tied:
         # transformers can't share an INT8 matrix between embedding and head, so the file has it twice.
-        (matrix,) = (tensor for tensor in tensors.embedding if tensor.name == "embedding")
+        matrix = tensors.output_matrix
         head = replace(matrix, parts=("lm_head.weight",))
-        files.append(_Stack("model-tied-head.safetensors", (matrix,), (head,)))
+        files.append(UnitFile("model-tied-head.safetensors", (matrix,), (head,)))
     return files
 
 
-def is_tied(tensors: ModelTensors) -> bool:
-    """Whether the embedding's matrix serves as the head's."""
-    return all(tensor.name != "head" for tensor in tensors.head)
+def _unit_name(unit: Unit) -> str:
+    stack, layer, expert = unit.key
+    return (
+        "model"
+        + ("" if stack == DECODER else f"-{stack}")
+        + f"-layer-{layer:05d}"
+        + ("" if expert is None else f"-expert-{expert:05d}")
+    )
 
 
 class Rounding(Protocol):
-    """How weights become INT8. Stacks come in their order: embedding, layers, head."""
+    """How weights become INT8. Groups of tensors come in their order: embedding, units, head."""
 
     @property
     def name(self) -> str | None:
@@ -112,12 +121,12 @@ class Rounding(Protocol):
 
     @property
     def looks_back(self) -> bool:
-        """Whether it has to see, by pass_stack(), what an earlier run has converted."""
+        """Whether it has to see, by look_at(), what an earlier run has converted."""
 
-    def read_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
-        """WeightStore.read_stack()."""
+    def read(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
+        """WeightStore.read_with_errors()."""
 
-    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
+    def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
 
 
 class Nearest:
@@ -126,10 +135,10 @@ class Nearest:
     name = None
     looks_back = False
 
-    def __init__(self, store: WeightStore) -> None:
-        self.read_stack = store.read_stack
+    def __init__(self, store: WeightStore, num_threads: int) -> None:
+        self.read = partial(store.read_with_errors, num_threads=num_threads)
 
-    def pass_stack(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
+    def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None: ...
 
 
 def convert(
@@ -145,9 +154,8 @@ def convert(
     is too small), CheckpointError (the source is at fault, or somebody else is converting there).
     """
     started = time.perf_counter()
-    store.num_threads = min(num_physical_cores(), MAX_THREADS)
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
-    source, files = manifests.source_of(store.checkpoint, way), stacks(store.tensors)
+    source, files = manifests.source_of(store.checkpoint, way), unit_files(store.tensors)
     report = ConversionReport(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
     )
@@ -155,20 +163,28 @@ def convert(
     if manifest is None or not _is_current(store, target, files, manifest):
         with whole_file.lock(target):
             manifest = manifests.find(target, source) or manifests.begin(target, source)
-            _convert(store, target, files, manifest, report, report_progress, rounding or Nearest(store))
+            _convert(
+                store,
+                target,
+                files,
+                manifest,
+                report,
+                report_progress,
+                rounding or Nearest(store, min(num_physical_cores(), MAX_THREADS)),
+            )
     for entry in manifest["files"].values():
         report.errors |= entry.get("errors", {})
     report.total_s = time.perf_counter() - started
     return report
 
 
-def _is_current(store: WeightStore, target: Path, files: list[_Stack], manifest: dict[str, Any]) -> bool:
+def _is_current(store: WeightStore, target: Path, files: list[UnitFile], manifest: dict[str, Any]) -> bool:
     """Whether there is nothing to do, so that the folder need not even be writable."""
     if not manifests.is_finished(target, manifest) or any(map(whole_file.is_leftover, target.iterdir())):
         return False
     entries = manifest["files"]
     return manifest["format_version"] != manifests.FORMAT_VERSION or (
-        all(stack.file in entries for stack in files)
+        all(unit_file.name in entries for unit_file in files)
         and all(
             entries.get(name) == whole_file.describe_bytes(content)
             for name, content in _companions(store.checkpoint.folder).items()
@@ -179,7 +195,7 @@ def _is_current(store: WeightStore, target: Path, files: list[_Stack], manifest:
 def _convert(
     store: WeightStore,
     target: Path,
-    files: list[_Stack],
+    files: list[UnitFile],
     manifest: dict[str, Any],
     report: ConversionReport,
     report_progress: Callable[[int, int], None] | None,
@@ -191,18 +207,18 @@ def _convert(
         if (target / name).exists():
             logger.warning("%s is not what was written: it is written again", target / name)
     manifest["files"] = done
-    missing = [stack for stack in files if stack.file not in done]
+    missing = [unit_file for unit_file in files if unit_file.name not in done]
     report.num_resumed = len(files) - len(missing)
-    check_space(target, sum(stack.num_bytes for stack in missing))
-    total = sum(stack.num_bytes for stack in files)
-    finished = sum(stack.num_bytes for stack in files if stack.file in done)
+    check_space(target, sum(unit_file.num_bytes for unit_file in missing))
+    total = sum(unit_file.num_bytes for unit_file in files)
+    finished = sum(unit_file.num_bytes for unit_file in files if unit_file.name in done)
     # Calibrating is products and factorizations, which gain by threads.
     threads = nullcontext() if rounding.looks_back else _one_thread()
-    with threads, closing(_write_stacks(store, target, files, done, report, rounding)) as written:
-        for stack, entry in written:
-            done[stack.file] = entry
+    with threads, closing(_write_units(store, target, files, done, report, rounding)) as written:
+        for unit_file, entry in written:
+            done[unit_file.name] = entry
             whole_file.write_json(target / MANIFEST, manifest)
-            finished += stack.num_bytes
+            finished += unit_file.num_bytes
             if report_progress is not None:
                 report_progress(finished, total)
     _finish(store, target, files, manifest, companions)
@@ -230,39 +246,40 @@ def check_space(target: Path, needed: int) -> None:
         )
 
 
-def _write_stacks(
+def _write_units(
     store: WeightStore,
     target: Path,
-    files: list[_Stack],
+    files: list[UnitFile],
     done: dict[str, Any],
     report: ConversionReport,
     rounding: Rounding,
-) -> Generator[tuple[_Stack, dict[str, Any]], None, None]:
-    """Quantize one stack while the one before is written: two buffers, however many stacks. `done` are
-    files of an earlier run."""
+) -> Generator[tuple[UnitFile, dict[str, Any]], None, None]:
+    """Quantize one unit while the one before is written: two buffers, however many units. `done` are files of
+    an earlier run."""
     done = dict(done)
     size = max(
-        (stack.num_bytes for stack in files if rounding.looks_back or stack.file not in done), default=0
+        (unit_file.num_bytes for unit_file in files if rounding.looks_back or unit_file.name not in done),
+        default=0,
     )
     buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(min(2, len(files)))]
     with ThreadPoolExecutor(1, "penstock-writer") as writer:
-        pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]] | None = None
-        for stack in files:
-            if stack.file in done:
+        pending: tuple[UnitFile, dict[str, float], Future[dict[str, Any]]] | None = None
+        for unit_file in files:
+            if unit_file.name in done:
                 if rounding.looks_back:
-                    layer_file.read(target / stack.file, buffers[-1][: stack.num_bytes])
-                    rounding.pass_stack(stack.tensors, buffers[-1][: stack.num_bytes])
+                    layer_file.read(target / unit_file.name, buffers[-1][: unit_file.num_bytes])
+                    rounding.look_at(unit_file.tensors, buffers[-1][: unit_file.num_bytes])
                 continue
             started, before = time.perf_counter(), store.bytes_read
             buffers.reverse()  # the first one is being written
-            buffer = buffers[0][: stack.num_bytes]
-            errors = rounding.read_stack(stack.tensors, buffer)
+            buffer = buffers[0][: unit_file.num_bytes]
+            errors = rounding.read(unit_file.tensors, buffer)
             report.quantize_s += time.perf_counter() - started
             report.bytes_read += store.bytes_read - before
             if pending is not None:
                 yield pending[0], _entry(pending, report)
-            head = layer_file.header(stack.stored, _part_rows(store, stack.tensors))
-            pending = stack, errors, writer.submit(_write, target / stack.file, head, buffer)
+            head = layer_file.header(unit_file.stored, _part_rows(store, unit_file.tensors))
+            pending = unit_file, errors, writer.submit(_write, target / unit_file.name, head, buffer)
         if pending is not None:
             yield pending[0], _entry(pending, report)
 
@@ -274,10 +291,10 @@ def _write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
 
 
 def _entry(
-    pending: tuple[_Stack, dict[str, float], Future[dict[str, Any]]], report: ConversionReport
+    pending: tuple[UnitFile, dict[str, float], Future[dict[str, Any]]], report: ConversionReport
 ) -> dict[str, Any]:
     """Wait for a file; what the manifest says about it."""
-    stack, errors, written = pending
+    unit_file, errors, written = pending
     entry = written.result()
     report.write_s += entry.pop("seconds")
     report.bytes_written += entry["file_bytes"]
@@ -293,7 +310,7 @@ def _part_rows(store: WeightStore, tensors: tuple[TensorSpec, ...]) -> dict[str,
 def _finish(
     store: WeightStore,
     target: Path,
-    files: list[_Stack],
+    files: list[UnitFile],
     manifest: dict[str, Any],
     companions: dict[str, bytes],
 ) -> None:
@@ -302,8 +319,8 @@ def _finish(
     for name, content in companions.items():
         if entries.get(name) != whole_file.describe_bytes(content):
             entries[name] = whole_file.write(target / name, [content])
-    names = {name: stack.file for stack in files for name, _ in stored_parts(stack.stored)}
-    total = sum(stack.num_bytes for stack in files)
+    names = {array.name: unit_file.name for unit_file in files for array in stored_arrays(unit_file.stored)}
+    total = sum(unit_file.num_bytes for unit_file in files)
     index = {"metadata": {"total_size": total}, "weight_map": names}
     entries[INDEX] = whole_file.write_json(target / INDEX, index)
     config = whole_file.json_bytes(_config(store))
@@ -331,7 +348,7 @@ def _companions(folder: Path) -> dict[str, bytes]:
 def _config(store: WeightStore) -> dict[str, Any]:
     """config.json of the converted model."""
     config = store.checkpoint.config | {"quantization_config": quantization_config(store.tensors)}
-    if is_tied(store.tensors):
+    if store.tensors.is_tied:
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}
     return config
 
@@ -342,14 +359,13 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
     floats = [
         part.removesuffix(".weight")
         for tensor in tensors.embedding
-        if tensor.kind == "float32" and len(tensor.shape) == 2
+        if not tensor.is_matrix and len(tensor.shape) == 2
         for part in tensor.parts
     ]
-    per_channel = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
-    groups = {"Linear Embedding": per_channel}
+    groups = {"Linear Embedding": INT8.scheme()}
     if tensors.group_size:
-        per_group = per_channel | {"strategy": "group", "group_size": tensors.group_size}
-        groups = {"Linear": per_group, "Embedding lm_head" if is_tied(tensors) else "Embedding": per_channel}
+        embeddings = "Embedding lm_head" if tensors.is_tied else "Embedding"
+        groups = {"Linear": Int8(tensors.group_size).scheme(), embeddings: INT8.scheme()}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",

@@ -72,14 +72,24 @@ def _open(folder: Path) -> Checkpoint:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, with what AutoGPTQ has in a file of its own, or what stands for it in a GGUF file. Raises
-    CheckpointNotFound, CorruptFile and, for GGUF files, UnsupportedModel."""
+    """config.json, with what AutoGPTQ and ModelOpt have in files of their own and MLX under a key of its own,
+    or what stands for it in a GGUF file. Raises CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF
+    files, adapters)."""
     if is_gguf(folder):
         return gguf_models.read_config(folder)
-    config, beside = checkpoint.read_config(folder), folder / "quantize_config.json"
-    if "quantization_config" in config or not beside.is_file():
+    config = checkpoint.read_config(folder)
+    mlx = config.get("quantization")
+    if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat it, without a method's name
+        return config | {"quantization_config": mlx | {"quant_method": "MLX"}}
+    if config.get("quantization_config") is not None:
         return config
-    return config | {"quantization_config": {"quant_method": "gptq"} | checkpoint.read_json(beside)}
+    beside, modelopt = folder / "quantize_config.json", folder / "hf_quant_config.json"
+    if beside.is_file():
+        return config | {"quantization_config": {"quant_method": "gptq"} | checkpoint.read_json(beside)}
+    found = checkpoint.read_json(modelopt).get("quantization") if modelopt.is_file() else None
+    if isinstance(found, dict) and found.get("quant_algo"):  # else keys and values alone were quantized
+        return config | {"quantization_config": found | {"quant_method": "modelopt"}}
+    return config
 
 
 def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
@@ -181,7 +191,8 @@ def _method(quantization: dict[str, Any]) -> str:
         return "bitsandbytes LLM.int8"
     if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
         return "bitsandbytes with 4 bits"
-    method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "an unnamed method")
+    named = (quantization.get("quant_method"), quantization.get("quant_algo"))
+    method = ", ".join(str(name) for name in named if name) or "an unnamed method"
     bits = quantization.get("bits") or quantization.get("w_bit")
     return f"{method} with {bits} bits" if bits else method
 

@@ -8,7 +8,6 @@ Q8_0 is rows of blocks: a float16 scale and 32 signed bytes. Those who write the
 from __future__ import annotations
 
 import math
-import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
 from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.folder import GGUF_PART
 
 Metadata = dict[str, Any]
 
@@ -32,8 +32,6 @@ TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
 OTHER_TYPES = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K"}
 OTHER_TYPES |= {13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 39: "MXFP4"}
 BLOCK, BLOCK_BYTES = 32, 34
-#: The second part of three of a large model.
-SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
 def is_gguf(path: Path) -> bool:
@@ -46,9 +44,9 @@ def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
     Raises CheckpointNotFound (a part is missing), CorruptFile and UnsupportedModel.
     """
     files = [path]
-    if match := SPLIT_NAME.fullmatch(path.name):
-        number = int(match[2])
-        files = [path.with_name(f"{match[1]}-{i:05d}-of-{match[2]}.gguf") for i in range(1, number + 1)]
+    if match := GGUF_PART.fullmatch(path.name):
+        number = int(match[3])
+        files = [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, number + 1)]
     metadata: Metadata = {}
     entries: dict[str, TensorEntry] = {}
     for file in files:

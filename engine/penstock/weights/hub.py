@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, DownloadError
+from penstock.weights.folder import CONSOLIDATED, find_gguf
 from penstock.weights.gguf import is_gguf
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
@@ -26,7 +27,7 @@ def find_model(
     model: str | Path, revision: str | None = None, offline: bool = False, patterns: list[str] = PATTERNS
 ) -> Path:
     """The folder (or GGUF file) of a model: a path, "demo", or a repository at a revision (branch, tag or
-    commit).
+    commit). A folder that holds one GGUF file and no safetensors is that file.
 
     `patterns` are the files wanted of a repository. With `offline` the network is never touched: only what
     was fetched before is used. Progress is shown by huggingface_hub. Raises CheckpointNotFound and
@@ -37,7 +38,7 @@ def find_model(
         return DEMO_FOLDER
     path = Path(model).expanduser()
     if name and (path.is_dir() or is_gguf(path)):
-        return path
+        return find_gguf(path) or path
     if not isinstance(model, str) or path.exists() or not REPOSITORY.fullmatch(name):
         what = "a file that is no .gguf" if path.is_file() else "not a folder"
         raise CheckpointNotFound(
@@ -58,6 +59,7 @@ def _download(repository: str, revision: str | None, offline: bool, patterns: li
                 repository,
                 revision=revision,
                 allow_patterns=patterns,
+                ignore_patterns=[CONSOLIDATED],
                 local_files_only=offline,
             )
         )

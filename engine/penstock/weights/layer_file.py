@@ -1,10 +1,11 @@
-"""One stack of tensors as one safetensors file that is read at once: the data begin on a page and lie as
-LayerLayout has them, under the checkpoint's own names. Anything that reads safetensors reads it.
-"""
+"""The tensors of a unit (or of embedding or head) as one safetensors file that is read at once: the data
+begin on a page and lie as UnitLayout has them, under the checkpoint's own names. Anything that reads
+safetensors reads it."""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from itertools import chain
 from pathlib import Path
@@ -12,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.memory.direct_io import PAGE
-from penstock.spec import LayerLayout, TensorSpec
+from penstock.memory.pages import PAGE
 from penstock.weights import whole_file
-from penstock.weights.store import stored_parts
+from penstock.weights.tensors import TensorSpec, UnitLayout, stored_arrays
 
 WRITE_BYTES = 16 << 20
 
@@ -25,18 +25,16 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
 
     `part_rows` are the rows of each checkpoint tensor of a matrix or vector of several parts.
     """
-    by_part = {part: tensor for tensor in tensors for part in tensor.parts}
     entries: dict[str, object] = {}
     end = 0
-    for name, dtype in stored_parts(tensors):
-        tensor = by_part.get(name) or by_part[name.removesuffix("_scale")]
-        rows = part_rows.get(name.removesuffix("_scale"), tensor.shape[0])
-        is_scale = name not in by_part
-        shape = [rows, *(tensor.scale_shape[1:] or (1,))] if is_scale else [rows, *tensor.shape[1:]]
-        num_bytes = (1 if dtype == "I8" else 4) * (shape[0] * (shape[1] if len(shape) > 1 else 1))
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + num_bytes]}
+    for array in stored_arrays(tensors):
+        component = array.component
+        shape = [part_rows.get(array.part, array.tensor.shape[0]), *component.columns]
+        num_bytes = component.item_bytes * math.prod(shape)
+        data = {"dtype": component.dtype, "shape": shape, "data_offsets": [end, end + num_bytes]}
+        entries[array.name] = data
         end += num_bytes
-    assert end == LayerLayout.of(tensors).num_bytes
+    assert end == UnitLayout.of(tensors).num_bytes
     raw = json.dumps(entries, separators=(",", ":")).encode()
     raw += b" " * (-(8 + len(raw)) % PAGE)
     return struct.pack("<Q", len(raw)) + raw

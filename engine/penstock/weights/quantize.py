@@ -3,12 +3,13 @@ off that is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import QuantizedTensor
+from penstock.kernels import Matrix, QuantizedTensor
 
 WEIGHT_LIMIT = 127
 #: Of a matrix that are compared with their quantized form at a time.
@@ -57,15 +58,22 @@ class RowQuantizer:
         """Sums of squares: of what was lost when `out` was quantized, the last that was, and of what it was
         made of. To be asked once: it is computed in place."""
         exact, work, scales = self._views(out)
-        of = float(torch.linalg.vector_norm(exact)) ** 2
+        of = _sum_of_squares(exact)
         exact.addcmul_(work, scales[:, None], value=-1)
-        return float(torch.linalg.vector_norm(exact)) ** 2, of
+        return _sum_of_squares(exact), of
 
     def _views(self, out: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
         """The two buffers [num_scales, inputs of each], and the scales in a row."""
         scales, count = out.scale.view(-1), out.qweight.numel()
         shape = (len(scales), count // max(1, len(scales)))
         return self._exact[:count].view(shape), self._work[:count].view(shape), scales
+
+
+def _sum_of_squares(values: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(values))
+    if not math.isfinite(norm):  # float32 has no square of 1e30; float64 takes ten times as long
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm**2
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,13 @@ class QuantizationError:
     outlier_ratio: float
 
     @classmethod
-    def of(cls, name: str, weight: Tensor, quantized: QuantizedTensor) -> QuantizationError:
+    def of(cls, name: str, weight: Tensor, quantized: Matrix) -> QuantizationError:
         """Compare [out_features, in_features] with its quantized form."""
         # Some rows at a time: an embedding in float64 would be larger than most models' layers.
         step = max(1, CHUNK_ELEMENTS // weight.shape[1])
-        parts = [torch.split(tensor, step) for tensor in (weight, *quantized)]
         sums = [
-            _row_sums(rows.double(), QuantizedTensor(qweight, scale))
-            for rows, qweight, scale in zip(*parts, strict=True)
+            _row_sums(rows.double(), quantized.rows(start, start + len(rows)))
+            for start, rows in zip(range(0, len(weight), step), torch.split(weight, step), strict=True)
         ]
         lost, norms, peaks = (torch.cat(column) for column in zip(*sums, strict=True))
         nonzero = norms.clamp_min(torch.finfo(torch.float64).tiny)
@@ -102,7 +109,7 @@ class QuantizationError:
         )
 
 
-def _row_sums(exact: Tensor, quantized: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
+def _row_sums(exact: Tensor, quantized: Matrix) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row: squares of what was lost, squares, the largest magnitude."""
     lost = (exact - quantized.dequantize().double()).square().sum(1)
     return lost, exact.square().sum(1), exact.abs().amax(1)

@@ -1,38 +1,42 @@
-"""What fills a tier: StoreReader brings layers from files to the host, LinkReader from there to a device."""
+"""What fills a tier: StoreReader brings units from files to the host, LinkReader from there to a device."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 from torch import Tensor
 
-from penstock.memory.device import Device
 from penstock.memory.direct_io import DirectReader, aligned_buffer
-from penstock.spec import LayerLayout, TensorSpec
-from penstock.weights.store import LayerWeights, WeightStore
-from penstock.weights.tier import LayerTier
+from penstock.memory.lane import Lane
+from penstock.spec import UnitKey
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.store import FileRange, WeightStore
+from penstock.weights.tensors import TensorSpec, UnitLayout
+from penstock.weights.tier import Tier
 
 
 class StoreReader:
-    """Layers that lie in a file as in their buffer are read directly, several reads in flight; the others go
+    """Units that lie in a file as in their buffer are read directly, several reads in flight; the others go
     through the store, one after the other, to be quantized on the way in."""
 
     def __init__(self, store: WeightStore, num_threads: int = 1, direct: DirectReader | None = None) -> None:
         """`num_threads` are for quantizing."""
         self._store = store
-        store.num_threads = num_threads
-        self._ranges = [store.contiguous_layer(index) for index in range(store.num_layers)]
-        self._direct = (direct or DirectReader()) if any(self._ranges) else None
+        self._num_threads = num_threads
+        self._ranges: dict[UnitKey, FileRange | None] = {
+            key: store.contiguous_unit(key) for key in store.units
+        }
+        self._direct = (direct or DirectReader()) if any(self._ranges.values()) else None
         if direct is not None and self._direct is None:
             direct.close()
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
 
-    def detours(self, layers: Sequence[int]) -> list[str]:
-        """What keeps these layers from coming straight from the disk, for people."""
-        ranges = [self._ranges[index] for index in layers]
+    def detours(self, keys: Iterable[UnitKey]) -> list[str]:
+        """What keeps these units from coming straight from the disk, for people."""
+        ranges = [self._ranges[key] for key in keys]
         folder, found = self._store.checkpoint.folder, []
         if any(at is None for at in ranges):
             found.append(
@@ -48,10 +52,10 @@ class StoreReader:
             )
         return found
 
-    def submit(self, index: int, buffer: Tensor) -> Future[int]:
-        found = self._ranges[index]
+    def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+        found = self._ranges[key]
         if found is None or self._direct is None:
-            return self._thread.submit(self._read, index, buffer)
+            return self._thread.submit(self._read, key, buffer)
         return self._direct.submit(*found, buffer)
 
     def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
@@ -65,7 +69,7 @@ class StoreReader:
 
         def wait() -> LayerWeights:
             reading.result()
-            return LayerWeights.views(LayerLayout.of(tensors), buffer)
+            return LayerWeights.views(UnitLayout.of(tensors), buffer)
 
         return wait
 
@@ -74,9 +78,9 @@ class StoreReader:
         if self._direct is not None:
             self._direct.close()
 
-    def _read(self, index: int, buffer: Tensor) -> int:
+    def _read(self, key: UnitKey, buffer: Tensor) -> int:
         before = self._store.bytes_read
-        self._store.read_layer(index, buffer[: self._store.layouts[index].num_bytes])
+        self._store.read_unit(key, buffer, self._num_threads)
         return self._store.bytes_read - before
 
 
@@ -84,20 +88,20 @@ class LinkReader:
     """Queues copies from the tier of the host, in the order in which they are asked for. A read counts as
     done when its copy is queued: the device keeps the order from there on."""
 
-    def __init__(self, host: LayerTier, device: Device) -> None:
+    def __init__(self, host: Tier, lane: Lane) -> None:
         self._host = host
-        self._device = device
-        self._requests: SimpleQueue[tuple[int, Tensor, Future[int]] | None] = SimpleQueue()
-        #: Of the device.
+        self._lane = lane
+        self._requests: SimpleQueue[tuple[UnitKey, Tensor, Future[int]] | None] = SimpleQueue()
+        #: Of the lane.
         self._failure: BaseException | None = None
-        #: A layer whose copy out of its staging slot may be under way.
-        self._leaving: tuple[int, Tensor] | None = None
+        #: A unit whose copy out of its staging slot may be under way.
+        self._leaving: tuple[UnitKey, Tensor] | None = None
         self._thread = threading.Thread(target=self._serve, name="penstock-link", daemon=True)
         self._thread.start()
 
-    def submit(self, index: int, buffer: Tensor) -> Future[int]:
+    def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         future: Future[int] = Future()
-        self._requests.put((index, buffer, future))
+        self._requests.put((key, buffer, future))
         return future
 
     def close(self) -> None:
@@ -107,51 +111,51 @@ class LinkReader:
 
     def _serve(self) -> None:
         while (request := self._next_request()) is not None:
-            index, buffer, future = request
+            key, buffer, future = request
             try:
                 if self._failure is not None:
                     raise self._failure
-                num_bytes = self._copy(index, buffer)
+                num_bytes = self._copy(key, buffer)
             except BaseException as error:  # whatever it is, whoever waits has to learn of it
                 future.set_exception(error)
             else:
                 future.set_result(num_bytes)
         self._let_go()
 
-    def _next_request(self) -> tuple[int, Tensor, Future[int]] | None:
+    def _next_request(self) -> tuple[UnitKey, Tensor, Future[int]] | None:
         try:
             return self._requests.get_nowait()
         except Empty:  # there is time to wait for the last copy, so that its slot can be filled again
             self._let_go()
             return self._requests.get()
 
-    def _copy(self, index: int, buffer: Tensor) -> int:
+    def _copy(self, key: UnitKey, buffer: Tensor) -> int:
         if self._host.num_slots < 2:
             self._let_go()
-        arrival = self._host.acquire(index)
+        arrival = self._host.acquire(key)
         num_bytes = min(arrival.buffer.numel(), buffer.numel())
         try:
-            self._device.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
+            self._lane.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
         except BaseException as error:
             self._failure = error
-            self._host.release(index)
+            self._host.release(key)
             raise
         # This copy is queued behind the last one: only now is there no gap if that one is waited for.
         self._let_go()
         if arrival.slot is None:
-            self._host.release(index)
+            self._host.release(key)
         else:
-            self._leaving = index, arrival.buffer
+            self._leaving = key, arrival.buffer
         return num_bytes
 
     def _let_go(self) -> None:
         if self._leaving is not None:
-            index, buffer = self._leaving
+            key, buffer = self._leaving
             self._leaving = None
             try:
-                self._device.wait_copied(buffer)
+                self._lane.wait_copied(buffer)
             except (
                 Exception
-            ) as error:  # a device that failed once is lost: told to whoever wants a layer next
+            ) as error:  # a lane that failed once is lost: whoever wants a unit next learns of it
                 self._failure = error
-            self._host.release(index)
+            self._host.release(key)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock import FinishReason, RequestOutput, RequestStream, SamplingParams, TokenLogprobs
+from penstock import (
+    FinishReason,
+    GenerationRequest,
+    RequestOutput,
+    RequestStream,
+    SamplingParams,
+    TokenLogprobs,
+)
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
 from penstock_server.facade.engine import ServedEngine
-from penstock_server.facade.generation_request import GenerationRequest
 from penstock_server.protocol.answer_bodies import Usage
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 from penstock_server.telemetry.request_info import current_request
@@ -26,13 +32,16 @@ class Answer:
         timer: AnswerTimer,
         tells_end_token: bool,
         scorer: Answer | None = None,
+        is_over: Callable[[str], bool] | None = None,
     ) -> None:
         """tells_end_token: the token that ends it has log-probabilities. scorer: another answer to the same
-        prompt, which scores that for this one as well."""
+        prompt, which scores that for this one as well. is_over: told all text as it comes, whether the answer
+        ends with it."""
         self.stream = stream
         self.timer = timer
         self._tells_end_token = tells_end_token
         self.scorer = scorer
+        self._is_over = is_over
         self.has_begun = asyncio.Event()
         self.text = ""
         self.token_ids: list[int] = []
@@ -56,6 +65,9 @@ class Answer:
             raise
         if output.finish_reason is FinishReason.ABORT:
             raise EngineStopped("the engine ended an answer")
+        if self._is_over is not None and self._is_over(output.text) and output.finish_reason is None:
+            output = replace(output, finish_reason=FinishReason.STOP)
+            self.stream.abort()
         self.timer.record(output)
         if not self._tells_end_token:
             output = _without_end_token(output)
@@ -92,12 +104,13 @@ class Answers:
         cache_salt: str = "",
         *,
         tells_end_token: bool = False,
+        ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
     ) -> None:
-        """Starts one sequence per prompt and element of `params`, or none: raises what ServedEngine.generate
-        raises. GenerationRequest says what priority and cache_salt are. `params` are as choices() makes them:
-        alike but for the seed, and for the prompt_logprobs, which the first has for all.
+        """Starts one sequence per prompt and element of `params`, or none: raises what ServedEngine.validate
+        and submit raise. GenerationRequest says what priority and cache_salt are. `params` are as choices()
+        makes them: alike but for the seed, and for the prompt_logprobs, which the first has for all.
         tells_end_token: the token that ends an answer has log-probabilities too, as where token ids are told:
-        one for each."""
+        one for each. ending(): of one answer, told its text as it comes, whether that is over."""
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -105,20 +118,21 @@ class Answers:
         options: dict[str, Any] = {}
         if (request := current_request.get()) is not None:
             request.num_prompt_tokens += self._num_prompt_tokens
-            options = request.engine_options(arrival)
+            options = request.engine_options()
         self._metrics = metrics
         self._is_closed = False
         metrics.observe_params(params)
         try:
             for prompt in prompts:
                 scorer: Answer | None = None
+                asked = GenerationRequest(
+                    prompt, params[0], priority=priority, cache_salt=cache_salt, **options
+                )
+                valid = engine.validate(asked)
                 for number, each in enumerate(params):
-                    asked = GenerationRequest(
-                        prompt, each, priority=priority, cache_salt=cache_salt, **options
-                    )
-                    stream = engine.generate(asked, is_valid=number > 0)
+                    stream = engine.submit(valid.choice(each) if number else valid)
                     tells_end = tells_end_token or each.include_stop_str_in_output
-                    answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer)
+                    answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
                     if each.prompt_logprobs is not None:
                         scorer = answer
                     self._answers.append(answer)

@@ -33,6 +33,7 @@ from penstock_server.middleware.access import ApiKeys, read_keys
 from penstock_server.middleware.body_limit import BodyLimit
 from penstock_server.middleware.draining import Drain, DrainMiddleware
 from penstock_server.middleware.freed_memory import ReturnMemory
+from penstock_server.middleware.head_requests import HeadAsGet
 from penstock_server.middleware.path_prefix import PathPrefix
 from penstock_server.middleware.rate_limit import RateLimit
 from penstock_server.middleware.request_context import RequestContext
@@ -111,6 +112,7 @@ def _add_layers(
     app: FastAPI, settings: Settings, metrics: RequestMetrics, drain: Drain, tracer: RequestTracer | None
 ) -> None:
     """What a request passes on its way to a route, from the inside out: the last one added sees it first."""
+    app.add_middleware(HeadAsGet)
     app.add_middleware(ReturnMemory)
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout

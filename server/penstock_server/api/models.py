@@ -23,8 +23,6 @@ class ModelRoutes:
         router = APIRouter(tags=["openai"], responses=ERRORS)
         router.get("/models")(self.list_models)
         router.get("/models/{model:path}")(self.retrieve_model)
-        router.head("/models", include_in_schema=False)(self.list_models)
-        router.head("/models/{model:path}", include_in_schema=False)(self.retrieve_model)
         return router
 
     async def list_models(self) -> ModelList:

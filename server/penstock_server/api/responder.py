@@ -58,6 +58,7 @@ class Responder:
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
             tells_end_token=tells_end_token,
+            ending=question.use.ending if question.use else lambda: None,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None

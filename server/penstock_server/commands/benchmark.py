@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock import Engine, SamplingParams
+from penstock import Engine, GenerationRequest, SamplingParams
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
@@ -24,7 +23,7 @@ from penstock.text.tokenizer import NoText
 from penstock.weights.formats import read_config
 from penstock.weights.hub import find_model
 from penstock_server.commands.converting import ProgressBar
-from penstock_server.commands.plan_report import footprint_of
+from penstock_server.commands.plan_report import estimated_plan, footprint_of
 from penstock_server.facade.inside import hardware_body, longest_sequence, plan_body
 from penstock_server.facade.machine import hardware_lines, profile
 from penstock_server.facade.plan_table import plan_table
@@ -117,7 +116,7 @@ def check_memory(
     sequences: tuple[int, ...], config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile
 ) -> None:
     """Raises ConfigError for more sequences than the plan has room for, CapacityError as the plan does."""
-    plan = plan_memory(size, hardware, config)
+    plan = estimated_plan(size, hardware, config)
     context = config.max_model_len or size.max_position_embeddings
     for num_seqs in sequences:
         longest = longest_sequence(config, plan, num_seqs, CONTEXT, NUM_STEPS)
@@ -181,7 +180,7 @@ def _prompt(engine: Engine) -> Measurement:
 
 def _add(engine: Engine, name: str, length: int, seed: int) -> None:
     tokens = random.Random(seed).choices(range(engine.spec.vocab_size), k=length)
-    engine.add(name, tokens, SamplingParams(temperature=0, ignore_eos=True))
+    engine.add(GenerationRequest(tokens, SamplingParams(temperature=0, ignore_eos=True), name))
 
 
 def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, int, float]]:

@@ -17,7 +17,7 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.hub import find_model
 from penstock.weights.quantize import QuantizationError
-from penstock.weights.store import ModelTensors
+from penstock.weights.tensors import ModelTensors
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of
 from penstock_server.facade.loading import load_engine, open_source
@@ -91,7 +91,7 @@ def _reference(settings: Settings, against: str | None, opened: OpenModel) -> Un
     if against is not None:
         folder = find_model(against, offline=settings.offline)
         return UnquantizedModel(open_model(folder, settings.ignore_unexpected_tensors))
-    return None if opened.store.holds_int8 else UnquantizedModel(opened)
+    return None if opened.store.is_quantized else UnquantizedModel(opened)
 
 
 def without(hardware: HardwareProfile, num_bytes: int) -> HardwareProfile:
@@ -110,7 +110,7 @@ def measure(
         bar.close()
     weights, kind = [], None
     if reference is not None:
-        kind = "dequantized" if reference.store.holds_int8 else "unquantized"
+        kind = "dequantized" if reference.store.is_quantized else "unquantized"
         errors = quantization_errors(engine, reference)
         weights = list(tqdm(errors, "weights", unit="tensor", disable=not sys.stderr.isatty()))
     config = engine.config
@@ -150,7 +150,7 @@ def layer_table(
     names = ["embedding", *(f"layer {index}" for index in range(len(tensors.layers))), "head"]
     hidden = [None, *divergence.layer_errors, None]
     rows = [f"{'relative error of':12} {'hidden':>9} {'weights':>9}  worst tensor"]
-    for name, error, stack in zip(names, hidden, tensors.stacks, strict=True):
+    for name, error, stack in zip(names, hidden, tensors.groups, strict=True):
         of_stack = [errors[key] for tensor in stack if (key := ", ".join(tensor.parts)) in errors]
         row = f"{name:17} {'' if error is None else f'{error:.4%}':>9}"
         if of_stack:

@@ -10,14 +10,15 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.kernels import expected_traits
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan, plan_memory
 from penstock.model.known_shapes import find_shape
-from penstock.model.registry import find_family
+from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
-from penstock.spec import ModelFootprint
+from penstock.spec import KV_LAYOUTS, ModelFootprint
 from penstock.weights.formats import check_quantization, read_config
 from penstock.weights.hub import find_config
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
@@ -37,7 +38,7 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
-    plan = plan_memory(size, hardware, config)
+    plan = estimated_plan(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
     if is_json:
         print(json.dumps(as_data(plan, steps, hardware) | {"assumptions": assumptions}))
@@ -53,20 +54,26 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
     return 0
 
 
+def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
+    """The plan for a model that is not loaded: activations are estimated. Raises CapacityError, as
+    plan_memory() does."""
+    traits = expected_traits(config, hardware.device is not None)
+    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
+
+
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
-    """What a plan must know of a model, from its config.json. Raises UnsupportedModel."""
-    family = find_family(config_json)
-    spec = family.read_spec(config_json)
+    """What a plan must know of a model, from its config.json. Raises UnsupportedModel and InvalidConfig."""
+    family, spec = read_spec(config_json)
     group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
     tensors = tensors.grouped(group_size) if group_size else tensors
-    return footprint(spec, tensors, 2 if config.kv_dtype == "float16" else 4)
+    return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:
     """Prints what this machine has and reaches."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    hardware = profile(settings, folder, is_forced)
+    hardware = profile(settings, folder, is_forced, keeps_better=False)
     if is_json:
         print(json.dumps(hardware_body(hardware).model_dump()))
     else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock import Engine, SamplingParams, render_chat
+from penstock import Engine, GenerationRequest, SamplingParams, render_chat
 from penstock.errors import RequestError
 from penstock_server.facade.loading import load_engine
 from penstock_server.settings.settings import Settings
@@ -130,7 +130,7 @@ def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answ
     num_tokens = 0
     start = time.monotonic()
     first = None
-    engine.add(_REQUEST_ID, token_ids, params)
+    engine.add(GenerationRequest(token_ids, params, _REQUEST_ID))
     with _interruptible() as aborted:
         while engine.has_work and not aborted:
             for output in engine.step(aborted):

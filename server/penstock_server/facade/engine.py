@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock import AsyncEngine, EngineStatus, RequestStream
-from penstock_server.facade.generation_request import GenerationRequest
+from penstock import AsyncEngine, EngineStatus, GenerationRequest, RequestStream, ValidRequest
 from penstock_server.facade.inside import model_of, served_plan_of, snapshot_of
 from penstock_server.facade.loading import load_engine
 from penstock_server.facade.model import ServedModel
@@ -67,23 +66,14 @@ class ServedEngine:
         """Most requests that may run and wait. Raises EngineDead."""
         return self._engine.max_requests
 
-    def generate(self, request: GenerationRequest, is_valid: bool = False) -> RequestStream:
-        """Queues a request. is_valid: another one with this prompt was taken, whose params differ in nothing
-        but the seed and what they report.
+    def validate(self, request: GenerationRequest) -> ValidRequest:
+        """What can be computed. Raises ContextOverflow and InvalidParameter, EngineDead if there is no
+        engine."""
+        return self._engine.engine.validate(request)
 
-        Raises ContextOverflow, InvalidParameter and QueueFull at once, EngineDead if there is no engine.
-        """
-        return self._engine.generate(
-            request.prompt_token_ids,
-            request.params,
-            request.request_id,
-            priority=request.priority,
-            client=request.client,
-            cache_salt=request.cache_salt,
-            queue_timeout_s=request.queue_timeout_s,
-            deadline_s=request.deadline_s,
-            is_valid=is_valid,
-        )
+    def submit(self, request: ValidRequest) -> RequestStream:
+        """Queues a request. Raises QueueFull, EngineDead if there is no engine."""
+        return self._engine.submit(request)
 
     # -- how it stands --------------------------------------------------------------------------
 
@@ -92,5 +82,5 @@ class ServedEngine:
         return snapshot_of(self._engine.engine)
 
     def plan(self) -> ServedPlanBody | None:
-        """What lies where; None if the engine was not loaded by a plan. Raises EngineDead."""
+        """What lies where; None as served_plan_of() has it. Raises EngineDead."""
         return served_plan_of(self._engine.engine)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from penstock import Engine, EngineConfig, SamplingParams
+from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.generation.block_manager import BlockManager
+from penstock.generation.chosen import NOTHING
 from penstock.generation.scheduler import Scheduler
 from penstock.generation.sequence import Sequence
 from penstock.memory.cost import StepPrediction
@@ -19,7 +20,7 @@ from penstock.memory.plan import MemoryPlan
 from penstock.metrics import STEP_TOKENS
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.quantize import QuantizationError
-from penstock.weights.store import ModelTensors
+from penstock.weights.tensors import ModelTensors
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import (
@@ -50,7 +51,7 @@ def snapshot_of(engine: Engine) -> EngineSnapshot:
 
 
 def served_plan_of(engine: Engine) -> ServedPlanBody | None:
-    """None if the engine was not loaded by a plan."""
+    """None for a stand-in of an engine, which may have no plan."""
     if engine.plan is None:
         return None
     step = step_body(engine.predict(1, 1))
@@ -71,12 +72,12 @@ def hardware_body(hardware: HardwareProfile) -> HardwareBody:
 
 def tensors_of(engine: Engine) -> ModelTensors:
     """The tensors of its model, layer by layer."""
-    return engine.streamer.store.tensors
+    return engine.model.store.tensors
 
 
 def quantization_errors(engine: Engine, reference: UnquantizedModel) -> Iterator[QuantizationError]:
-    """Of each INT8 tensor, against the reference's."""
-    return engine.streamer.store.quantization_errors(reference.store)
+    """Of each matrix, against the reference's."""
+    return engine.model.store.quantization_errors(reference.store)
 
 
 def longest_sequence(
@@ -87,14 +88,14 @@ def longest_sequence(
     blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
     for index in range(num_seqs):
-        scheduler.add(Sequence(index, [0] * num_prompt_tokens, SamplingParams(), 0))
+        request = GenerationRequest([0] * num_prompt_tokens, SamplingParams())
+        scheduler.add(Sequence(index, request, num_prompt_tokens + num_steps))
     num_timed = 0
     while num_timed < num_steps:
         num_timed += all(sequence.num_pending_tokens <= 1 for sequence in scheduler)
         batch = scheduler.schedule()
         if not batch or scheduler.num_preemptions:
             return None
-        scheduler.advance(batch)
-        for sequence in batch.sampled:
-            sequence.token_ids.append(0)
+        for sequence, _ in scheduler.update(batch, [NOTHING] * len(batch.scheduled)):
+            sequence.append(0)
     return max(sequence.num_tokens for sequence in scheduler)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.rates import largest_file
+from penstock.memory.rates import is_measurable
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.convert import convert
 from penstock.weights.hub import find_model
@@ -81,8 +81,8 @@ def load_engine(
 
     try:
         folder = find_model(model, settings.revision, settings.offline)
-        # A small model is not worth writing a file to measure the disk with.
-        hardware = hardware or profile(settings, folder if largest_file(folder) else None)
+        # A small model is not worth writing a file to measure the disk with; a rate that is known counts.
+        hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
         return Engine.load(
             folder,
             settings.engine_config(),

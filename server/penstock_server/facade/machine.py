@@ -17,13 +17,20 @@ CACHE_FILE = "hardware.json"
 ASSUMED_DISK = DiskProfile(2.0, 4 << 20, 4, True)
 
 
-def profile(settings: Settings, folder: Path | None, is_forced: bool = False) -> HardwareProfile:
+def profile(
+    settings: Settings,
+    folder: Path | None,
+    is_forced: bool = False,
+    keeps_better: bool = True,
+    measures_disk: bool = True,
+) -> HardwareProfile:
     """This machine and the disk under `folder` (None: without); measuring takes some seconds the first
-    time."""
+    time. measure_hardware() says what the flags are."""
     cache = settings.cache_dir / CACHE_FILE
     if is_forced or not cache.exists():
         print("measuring disk and memory, which takes some seconds", file=sys.stderr)
-    return measure_hardware(folder, cache, is_forced, settings.device)
+    config = settings.engine_config()
+    return measure_hardware(folder, config, cache, is_forced, keeps_better, measures_disk)
 
 
 def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:

@@ -87,7 +87,8 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
         schema = json.loads(Grammar.json_schema(outputs.json_schema).text)
     else:
         schema = outputs.json_schema or {}
-    return Grammar.json_schema(with_options(schema, outputs))
+    is_closed = outputs.disable_additional_properties is not False
+    return Grammar.json_schema(with_options(schema, outputs), is_closed=is_closed)
 
 
 def with_options(schema: dict[str, Any], outputs: StructuredOutputs) -> dict[str, Any]:
@@ -100,23 +101,4 @@ def with_options(schema: dict[str, Any], outputs: StructuredOutputs) -> dict[str
     own = schema.get("x-guidance", {})
     if options and isinstance(own, dict):
         schema = schema | {"x-guidance": options | own}
-    if not outputs.disable_additional_properties:
-        return schema
-    try:
-        closed: dict[str, Any] = _closed(schema)
-    except RecursionError:
-        raise InvalidParameter("grammar", "the JSON schema is nested too deeply") from None
-    return closed
-
-
-def _closed(node: Any) -> Any:
-    """Objects that name their properties have no others, wherever the schema does not say otherwise."""
-    if isinstance(node, list):
-        return [_closed(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    closed = {key: _closed(value) for key, value in node.items()}
-    is_object = node.get("type") == "object" or isinstance(node.get("properties"), dict)
-    if is_object and not {"additionalProperties", "patternProperties"} & node.keys():
-        closed["additionalProperties"] = False
-    return closed
+    return schema

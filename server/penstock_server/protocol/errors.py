@@ -27,6 +27,7 @@ from penstock.errors import (
     EngineDead,
     EngineStopped,
     InvalidParameter,
+    NoTokenLeft,
     QueueFull,
     QueueTimeout,
     RequestError,
@@ -169,6 +170,10 @@ def api_error(error: Exception) -> ApiError:
                 f"This request was ended: {error}. Ask for fewer tokens, or for more time of the server."
             )
             return ApiError(504, message, code="deadline_exceeded", headers={"X-Should-Retry": "false"})
+        case NoTokenLeft():
+            param = next((name for name in error.params if " " not in name), None)
+            message = f"This request contradicts itself: {error}."
+            return ApiError(400, message, code="invalid_value", param=param)
         case RequestFailed():
             message = f"This request could not be computed: {error}."
             return ApiError(500, message, code="request_failed", headers={"X-Should-Retry": "false"})
@@ -186,13 +191,31 @@ def routing_error(error: HTTPException, method: str, path: str, known: Sequence[
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{method} is not allowed for {shown}; it takes {allowed}."
+        if allowed == "GET":  # head_requests.py answers the other
+            return HTTPException(405, message, {"Allow": "GET, HEAD"})
     elif error.status_code == 404:
-        near = difflib.get_close_matches(path[:_MAX_SHOWN], known, n=1, cutoff=0.75)
-        hint = f"did you mean {near[0]}?" if near else "GET /openapi.json lists what there is."
+        near = _nearest(path[:_MAX_SHOWN], known)
+        hint = f"did you mean {near}?" if near else "GET /openapi.json lists what there is."
         message = f"There is no {method} {shown} here; {hint}"
     else:
         return error
     return HTTPException(error.status_code, message, error.headers)
+
+
+def _nearest(path: str, known: Sequence[str]) -> str | None:
+    """The route that was probably meant. /v1 does not count, which all have; the last word must be near, too:
+    /v1/conversations is none of ours, and no slip for /v1/completions."""
+    near = max(known, key=lambda route: _likeness(path.removeprefix("/v1"), route.removeprefix("/v1")))
+    is_near = _likeness(path.removeprefix("/v1"), near.removeprefix("/v1")) >= 0.75
+    return near if is_near and _likeness(_last_word(path), _last_word(near)) >= 0.7 else None
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _last_word(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _from_router(error: HTTPException) -> ApiError:

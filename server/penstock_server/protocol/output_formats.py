@@ -72,7 +72,7 @@ class StructuredOutputs(Wire):
     grammar: Text | None = Field(None, description="llguidance's Lark, or GBNF.")
     json_object: bool | None = None
     disable_any_whitespace: bool | None = Field(None, description="true if null, unlike vLLM's")
-    disable_additional_properties: bool | None = None
+    disable_additional_properties: bool | None = Field(None, description="true if null, unlike vLLM's")
     whitespace_pattern: Text | None = None
     structural_tag: Unsupported = None
 

@@ -46,7 +46,14 @@ from penstock_server.protocol.requests import (
     SamplingFields,
     Verbosity,
 )
-from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, FunctionType, kind_of_choice
+from penstock_server.protocol.tools import (
+    MAX_TOOLS,
+    Function,
+    FunctionName,
+    FunctionType,
+    TypedTool,
+    kind_of_choice,
+)
 from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +79,7 @@ def _refuse_state(value: object) -> None:
 Stored = Annotated[None, PlainValidator(_refuse_state), WithJsonSchema({"type": "null"})]
 
 
-class FlatTool(Function):
+class FlatTool(TypedTool, Function):
     """As in chat, with the function's members beside the type."""
 
     type: FunctionType

@@ -14,6 +14,7 @@ from pydantic import (
     PlainValidator,
     Tag,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -99,7 +100,22 @@ def _check_type(value: object) -> object:
 FunctionType = Annotated[Literal["function"], BeforeValidator(_check_type)]
 
 
-class Tool(Wire):
+class _Type(Wire):
+    type: FunctionType
+
+
+class TypedTool(Wire):
+    """A tool that is no function is refused as what it is, and not for members that it lacks."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type_first(cls, value: object) -> object:
+        if isinstance(value, dict) and "type" in value:
+            _Type.model_validate({"type": value["type"]})
+        return value
+
+
+class Tool(TypedTool):
     type: FunctionType
     function: Function
 

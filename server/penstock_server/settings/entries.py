@@ -26,6 +26,7 @@ class Group:
 GENERATING = ("serve", "batch", "generate", "chat")
 COMPUTING = (*GENERATING, "bench")
 EVALUATING = (*COMPUTING, "eval")
+MEASURING = (*EVALUATING, "plan", "hardware")
 READING = (*EVALUATING, "convert", "report")
 
 #: In the order of --help.

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
 from penstock.errors import ConfigError
-from penstock_server.settings.entries import EVALUATING, GENERATING, READING, engine_setting, setting
+from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
 from penstock_server.settings.values import (
     parse_bool,
     parse_bytes,
@@ -141,6 +141,7 @@ class Settings:
         "activations",
         "precision of activations in INT8 products: int16 is exact to 16 bits, int8 is faster for "
         "large batches",
+        commands=MEASURING,
     )
     group_size: int | None = engine_setting(
         "group_size",
@@ -149,9 +150,9 @@ class Settings:
         commands=(*READING, "plan"),
     )
     threads: int | None = engine_setting(
-        "num_threads", "threads for arithmetic; default: the physical cores", commands=EVALUATING
+        "num_threads", "threads for arithmetic; default: the physical cores", commands=MEASURING
     )
-    kernels: KernelChoice = engine_setting("kernels", "which kernels compute")
+    kernels: KernelChoice = engine_setting("kernels", "which kernels compute", commands=MEASURING)
 
     host: str = setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")
     port: int = setting("server", "port to listen on; 0 takes a free one", 8000, parse=parse_int)

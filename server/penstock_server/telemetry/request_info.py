@@ -52,12 +52,12 @@ class RequestInfo:
     num_prompt_tokens: int = 0
     answers: list[AnswerTimes] = field(default_factory=list)
 
-    def engine_options(self, now: float) -> dict[str, Any]:
-        """Fields of a GenerationRequest, whose seconds count from `now`."""
+    def engine_options(self) -> dict[str, Any]:
+        """Fields of a GenerationRequest."""
         options: dict[str, Any] = {"client": self.client}
-        for name, limit_s in (("queue_timeout_s", self.limits.queue_s), ("deadline_s", self.limits.total_s)):
+        for name, limit_s in (("start_by", self.limits.queue_s), ("finish_by", self.limits.total_s)):
             if limit_s is not None:
-                options[name] = max(0.0, self.arrival + limit_s - now)
+                options[name] = self.arrival + limit_s
         return options
 
     @property

@@ -287,28 +287,6 @@ class ArgumentsParser:
         return self.feed("")
 
 
-class FirstCall:
-    """Of another parser's calls the first alone."""
-
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
-        self._num_calls = 0
-
-    def feed(self, text: str) -> list[Event]:
-        return self._filter(self._parser.feed(text))
-
-    def finish(self) -> list[Event]:
-        return self._filter(self._parser.finish())
-
-    def _filter(self, events: list[Event]) -> list[Event]:
-        kept = []
-        for event in events:
-            self._num_calls += isinstance(event, CallBegin)
-            if isinstance(event, TextPiece) or self._num_calls == 1:
-                kept.append(event)
-        return kept
-
-
 def _leading_whitespace(text: str) -> str:
     return text[: len(text) - len(text.lstrip())]
 

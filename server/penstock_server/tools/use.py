@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -13,13 +14,13 @@ from penstock_server.protocol.conversation import ToolMode, ToolOffer
 from penstock_server.protocol.tools import Function
 from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools import schemas, templates
+from penstock_server.tools.call_filters import DistinctCalls, FirstCall
 from penstock_server.tools.parsers import (
     PYTHON_TAG,
     TOOL_CALL,
     TOOL_CALLS,
     AnswerParser,
     ArgumentsParser,
-    FirstCall,
     HermesParser,
     ListParser,
     Llama3Parser,
@@ -165,7 +166,7 @@ class ToolUse:
             case "named", _:
                 return ArgumentsParser(names[0])
             case "required", _:
-                return ListParser()
+                return DistinctCalls(ListParser())
             case "auto", "hermes":
                 return HermesParser()
             case "auto", "llama3":
@@ -173,6 +174,19 @@ class ToolUse:
             case "auto", "mistral":
                 return MistralParser()
         return None
+
+    def ending(self) -> Callable[[str], bool] | None:
+        """For one answer, which must be told all of its text as it comes: whether it is over, though its
+        grammar would let it go on. None if only the engine knows."""
+        calls = self._parser()
+        if not isinstance(calls, DistinctCalls) or not self.is_parallel:
+            return None
+
+        def is_over(text: str) -> bool:
+            calls.feed(text)
+            return calls.is_over
+
+        return is_over
 
     @property
     def finish_reason(self) -> Literal["stop", "tool_calls"]:

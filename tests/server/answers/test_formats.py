@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fakes import EOS, FakeAsyncEngine, FakeTokenizer
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, SamplingParams, TokenLogprobs
+from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras, stream
 from penstock_server.facade.engine import ServedEngine

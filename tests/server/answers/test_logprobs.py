@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_tokenizers import save_byte_level, save_sentencepiece
+from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece
 
 from fakes import EOS, FakeTokenizer
 from penstock.generation.sequence import TokenLogprobs
@@ -50,7 +50,7 @@ def test_ranks_of_prompt_tokens() -> None:
     assert entry is not None and [each.rank for each in entry.values()] == [200]
 
 
-@pytest.fixture(scope="module", params=[save_byte_level, save_sentencepiece])
+@pytest.fixture(scope="module", params=[save_byte_level, save_sentencepiece, save_gemma])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     request.param(folder)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
 from penstock.errors import EngineDead, QueueFull
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.generation_request import SamplingParams, ValidRequest
 from penstock_server.answers.formats import ChatFormat
 from penstock_server.answers.responses_format import ResponsesFormat
 from penstock_server.tools import schemas, templates
@@ -111,10 +111,10 @@ def test_a_full_queue_is_told_and_takes_all_of_a_request_or_nothing(
     make_client: MakeClient, send: Any, streams: bool
 ) -> None:
     class Full(FakeAsyncEngine):
-        def generate(self, *arguments: Any, **options: Any) -> FakeStream:
+        def submit(self, request: ValidRequest) -> FakeStream:
             if len(self.streams) == 2:
                 raise QueueFull("2 requests wait", 17)
-            return super().generate(*arguments, **options)
+            return super().submit(request)
 
     engine = Full()
     answer = send(make_client(engine), n=3, stream=streams)
@@ -528,7 +528,7 @@ def test_priority_and_salt_arrive_at_the_engine(
     send(client, priority=-3, cache_salt="mine")
     send(client)
     client.post("/v1/responses", json={"input": "x", "priority": 5, "cache_salt": "ours"})
-    told = [(stream.options["priority"], stream.options["cache_salt"]) for stream in engine.streams]
+    told = [(stream.request.priority, stream.request.cache_salt) for stream in engine.streams]
     assert told == [(-3, "mine"), (0, ""), (5, "ours")]
 
 

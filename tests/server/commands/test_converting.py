@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoint import read_header
@@ -42,7 +42,8 @@ def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
 ) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     shutil.copytree(tiny_llama, source)
-    save_file({"adapter": torch.ones(3)}, source / "adapter.safetensors")
+    tensors = load_file(source / "model.safetensors")
+    save_file(tensors | {"adapter": torch.ones(3)}, source / "model.safetensors", {"format": "pt"})
     assert cli.main(["convert", str(source), str(out)]) == 1
     assert "--ignore-unexpected-tensors" in capsys.readouterr().err
     assert cli.main(["convert", str(source), str(out), "--ignore-unexpected-tensors"]) == 0

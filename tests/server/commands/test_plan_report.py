@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock import kernels
+from penstock.config import EngineConfig
 from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock_server import cli
@@ -53,6 +55,23 @@ def test_what_the_table_shows_adds_up_to_what_is_used(
         rows = [row for row in rows if tier in row and "GiB" in row]
         total = sum(float(row[row.index("GiB") - 1]) for row in rows)
         assert total == pytest.approx(plan[f"{tier}_used_bytes"] / 2**30, abs=0.05)
+
+
+def test_activations_are_estimated_for_the_kernels_that_would_compute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's keep sums in float64; they also serve where nothing was compiled, but not on a GPU."""
+
+    def workspace(*flags: str) -> int:
+        text = run(capsys, "plan", "--shape", "solar-10.7b", "--max-model-len", "16", "--json", *flags)
+        return int(json.loads(text)["plan"]["workspace_bytes"])
+
+    card = ("--card", "gtx 1060")
+    monkeypatch.setattr(kernels, "compiled_builds", lambda: ["generic"])
+    native, on_card = workspace(), workspace(*card)
+    assert workspace("--kernels", "torch") == pytest.approx(2.5 * native, rel=0.01)
+    monkeypatch.setattr(kernels, "compiled_builds", list)
+    assert workspace() == workspace("--kernels", "torch") and workspace(*card) == on_card
 
 
 def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +143,22 @@ def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
     assert "needs at least" in capsys.readouterr().err
     assert cli.main(["hardware", "/nowhere"]) == 2
+
+
+@pytest.mark.parametrize("command", [["hardware", "."], ["plan", "--shape", "solar-10.7b"]])
+def test_rates_are_measured_as_the_flags_say(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineConfig] = []
+
+    def measure(folder: Path | None, config: EngineConfig, *_: object) -> HardwareProfile:
+        asked.append(config)
+        return MACHINE
+
+    monkeypatch.setattr(machine, "measure_hardware", measure)
+    run(capsys, *command, "--kernels", "torch", "--activations", "int8", "--threads", "1")
+    (config,) = asked
+    assert (config.kernels, config.activations, config.num_threads) == ("torch", "int8", 1)
 
 
 def test_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from fakes import FakeEngine
 from penstock.engine import Engine
 from penstock.errors import ComputationError, InvalidParameter, RequestError
-from penstock.generation.sequence import SamplingParams
+from penstock.generation.chosen import Chosen
+from penstock.generation.generation_request import SamplingParams
 from penstock_server.commands import terminal
 from penstock_server.settings.settings import Settings
 
@@ -169,7 +170,9 @@ def test_ctrl_c_ends_a_sweep_between_layers(
 
 def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine.load(tiny_llama) as engine:
-        monkeypatch.setattr(engine.sampler, "sample", lambda *_: [ComputationError("not a number")])
+        monkeypatch.setattr(
+            engine.sampler, "sample", lambda *_: [Chosen(error=ComputationError("not a number"))]
+        )
         with pytest.raises(ComputationError):
             terminal.answer(engine, [5, 6], SamplingParams())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import Engine, EngineConfig, SamplingParams
+from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.memory.hardware import HardwareProfile
 from penstock_server.facade import inside
 from penstock_server.facade.plan_table import plan_table
@@ -59,13 +59,12 @@ def test_a_rehearsal_ends_where_the_engine_does(tiny_llama: Path, num_seqs: int)
     num_tokens = dict.fromkeys(map(str, range(num_seqs)), 16)
     with Engine.load(tiny_llama, config) as engine:
         for name in num_tokens:
-            engine.add(name, [5] * 16, SamplingParams(ignore_eos=True))
+            engine.add(GenerationRequest([5] * 16, SamplingParams(ignore_eos=True), name))
         num_left = 5
         while num_left:
             num_left -= all(number > 16 for number in num_tokens.values())
             for output in engine.step():
                 num_tokens[output.request_id] += len(output.token_ids)
-        assert engine.plan is not None
         longest = inside.longest_sequence(config, engine.plan, num_seqs, 16, 5)
         assert longest == max(num_tokens.values())
         four_blocks = replace(engine.plan, num_kv_blocks=4)

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock import measure
 from penstock.engine import Engine
 from penstock.errors import CheckpointNotFound, EngineDead
+from penstock.memory.hardware import DiskProfile
+from penstock_server.commands.plan_report import profile
 from penstock_server.facade import loading
 from penstock_server.facade.loading import LoadProgress, load_engine
 from penstock_server.settings.settings import Settings
@@ -34,14 +37,29 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_engine_gets_the_settings(seen: dict[str, Any]) -> None:
+def test_engine_gets_the_settings(seen: dict[str, Any], tmp_path: Path) -> None:
     reports: list[tuple[int, int]] = []
-    settings = Settings(model="m", offline=True, revision="v1", max_num_seqs=3)
+    settings = Settings(
+        model="m", offline=True, revision="v1", max_num_seqs=3, cache_dir=tmp_path / "nothing known"
+    )
     load_engine(settings, lambda loaded, total: reports.append((loaded, total)))
     assert (seen["model"], seen["offline"], seen["revision"]) == ("m", True, "v1")
     assert seen["folder"].is_dir() and seen["config"].max_num_seqs == 3
     assert seen["hardware"].memory_read_gbps > 0 and seen["hardware"].disk is None  # nothing there to read
     assert reports == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_the_disk_is_the_one_that_plans_know(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a folder whose files are too small to measure the disk with, as `penstock plan` has it."""
+    (tmp_path / "model-layer-00000.safetensors").write_bytes(bytes(5000))
+    disk, settings = DiskProfile(1.5, 4 << 20, 4, True), Settings(model="m", cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(measure, "measure_disk", lambda _: disk)
+    assert profile(settings, tmp_path).disk == disk
+    monkeypatch.setattr(measure, "measure_disk", None)
+    load_engine(settings)
+    assert seen["hardware"].disk == disk
 
 
 def test_loading_ends_if_its_progress_is_refused(seen: dict[str, Any]) -> None:
@@ -85,7 +103,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_convert_first_and_only_once(tiny_llama: Path, tmp_path: Path) -> None:
     settings = Settings(model=str(tiny_llama), convert_to=tmp_path / "out", resident_layers=1)
     with load_engine(settings) as engine:
-        assert all(engine.streamer.store.contiguous_layer(index) for index in range(3))
+        assert all(engine.model.store.contiguous_unit(key) for key in engine.model.store.units)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.safetensors")}
     with load_engine(settings):
         pass

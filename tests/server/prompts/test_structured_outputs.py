@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -34,6 +36,8 @@ SCHEMA = {
     "required": ["name", "kind", "count"],
     "additionalProperties": False,
 }
+#: As a plain pydantic model writes it: nothing is said of other properties.
+PLAIN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me of the water."}]
 
 
@@ -77,16 +81,25 @@ def test_both_routes_hand_the_grammar_to_the_engine(
         assert engine.streams[-1].params.grammar == grammar
 
 
-def test_objects_are_closed_on_demand(client: TestClient, engine: FakeAsyncEngine) -> None:
-    inner = {"properties": {"b": {"type": "integer"}}}
-    schema = {"type": "object", "properties": {"a": inner}, "$defs": {"x": [{"type": "object"}]}}
-    outputs = {"json": schema, "disable_additional_properties": True}
-    assert client.post("/v1/completions", json={"prompt": "x", "structured_outputs": outputs}).is_success
-    closed = {"additionalProperties": False}
-    assert json.loads(engine.streams[-1].params.grammar.text) == schema | closed | {
-        "properties": {"a": inner | closed},
-        "$defs": {"x": [{"type": "object"} | closed]},
-    }
+@pytest.mark.parametrize(
+    ("fields", "is_closed"),
+    [
+        ({"response_format": named(PLAIN)}, True),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": PLAIN}}}, True),
+        ({"json_schema": PLAIN}, True),
+        ({"structured_outputs": {"json": PLAIN}}, True),
+        ({"structured_outputs": {"json": PLAIN, "disable_additional_properties": True}}, True),
+        ({"structured_outputs": {"json": PLAIN, "disable_additional_properties": False}}, False),
+        ({"response_format": named(PLAIN | {"additionalProperties": True})}, False),
+    ],
+)
+def test_objects_are_closed_unless_the_client_opens_them(
+    client: TestClient, engine: FakeAsyncEngine, fields: dict[str, Any], is_closed: bool
+) -> None:
+    assert client.post("/v1/completions", json={"prompt": "x"} | fields).is_success
+    schema = json.loads(engine.streams[-1].params.grammar.text)
+    assert schema.get("additionalProperties", True) is not is_closed
+    assert schema["properties"] == PLAIN["properties"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,24 @@ def test_parse_with_a_pydantic_model(demo: openai.OpenAI) -> None:
     assert len({choice.message.content for choice in answer.choices}) > 1
 
 
+class Inner(BaseModel):
+    wheel: Wheel | None
+    many: list[Wheel] = Field(max_length=1)
+
+
+def test_a_plain_pydantic_schema_gets_no_other_properties(demo: openai.OpenAI) -> None:
+    """It says nothing of others, and this model would go on with them."""
+    schema = Inner.model_json_schema()
+    assert "additionalProperties" not in json.dumps(schema)
+    answer = demo.chat.completions.create(
+        model="demo", messages=MESSAGES, response_format=named(schema), n=4, seed=1, max_tokens=400
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        said = json.loads(choice.message.content or "")
+        assert said == Inner.model_validate(said).model_dump(mode="json")
+
+
 def test_a_schema_in_a_stream(demo: openai.OpenAI) -> None:
     asked: Any = {"model": "demo", "messages": MESSAGES, "response_format": named(SCHEMA), "seed": 3}
     whole = demo.chat.completions.create(**asked, n=2).choices
@@ -205,6 +236,35 @@ def test_structured_outputs_of_both_routes(demo: openai.OpenAI) -> None:
         said = demo.chat.completions.create(model="demo", messages=MESSAGES, extra_body=extra)
         for each in (text, said.choices[0].message.content or ""):
             assert re.fullmatch(pattern, each), each
+
+
+def test_what_leaves_no_token_to_choose_is_a_400_that_names_it(demo: openai.OpenAI) -> None:
+    """Known on the way only: the second token of a text may be forbidden, or what a grammar leaves."""
+    dice = random.Random(3)
+    words = ["the", "water", "and", "a", "e", "."]
+    counts: Counter[int] = Counter()
+    for index in range(40):
+        constraints: dict[str, Any] = {
+            "allowed_token_ids": [dice.choice([267, 281, 302, 17, 88]) for _ in range(dice.randint(1, 3))],
+            "bad_words": dice.sample(words, 4),
+            "structured_outputs": {"choice": ["the", "and", "water"]},
+            "min_tokens": 4,
+        }
+        kept = {name: constraints[name] for name in dice.sample(sorted(constraints), 2)}
+        asked: Any = {"model": "demo", "prompt": "The", "n": 2, "logprobs": 3, "max_tokens": 6, "seed": index}
+        try:
+            if index % 2:
+                demo.completions.create(**asked, extra_body=kept)
+            else:
+                list(demo.completions.create(**asked, extra_body=kept, stream=True))
+            counts[200] += 1
+        except openai.APIError as error:
+            assert "contradicts itself" in error.message and str(error.param) in (*kept, "None"), (
+                error.message
+            )
+            assert isinstance(error, openai.BadRequestError) or not index % 2
+            counts[400] += 1
+    assert counts[200] > 5 and counts[400] > 5
 
 
 def test_a_stop_string_ends_it_before_the_grammar_does(demo: openai.OpenAI) -> None:

@@ -65,6 +65,20 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None
     assert refused(**{name: value})["loc"][0] == name
 
 
+@pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "mcp", "server_label": "x", "name": "y"}])
+def test_tools_that_are_no_functions_are_named_and_nothing_else_is_said(tool: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        request(tools=[tool])
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("tools", 0, "type")
+    assert error["msg"].startswith(f"tools of the type '{tool['type']}' are not supported by this server")
+    with pytest.raises(ValidationError) as caught:
+        ChatCompletionRequest.model_validate(
+            {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+        )
+    assert len(caught.value.errors()) == 1
+
+
 def test_what_is_about_stored_responses_says_so() -> None:
     assert "keeps no responses" in refused(previous_response_id="resp_1")["msg"]
     request(previous_response_id=None, conversation=None, background=False)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock_server.tools.call_filters import DistinctCalls, FirstCall
 from penstock_server.tools.parsers import (
     ArgumentsParser,
-    FirstCall,
     HermesParser,
     ListParser,
     Llama3Parser,
@@ -30,6 +30,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "list": ListParser,
     "arguments": lambda: ArgumentsParser("add"),
     "first": lambda: FirstCall(HermesParser()),
+    "distinct": lambda: DistinctCalls(ListParser()),
 }
 
 PARIS = '{"city": "Paris"}'

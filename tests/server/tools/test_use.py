@@ -16,8 +16,8 @@ from fakes import FakeModel, model_of
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock.errors import InvalidParameter
+from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammar import Grammar
-from penstock.generation.sequence import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
@@ -26,7 +26,8 @@ from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.questions import read_chat
 from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.settings.settings import Settings
-from penstock_server.tools.parsers import FirstCall, HermesParser, Llama3Parser, MistralParser
+from penstock_server.tools.call_filters import FirstCall
+from penstock_server.tools.parsers import HermesParser, Llama3Parser, MistralParser
 from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events

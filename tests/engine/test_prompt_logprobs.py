@@ -14,9 +14,10 @@ from transformers import LlamaForCausalLM
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError
-from penstock.generation.prompt_scorer import positions_to_score
+from penstock.generation.batch import ModelInputs
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import FinishReason, SamplingParams, Sequence
+from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
 
 PROMPT = [random.Random(3).randrange(2, 278) for _ in range(40)]
 SCORING = SamplingParams(max_tokens=0, prompt_logprobs=3)
@@ -56,7 +57,8 @@ def test_without_an_answer_nothing_is_chosen(tiny_llama: Path) -> None:
 
 def test_they_come_once_and_first(tiny_llama: Path) -> None:
     with Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=7)) as engine:
-        engine.add("a", PROMPT, SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=0))
+        params = SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=0)
+        engine.add(GenerationRequest(PROMPT, params, "a"))
         outputs = []
         while engine.has_work:
             outputs += engine.step()
@@ -83,21 +85,23 @@ def test_no_more_rows_than_sequences_go_through_the_head_at_once(tiny_llama: Pat
 
 
 def test_a_preempted_sequence_goes_on_where_it_was() -> None:
-    sequence = Sequence(0, [5, 6, 7, 8, 9], SamplingParams(prompt_logprobs=0), 9)
-    other = Sequence(1, [5, 6], SamplingParams(), 9)
-    sequence.num_computed_tokens = 1
-    sequence.prompt_logprobs += [None, None]  # of the second and third
+    request = GenerationRequest([5, 6, 7, 8, 9], SamplingParams(prompt_logprobs=0))
+    sequence = Sequence(0, request, 9, num_computed_tokens=1, block_table=[1])
+    other = Sequence(1, GenerationRequest([5, 6], SamplingParams()), 9, block_table=[0])
+    sequence.add_scores(1, [TokenLogprobs(6, 0.0), TokenLogprobs(7, 0.0)])
 
-    def wanted(num_new_tokens: int) -> list[tuple[int, int]]:
-        both = ScheduledSequence.of(other, 2), ScheduledSequence.of(sequence, num_new_tokens)
-        return [(row, index) for row, _, index in positions_to_score(Batch(both))]
+    def wanted(num_new_tokens: int) -> tuple[list[int], list[int]]:
+        """Tokens to be scored, and rows of logits."""
+        batch = Batch((ScheduledSequence.of(other, 2), ScheduledSequence.of(sequence, num_new_tokens)))
+        rows = ModelInputs.of(batch, 16).wanted_rows.tolist()
+        assert batch.num_rows == len(rows)
+        return list(batch.scheduled[1].scored), rows
 
-    assert wanted(1) == []
-    assert wanted(3) == [(3, 3), (4, 4)]
-    assert wanted(4) == [(3, 3), (4, 4)]  # what the last one predicts is the answer's
-    sequence.num_computed_tokens = 3
+    assert wanted(1) == ([], [1])  # the row of the other one's last token
+    assert wanted(3) == ([3, 4], [1, 3, 4])
+    assert wanted(4) == ([3, 4], [1, 3, 4, 5])  # what the last one predicts is the answer's
     with pytest.raises(AssertionError, match="not swept whole"):
-        wanted(1)
+        sequence.add_scores(4, [TokenLogprobs(9, 0.0)])
 
 
 def test_a_row_that_is_no_numbers_is_an_error(tiny_llama: Path) -> None:
@@ -129,7 +133,7 @@ def test_nobody_waits_for_the_scores_of_a_prompt_that_was_given_up(tiny_llama: P
             return head(hidden)
 
         engine.executor.head = leave  # type: ignore[method-assign]
-        engine.add("a", PROMPT, SCORING)
+        engine.add(GenerationRequest(PROMPT, SCORING, "a"))
         assert engine.step(aborted) == [] and sizes == [4]
         aborted.clear()
         engine.executor.head = head  # type: ignore[method-assign]

@@ -1,0 +1,153 @@
+"""GenerationRequest: what is asked of an engine, as one value. No torch here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from penstock.errors import InvalidParameter
+from penstock.generation.grammar import Grammar
+
+MAX_LOGPROBS = 20
+
+_unique = itertools.count()
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Defaults as OpenAI's: plain sampling at temperature 1.
+
+    Raises InvalidParameter (with the parameter's name) for values out of range.
+    """
+
+    #: 0 is greedy.
+    temperature: float = 1.0
+    #: Keep the k most likely tokens; 0 or -1 is all.
+    top_k: int = 0
+    #: Keep the most likely tokens that make up this much probability (nucleus, arXiv 1904.09751).
+    top_p: float = 1.0
+    #: Drop tokens less likely than min_p times the most likely one (arXiv 2407.01082).
+    min_p: float = 0.0
+    #: Divide (or multiply, if negative) the logits of tokens seen in prompt or answer (CTRL, arXiv
+    #: 1909.05858). 1 is off.
+    repetition_penalty: float = 1.0
+    #: Subtracted from the logits of tokens that the answer holds.
+    presence_penalty: float = 0.0
+    #: Subtracted once per occurrence in the answer.
+    frequency_penalty: float = 0.0
+    #: Added to logits, by token id.
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    #: Same seed, same prompt, same parameters: same answer. None draws a fresh one.
+    seed: int | None = None
+    #: The answer ends before the first of these strings.
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    #: Let the stop string (or stop token's text) be part of the answer.
+    include_stop_str_in_output: bool = False
+    #: None: until the context is full. 0: the prompt is computed, for its log-probabilities, and no answer.
+    max_tokens: int | None = None
+    #: The model's end token and stop_token_ids can't be chosen before this many tokens.
+    min_tokens: int = 0
+    #: Go on after the model's end token.
+    ignore_eos: bool = False
+    #: What the answer must be. It ends where the grammar ends, whatever min_tokens says, unless its length is
+    #: up before. Tokens that the grammar forces are appended without a step of their own, except where
+    #: logprobs are asked for; the tokens are the same.
+    grammar: Grammar | None = None
+    #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
+    #: They are of the model's own distribution, before temperature, penalties, filters and grammar.
+    logprobs: int | None = None
+    #: The same for each token of the prompt but the first; they come with the first output.
+    prompt_logprobs: int | None = None
+    #: Nothing but these can be chosen. None: everything.
+    allowed_token_ids: tuple[int, ...] | None = None
+    #: Sequences of tokens that the answer must not hold: the last of one is not chosen after the others.
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._check("temperature", 0 <= self.temperature <= 100, "at least 0 (and finite)")
+        self._check("top_k", self.top_k >= -1, "at least -1 (-1 and 0 keep all tokens)")
+        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._check(name, -2 <= getattr(self, name) <= 2, "between -2 and 2")
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or not -100 <= bias <= 100:
+                raise InvalidParameter(
+                    "logit_bias",
+                    f"logit_bias maps token {token_id} to {bias}; biases lie between -100 and 100",
+                )
+        if self.seed is not None:
+            self._check("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        self._check("stop", all(self.stop), "one or more strings, none of them empty")
+        if self.max_tokens is not None:
+            self._check("max_tokens", self.max_tokens >= 0, "at least 0")
+            self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
+        self._check("min_tokens", self.min_tokens >= 0, "at least 0")
+        if self.grammar is not None:
+            rule = "false together with a grammar, which says itself where the answer may end"
+            self._check("ignore_eos", not self.ignore_eos, rule)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                self._check(name, 0 <= count <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+        self._check_token_ids()
+
+    def _check_token_ids(self) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            is_good = bool(allowed) and min(allowed) >= 0
+            self._check("allowed_token_ids", is_good, "one or more token ids, or left out")
+        words = all(word and min(word) >= 0 for word in self.bad_words)
+        self._check("bad_words", words, "sequences of one or more tokens")
+
+    def _check(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise InvalidParameter(name, f"{name} is {getattr(self, name)!r}; it must be {rule}")
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt, and how it is to be answered. Goes unchanged from where it is made to the Sequence; whoever
+    gave it the prompt's list does not change that any more."""
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    #: Of all that an engine has at a time each has its own.
+    request_id: str = field(default_factory=lambda: f"request-{next(_unique)}")
+    #: Lower runs earlier.
+    priority: int = 0
+    #: Whose share of the engine it takes.
+    client: str = ""
+    #: K and V are shared only among requests with the same one.
+    cache_salt: str = ""
+    #: Seconds of the engine's clock (time.monotonic): the first step is to begin before the one, the last to
+    #: end before the other. The request fails with QueueTimeout or DeadlineExceeded otherwise, after the step
+    #: that is being computed then.
+    start_by: float = math.inf
+    finish_by: float = math.inf
+
+
+@dataclass(frozen=True)
+class ValidRequest(GenerationRequest):
+    """One that an engine can compute: Engine.validate() makes it."""
+
+    def choice(self, params: SamplingParams) -> ValidRequest:
+        """Another answer to the same prompt, valid without being looked at: `params` differ in the seed and
+        in what they report, and in nothing else."""
+        names = [each.name for each in fields(params) if each.name not in _FREE]
+        changed = [name for name in names if getattr(params, name) != getattr(self.params, name)]
+        assert not changed, f"{changed} differ: that is another request, which has to be validated"
+        return replace(self, params=params, request_id=f"request-{next(_unique)}")
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> ValidRequest:
+        """For Engine.validate()."""
+        return cls(**{each.name: getattr(request, each.name) for each in fields(request)})
+
+
+#: Fields of SamplingParams that any value in range may have, whatever the model is.
+_FREE = ("seed", "logprobs", "prompt_logprobs")

@@ -1,0 +1,81 @@
+"""Kernels on torch's own INT8 product: the fallback without a compiler, on the CPU and on CUDA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.config import GROUP_SIZES
+from penstock.kernels import reference
+from penstock.kernels.operands import KV_CODES, Matrix, QuantizedTensor
+from penstock.kernels.protocol import KernelTraits
+from penstock.kernels.reference import (
+    PLAIN_WORKSPACE,
+    PlainOperations,
+    quantize_activations,
+    scale_sums,
+    split_rows,
+)
+
+#: Rows that torch._int_mm wants on CUDA: more than 16.
+MIN_CUDA_ROWS = 32
+#: Output channels whose weights are held as float64 at a time, where there is no INT8 product.
+BLOCK_CHANNELS = 1024
+
+
+class TorchKernels(PlainOperations):
+    """The reference with torch's INT8 product."""
+
+    traits = KernelTraits(
+        name="torch",
+        has_own_threads=False,
+        gathers_keys=True,
+        workspace_factor=PLAIN_WORKSPACE,
+        matrices=(QuantizedTensor,),
+        group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
+    )
+
+    def __init__(self, activations: str = "int16") -> None:
+        self.activations = activations
+
+    def without_arithmetic(self, longest: int) -> TorchKernels:
+        """These: their operations allocate as they compute."""
+        return self
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if not isinstance(weight, QuantizedTensor):
+            raise self.traits.unknown_matrix(weight)
+        if not _int_mm_takes(weight.qweight) or weight.num_groups > 1:
+            return self._in_blocks(x, weight, bias)
+        q, token_scale = quantize_activations(x, self.activations)
+        if self.activations == "int8":
+            sums = _int_mm(q.to(torch.int8), weight.qweight).double()
+        else:
+            hi, lo = _int_mm(torch.cat(split_rows(q)), weight.qweight).double().chunk(2)
+            sums = torch.add(lo, hi, alpha=256)
+        y = scale_sums(sums, token_scale, weight.scale.flatten())
+        return y if bias is None else y + bias
+
+    def _in_blocks(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+        """The reference, some channels at a time: it copies their weights as float64."""
+        blocks = zip(*(torch.split(part, BLOCK_CHANNELS) for part in weight), strict=True)
+        y = torch.cat(
+            [reference.linear(x, QuantizedTensor(*block), None, self.activations) for block in blocks], dim=1
+        )
+        return y if bias is None else y + bias
+
+
+def _int_mm_takes(qweight: Tensor) -> bool:
+    if qweight.is_cuda:  # cuBLASLt's INT8 products need tensor cores and sizes in multiples of 8
+        has_tensor_cores = torch.cuda.get_device_capability(qweight.device) >= (7, 5)
+        return has_tensor_cores and all(size % 8 == 0 for size in qweight.shape)
+    return 1 not in qweight.shape  # torch 2.13 takes such a matrix for its transpose
+
+
+def _int_mm(rows: Tensor, qweight: Tensor) -> Tensor:
+    """rows qweight^T: int8 [num_rows, in_features] -> int32 [num_rows, out_features]."""
+    num_rows = rows.shape[0]
+    if rows.is_cuda and num_rows < MIN_CUDA_ROWS:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_CUDA_ROWS - num_rows))
+    return torch._int_mm(rows, qweight.t())[:num_rows]

@@ -1,0 +1,142 @@
+"""What a layer may call: the interface of every set of kernels, and what a set says of itself before it
+computes. reference.py defines what each method computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.config import KernelChoice
+from penstock.errors import ConfigError
+from penstock.kernels.operands import ActivationFunction, AttentionSpec, BatchLayout, LayerKV, Matrix
+from penstock.spec import KVLayout
+
+
+@dataclass(frozen=True)
+class KernelTraits:
+    """What a set of kernels is and computes. Loader and plan decide by these values, never by a name."""
+
+    #: For people, and as the config calls them.
+    name: KernelChoice
+    #: These kernels bring their own threads, or are a GPU's. Torch's threads would only fight for the cores,
+    #: which they keep busy for a while after each operation.
+    has_own_threads: bool
+    #: Attention copies a sequence's keys and values together first, so a longer sequence takes more memory.
+    gathers_keys: bool
+    #: Memory for activations, as a multiple of what the native kernels take.
+    workspace_factor: float
+    #: Types of the matrices that linear() takes.
+    matrices: tuple[type, ...]
+    #: Inputs that may share a scale, beside all inputs of an output channel.
+    group_sizes: tuple[int, ...]
+    #: Names of the layouts of keys and values that attention reads.
+    kv_layouts: tuple[str, ...]
+
+    def require(self, group_size: int | None, kv_layout: KVLayout) -> None:
+        """Raises ConfigError for what these kernels do not compute. A `group_size` of 0 or None stands for a
+        scale per output channel."""
+        if kv_layout.name not in self.kv_layouts:
+            raise ConfigError(
+                f"the {self.name} kernels of this device know no keys and values as {kv_layout.name}; choose "
+                f"--kv-dtype {' or '.join(self.kv_layouts)}"
+            )
+        if group_size and group_size not in self.group_sizes:
+            raise ConfigError(
+                f"the {self.name} kernels of this device don't compute weights with a scale per group of "
+                f"{group_size} inputs, so far: pass --device cpu, or take a model with scales per output "
+                "channel"
+            )
+
+    def unknown_matrix(self, matrix: Matrix) -> TypeError:
+        """The error for a matrix of a type that is not in `matrices`."""
+        names = ", ".join(kind.__name__ for kind in self.matrices)
+        return TypeError(
+            f"the {self.name} kernels compute no product with a {type(matrix).__name__}; they know: {names}"
+        )
+
+
+class Kernels(Protocol):
+    """Arithmetic on one device. Every set of kernels computes the same: integer products bit for bit, the
+    rest to float32 rounding. Tensors are float32 on the kernels' device, unless something else is said."""
+
+    @property
+    def traits(self) -> KernelTraits: ...
+
+    def without_arithmetic(self, longest: int) -> Kernels:
+        """Kernels that allocate what these allocate, and may leave out the arithmetic: they show what a step
+        takes, and each smaller step, of sequences of up to `longest` tokens."""
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]. The type of `weight` tells
+        its format. Raises TypeError for a type that these kernels don't know."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        """x / rms(x) * (weight + offset) over the last dimension (arXiv 1910.07467)."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
+
+    def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
+        """Elementwise: [num_tokens, width] -> the same shape."""
+
+    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+        """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]."""
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
+        """Rotate the first 2 * half dimensions of each head in place (arXiv 2104.09864).
+
+        x is [num_tokens, num_heads, head_dim]; cos and sin are [num_tokens, half]. Pairs are
+        (i, i + half), or (2i, 2i + 1) if interleaved.
+        """
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        """Store K and V, each [num_tokens, num_kv_heads, head_dim], at their slots. What exceeds a layout's
+        range becomes its largest finite value. Raises TypeError for a layout that these kernels don't
+        know."""
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+        """Causal attention of the step's tokens over all that their sequences have cached.
+
+        q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
+        step's own K and V must have been written.
+        """
+
+
+class ForwardingKernels:
+    """Kernels that pass every call on to others. A wrapper overrides what it watches or replaces."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    @property
+    def traits(self) -> KernelTraits:
+        return self._kernels.traits
+
+    def without_arithmetic(self, longest: int) -> Kernels:
+        return self._kernels.without_arithmetic(longest)
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        return self._kernels.linear(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        return self._kernels.rms_norm(x, weight, eps, offset)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return self._kernels.layer_norm(x, weight, bias, eps)
+
+    def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
+        return self._kernels.activation(x, function)
+
+    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+        return self._kernels.gated_activation(gate_up, function)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
+        self._kernels.rope(x, cos, sin, is_interleaved)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        self._kernels.write_kv(k, v, kv, slot_mapping)
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+        return self._kernels.paged_attention(q, kv, batch, spec)

@@ -1,0 +1,74 @@
+"""Values of a config.json with the types that they must have: what is wrong is named, and what is right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+from penstock.errors import InvalidConfig, UnsupportedModel
+
+#: No model comes near; beyond it a number is a slip, and a list of so many layers would fill the memory.
+MAX_COUNT, MAX_LAYERS = 1 << 40, 10_000
+
+
+def require(config: dict[str, Any], name: str, *allowed: object) -> None:
+    """Refuse a config whose `name` is set to something that the family does not compute."""
+    value = config.get(name, allowed[0])
+    if value not in allowed:
+        raise UnsupportedModel(
+            f"config.json has {name} = {value!r}; for {config.get('model_type')} Penstock computes only "
+            f"{' or '.join(repr(choice) for choice in allowed)}"
+        )
+
+
+def count(config: dict[str, Any], *names: str, default: int | None = None, most: int = MAX_COUNT) -> int:
+    """The first of `names` that config.json has, a whole number from 1 on. Raises InvalidConfig (another
+    value) and, if nothing is there and no default, UnsupportedModel."""
+    name, value = _find(config, names, default)
+    is_whole = _is_number(value) and math.isfinite(value) and value == int(value)
+    if not is_whole or not 1 <= value <= most:
+        refuse(name, value, f"a whole number from 1 to {most}")
+    return int(value)
+
+
+def num_layers_of(config: dict[str, Any], *names: str) -> int:
+    """count() for layers."""
+    return count(config, *names, most=MAX_LAYERS)
+
+
+def number(config: dict[str, Any], name: str, default: float | None = None) -> float:
+    """A number from 0 on. Raises as count() does."""
+    _, value = _find(config, (name,), default)
+    if not _is_number(value) or not math.isfinite(value) or value < 0:
+        refuse(name, value, "a number from 0 on")
+    return float(value)
+
+
+def flag(config: dict[str, Any], name: str, default: bool) -> bool:
+    """true or false; null is false, as it is to transformers. Raises InvalidConfig."""
+    value = config.get(name, default)
+    if value not in (True, False, None):  # a text such as "false" would be true
+        refuse(name, value, "true or false")
+    return bool(value)
+
+
+def refuse(name: str, value: object, expected: str) -> NoReturn:
+    """Raises InvalidConfig."""
+    raise InvalidConfig(
+        f"config.json has {name} = {value!r:.80}, which must be {expected}; correct it, or download "
+        "config.json again"
+    )
+
+
+def _find(config: dict[str, Any], names: tuple[str, ...], default: float | None) -> tuple[str, Any]:
+    """Name and value; null is what is not there."""
+    for name in names:
+        if config.get(name) is not None:
+            return name, config[name]
+    if default is None:
+        raise UnsupportedModel(f"config.json lacks {names[0]}; is it a {config.get('model_type')} model?")
+    return names[0], default
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,101 @@
+"""What the names of a folder's files say: which of them are the weights, or what else the folder is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from penstock.errors import CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
+
+PICKLES = ("pytorch_model*.bin", "consolidated*.pth", "*.pt", "*.pth", "*.ckpt")
+#: The same weights under the names of the maker's own code (Mistral's).
+CONSOLIDATED = "consolidated*.safetensors"
+#: PEFT's adapters, and mlx-lm's.
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTERS = ("adapter_model*.safetensors", "adapter_model*.bin", "adapters.safetensors")
+#: The second part of three of a large model.
+GGUF_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+#: Images for llama.cpp: no model of its own.
+GGUF_PROJECTOR = "mmproj"
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """The GGUF file of a folder that has no safetensors; of one in parts the first. Raises CheckpointNotFound
+    where there are several."""
+    found = [path for path in sorted(folder.glob("*.gguf")) if not _is_idle(path)]
+    if not found or any(folder.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        names = ", ".join(str(path) for path in found[:8])
+        raise CheckpointNotFound(
+            f"{folder} holds {len(found)} models as GGUF files: name one of them, {names}"
+        )
+    return found[0]
+
+
+def _is_idle(path: Path) -> bool:
+    part = GGUF_PART.fullmatch(path.name)
+    return path.name.startswith(GGUF_PROJECTOR) or (part is not None and int(part[2]) != 1)
+
+
+def check_adapter(folder: Path) -> None:
+    """Raises UnsupportedModel for a folder with an adapter, alone or beside its model."""
+    files = [path.name for pattern in ADAPTERS for path in sorted(folder.glob(pattern))]
+    if not files or not (folder / ADAPTER_CONFIG).is_file():
+        return
+    base = _base_model(folder / ADAPTER_CONFIG)
+    raise UnsupportedModel(
+        f"{folder} holds an adapter ({ADAPTER_CONFIG}, {files[0]}) for {base}, and Penstock computes whole "
+        "models. Merge it once with peft: AutoPeftModelForCausalLM.from_pretrained(folder)"
+        ".merge_and_unload().save_pretrained(new_folder); where the model lies beside it and shall be served "
+        "without the adapter, move the adapter's files away"
+    )
+
+
+def _base_model(path: Path) -> str:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return str(content.get("base_model_name_or_path") or content.get("model") or "a model")
+    except (OSError, ValueError, AttributeError):
+        return "a model"
+
+
+def refuse_without_config(folder: Path) -> CheckpointNotFound:
+    """The error for a folder that has no config.json."""
+    if (folder / "params.json").is_file() or any(folder.glob("consolidated*")):
+        what = (
+            "params.json or consolidated.*, the layout of Mistral's or Meta's own code, and no config.json: "
+            "use the repository in Hugging Face's layout (for Meta's, the one whose name ends in -hf)"
+        )
+        return CheckpointNotFound(f"{folder} has {what}")
+    return CheckpointNotFound(
+        f"{folder} has no config.json, so it is not a Hugging Face model folder, and it holds no .gguf file"
+    )
+
+
+def unindexed_weights(folder: Path) -> list[Path]:
+    """The safetensors files of a folder without an index: model.safetensors alone if it is there, as in
+    transformers, and not its variants (model.fp16.safetensors) or copies under other names. Raises
+    CheckpointNotFound and UnsafeCheckpoint."""
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    copies = set(folder.glob(CONSOLIDATED))
+    files = [path for path in sorted(folder.glob("*.safetensors")) if path not in copies]
+    if files:
+        return files
+    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
+    if copies:
+        raise CheckpointNotFound(
+            f"{folder} has its weights only as {min(copies).name}, under the names of Mistral's own code. "
+            "Use a repository with model.safetensors"
+        )
+    if pickles:
+        raise UnsafeCheckpoint(
+            f"{folder} has its weights only as pickles ({', '.join(pickles[:3])}), which can run code when "
+            "they are read. Use a repository with safetensors, or convert it once with transformers: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+        )
+    raise CheckpointNotFound(
+        f"{folder} holds no *.safetensors file. If its repository has GGUF files, fetch one and give its path"
+    )

@@ -1,0 +1,77 @@
+"""LayerWeights: what a layer computes with, by name. Knows neither formats nor where bytes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from penstock.kernels import Matrix
+from penstock.weights.tensors import ModelTensors, UnitLayout
+
+#: Expert numbers -> (number, weights of that expert), in the order in which experts are there.
+AskForExperts = Callable[[Sequence[int]], Iterator[tuple[int, "LayerWeights"]]]
+
+
+def no_experts(numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
+    """Of a layer that has none."""
+    raise LookupError("this layer has no experts")
+
+
+class LayerWeights:
+    """Named views into a unit's buffer."""
+
+    def __init__(self, tensors: dict[str, Matrix | Tensor], ask: AskForExperts = no_experts) -> None:
+        self._tensors = tensors
+        self._ask = ask
+
+    @classmethod
+    def views(cls, layout: UnitLayout, buffer: Tensor, ask: AskForExperts = no_experts) -> LayerWeights:
+        """Views into `buffer` (uint8, at least [layout.num_bytes])."""
+        return cls(
+            {slot.tensor.name: slot.tensor.format.operand(slot.arrays(buffer)) for slot in layout.slots}, ask
+        )
+
+    def matrix(self, name: str) -> Matrix:
+        tensor = self._tensors[name]
+        assert not isinstance(tensor, Tensor)
+        return tensor
+
+    def vector(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def optional(self, name: str) -> Tensor | None:
+        """A vector that some models have and others lack, such as a bias."""
+        return self.vector(name) if name in self._tensors else None
+
+    def experts(self, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
+        """(number, weights) of these experts, those that are in memory first: computing with them hides the
+        reading of the others. An expert's weights are valid until the next one is asked for. Raises what
+        reading raised."""
+        return self._ask(numbers)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> LayerWeights:
+        """What `function` makes of each tensor, and of each part of a matrix."""
+        return LayerWeights(
+            {
+                name: function(tensor) if isinstance(tensor, Tensor) else tensor.map(function)
+                for name, tensor in self._tensors.items()
+            }
+        )
+
+    def joined(self, name: str, matrix: Matrix) -> LayerWeights:
+        """With one more matrix."""
+        return LayerWeights(self._tensors | {name: matrix}, self._ask)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def items(self) -> Iterator[tuple[str, Matrix | Tensor]]:
+        yield from self._tensors.items()
+
+
+def with_head(tensors: ModelTensors, head: LayerWeights, embedding: LayerWeights) -> LayerWeights:
+    """The head with its matrix, which is the embedding's where the two are tied."""
+    return head.joined("head", embedding.matrix("embedding")) if tensors.is_tied else head

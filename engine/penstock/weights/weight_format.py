@@ -1,0 +1,297 @@
+"""WeightFormat: how one tensor lies in bytes, in a checkpoint and in a layer's buffer, and how it is filled.
+
+A tensor is kept as one or more arrays (components): INT8 keeps integers and float32 scales. The first axis of
+each component is the tensor's first axis, so that the rows of fused parts (q, k, v) lie one after the other
+in each component. A new format is a class like Int8; layouts, stores, tiers and streamers only call its
+methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError, WrongTensor
+from penstock.kernels import Matrix, QuantizedTensor
+from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.quantize import quantize
+from penstock.weights.tensor_quantizer import TensorQuantizer
+
+if TYPE_CHECKING:
+    from penstock.weights.tensors import TensorSpec
+
+#: Bytes of integers that are read at a time.
+CHUNK_BYTES = 4 << 20
+
+
+class Component(NamedTuple):
+    """One array of a tensor."""
+
+    #: What follows the tensor's name in a checkpoint.
+    suffix: str
+    #: As safetensors names it.
+    dtype: str
+    shape: tuple[int, ...]
+    #: What follows the number of rows in the shape that files give it.
+    columns: tuple[int, ...]
+
+    @property
+    def item_bytes(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        return self.item_bytes * math.prod(self.shape)
+
+    def view(self, buffer: Tensor) -> Tensor:
+        """`buffer` (uint8 [num_bytes]) as this array."""
+        return buffer.view(DTYPES[self.dtype]).view(self.shape)
+
+
+class Loss(NamedTuple):
+    """What filling lost of a checkpoint's tensor, as sums of squares: of the differences, and of the
+    tensor."""
+
+    lost: float
+    of: float
+
+
+class TensorSource(Protocol):
+    """A checkpoint as a format reads it. Names are those of checkpoints with a head."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+
+    def entry(self, name: str) -> TensorEntry:
+        """Raises MissingTensor."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, out: Tensor | None = None) -> Tensor:
+        """Rows start:stop (None: to the end), in the checkpoint's dtype. Raises CorruptFile."""
+
+    def count(self, num_bytes: int) -> None:
+        """Bytes that were read from the checkpoint without read()."""
+
+
+class WeightFormat(Protocol):
+    """What a tensor is kept as. Formats are values: equal ones are one format."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether tokens are multiplied by it: then a layer gets a Matrix, otherwise a Tensor."""
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale; 0 where all inputs of an output channel do, or where there is none."""
+
+    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
+        """The arrays of a tensor of this shape."""
+
+    def operand(self, arrays: Sequence[Tensor]) -> Matrix | Tensor:
+        """What a layer computes with, from views of the components in their order."""
+
+    def holds(self, entry: TensorEntry) -> bool:
+        """Whether the checkpoint holds a tensor's part in this very format, to be copied as it is."""
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        """The names in the checkpoint that belong to the tensor. Raises WrongTensor and MissingTensor."""
+
+    def fill(
+        self,
+        source: TensorSource,
+        tensor: TensorSpec,
+        arrays: Sequence[Tensor],
+        num_threads: int = 1,
+        with_loss: bool = False,
+    ) -> dict[str, Loss]:
+        """Read the tensor from the checkpoint into its components. Returns the loss of each part that was
+        quantized on the way, if `with_loss`. Raises CheckpointError kinds."""
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        """`exact` (float32), the integers of a part that holds() is true of, as the floats they stand for."""
+
+    def from_rows(self, rows: Tensor) -> Matrix:
+        """A matrix of this format from float32 rows [out_features, in_features]. Raises ValueError."""
+
+
+@dataclass(frozen=True)
+class Float32:
+    """Norms, biases and tables of positions: float32, whatever the checkpoint has."""
+
+    name = "float32"
+    is_matrix = False
+    group_size = 0
+
+    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
+        return (Component("", "F32", shape, shape[1:]),)
+
+    def operand(self, arrays: Sequence[Tensor]) -> Tensor:
+        return arrays[0]
+
+    def holds(self, entry: TensorEntry) -> bool:
+        return entry.dtype == "F32" and entry.decode is None
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        names = set()
+        for part in tensor.parts:
+            entry = source.entry(part)
+            check_shape(tensor, entry)
+            if entry.dtype == "I8":
+                raise WrongTensor(f"tensor {entry.name} in {entry.file} is INT8; it must be floating point")
+            names.add(entry.name)
+        return names
+
+    def fill(
+        self,
+        source: TensorSource,
+        tensor: TensorSpec,
+        arrays: Sequence[Tensor],
+        num_threads: int = 1,
+        with_loss: bool = False,
+    ) -> dict[str, Loss]:
+        torch.cat([source.read(part).float() for part in tensor.parts], out=arrays[0])
+        return {}
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        return exact
+
+    def from_rows(self, rows: Tensor) -> Matrix:
+        raise TypeError("float32 tensors are no matrices here")
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Symmetric INT8, w = integer * scale, with one float32 scale per output channel, or per `group_size`
+    inputs of it. Checkpoints of other dtypes are quantized on the way in, some rows at a time."""
+
+    group_size: int = 0
+    is_matrix = True
+
+    @property
+    def name(self) -> str:
+        return f"int8, groups of {self.group_size}" if self.group_size else "int8"
+
+    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
+        groups = (shape[1] // self.group_size,) if self.group_size else ()
+        return (
+            Component("_scale", "F32", (shape[0], *groups), groups or (1,)),
+            Component("", "I8", shape, shape[1:]),
+        )
+
+    def operand(self, arrays: Sequence[Tensor]) -> QuantizedTensor:
+        scale, qweight = arrays
+        return QuantizedTensor(qweight, scale)
+
+    def holds(self, entry: TensorEntry) -> bool:
+        return entry.dtype == "I8"
+
+    def grouped(self, tensor: TensorSpec, group_size: int) -> Int8:
+        """This format with scales per group. Raises ConfigError if a tensor's inputs don't make whole
+        groups."""
+        if tensor.shape[1] % group_size:
+            raise ConfigError(
+                f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups "
+                f"of {group_size}; choose another --group-size, or none"
+            )
+        return Int8(group_size)
+
+    def scheme(self) -> dict[str, Any]:
+        """What compressed-tensors calls the format."""
+        strategy = {"strategy": "group", "group_size": self.group_size} if self.group_size else {}
+        per_channel = {
+            "num_bits": 8,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "channel",
+            "dynamic": False,
+        }
+        return per_channel | strategy
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        names = set()
+        for part in tensor.parts:
+            entry = source.entry(part)
+            check_shape(tensor, entry)
+            names.add(entry.name)
+            if self.holds(entry):
+                scale = source.entry(part + "_scale")
+                self._check_scale(tensor, entry, scale)
+                names |= {scale.name, entry.name + "_shape"}
+        return names
+
+    def _check_scale(self, tensor: TensorSpec, entry: TensorEntry, scale: TensorEntry) -> None:
+        """Raises WrongTensor if there are not as many scales as there should be."""
+        groups = tensor.shape[1] // self.group_size if self.group_size else 1
+        if scale.shape not in ((entry.shape[0], groups), (entry.shape[0] * groups,)):
+            raise WrongTensor(
+                f"tensor {scale.name} in {scale.file} has shape {list(scale.shape)}; the quantization that "
+                f"config.json names calls for {[entry.shape[0], groups]}"
+            )
+
+    def fill(
+        self,
+        source: TensorSource,
+        tensor: TensorSpec,
+        arrays: Sequence[Tensor],
+        num_threads: int = 1,
+        with_loss: bool = False,
+    ) -> dict[str, Loss]:
+        whole, row = self.operand(arrays), 0
+        losses: dict[str, Loss] = {}
+        for part in tensor.parts:
+            entry = source.entry(part)
+            end = row + entry.shape[1 if is_transposed(tensor, entry) else 0]
+            rows = QuantizedTensor(whole.qweight[row:end], whole.scale[row:end])
+            if self.holds(entry):
+                _copy(source, part, rows)
+            else:
+                quantizer = TensorQuantizer(source.checkpoint, entry, rows, is_transposed(tensor, entry))
+                loss = Loss(*quantizer.run(num_threads, with_loss))
+                source.count(entry.num_bytes)
+                losses |= {part: loss} if with_loss else {}
+            row = end
+        return losses
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        scale = source.read(part + "_scale").float().view(exact.shape[0], -1)
+        return exact * scale.repeat_interleave(exact.shape[1] // scale.shape[1], 1)
+
+    def from_rows(self, rows: Tensor) -> QuantizedTensor:
+        return quantize(rows, self.group_size)
+
+
+#: The formats that most tensors have.
+FLOAT32, INT8 = Float32(), Int8()
+
+
+def is_transposed(tensor: TensorSpec, entry: TensorEntry) -> bool:
+    """Whether a part is read as [in_features, out_features]. INT8 parts and decoded ones never are."""
+    return tensor.is_transposed and entry.dtype != "I8" and entry.decode is None
+
+
+def check_shape(tensor: TensorSpec, entry: TensorEntry) -> None:
+    """Raises WrongTensor if a part's rows can't be rows of the tensor."""
+    has_other_order = is_transposed(tensor, entry)
+    shape = entry.shape[::-1] if has_other_order else entry.shape
+    if len(shape) != len(tensor.shape) or shape[1:] != tensor.shape[1:]:
+        raise WrongTensor(
+            f"tensor {entry.name} in {entry.file} has shape {list(entry.shape)}; the config calls for "
+            f"{'rows of ' if len(tensor.parts) > 1 else ''}{list(tensor.shape)}"
+            f"{' transposed' if has_other_order else ''}"
+        )
+
+
+def _copy(source: TensorSource, part: str, rows: QuantizedTensor) -> None:
+    """Integers and scales as the checkpoint holds them."""
+    num_rows, width = rows.qweight.shape
+    step = max(1, CHUNK_BYTES // width)
+    for start in range(0, num_rows, step):
+        chunk = rows.qweight[start : start + step]
+        source.read(part, start, start + len(chunk), chunk)
+    rows.scale.copy_(source.read(part + "_scale").view(rows.scale.shape))

@@ -1,0 +1,83 @@
+"""Which of the calls that a parser finds are the answer's."""
+
+from __future__ import annotations
+
+from penstock_server.tools.parsers import AnswerParser
+from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, TextPiece, merge
+
+
+class FirstCall:
+    """Of another parser's calls the first alone."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._num_calls = 0
+
+    def feed(self, text: str) -> list[Event]:
+        return self._filter(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        return self._filter(self._parser.finish())
+
+    def _filter(self, events: list[Event]) -> list[Event]:
+        kept = []
+        for event in events:
+            self._num_calls += isinstance(event, CallBegin)
+            if isinstance(event, TextPiece) or self._num_calls == 1:
+                kept.append(event)
+        return kept
+
+
+class DistinctCalls:
+    """Of another parser's events those before a call that was made already, to the letter. That one ends the
+    list: a small model that begins to repeat itself does so to the end.
+
+    A call is held back for as long as it may be a repetition.
+    """
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._calls: list[tuple[str, str]] = []
+        #: The events of the last call, if it is held back.
+        self._held: list[Event] = []
+        self.is_over = False
+
+    def feed(self, text: str) -> list[Event]:
+        return self._filter(self._parser.feed(text))
+
+    def finish(self) -> list[Event]:
+        """A call that was cut off is told as far as it came."""
+        return [*self._filter(self._parser.finish()), *self._release()]
+
+    def _filter(self, events: list[Event]) -> list[Event]:
+        kept: list[Event] = []
+        for event in events:
+            if self.is_over:
+                break
+            match event:
+                case TextPiece():
+                    kept.append(event)
+                case CallBegin(name):
+                    kept += self._release()
+                    self._calls.append((name, ""))
+                    self._held = [event]
+                case ArgumentsPiece(text):
+                    kept += self._arguments(event, text)
+        return merge(kept)
+
+    def _arguments(self, event: ArgumentsPiece, text: str) -> list[Event]:
+        name, so_far = self._calls[-1]
+        call = self._calls[-1] = (name, so_far + text)
+        if not self._held:
+            return [event]
+        self._held.append(event)
+        others = self._calls[:-1]
+        if call in others:
+            self.is_over, self._held = True, []
+        elif not any(other == name and arguments.startswith(call[1]) for other, arguments in others):
+            return self._release()
+        return []
+
+    def _release(self) -> list[Event]:
+        held, self._held = self._held, []
+        return held

@@ -1,0 +1,198 @@
+"""PretendedCard: an NVIDIA card for a torch that knows no CUDA, for as long as pretend() lasts.
+
+What the engine calls is there: torch's operators (on tensors that say they are on cuda:0), torch.cuda's
+streams and events, libcuda through ctypes with the emulated kernels behind it. Not pretended: time, NVRTC
+(test_nvrtc.py has the real one), and how memory is cut to pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import emulated_cuda
+import torch
+from torch import Tensor
+from torch.cuda import _sanitizer
+
+from pretended_card.driver import Driver
+from pretended_card.memory import CardMemory
+from pretended_card.races import Races
+from pretended_card.streams import CurrentStream, Event, Stream
+from pretended_card.tensors import CardTensor, blank
+
+GIB = 1 << 30
+NAME = "Pretended GTX 1060"
+#: The handle of streams on which the pretended driver launches nothing.
+NO_LAUNCHES = 0x1000
+#: The race detector keeps a stack trace of each access, which takes as long as all the rest of it.
+NO_TRACES = SimpleNamespace(
+    walk_stack=lambda frame: (), StackSummary=SimpleNamespace(extract=lambda frames, lookup_lines: [])
+)
+
+
+class PretendedCard:
+    device = torch.device("cuda", 0)
+
+    def __init__(self, capability: tuple[int, int], total_bytes: int) -> None:
+        self.capability = capability
+        self.memory = CardMemory(total_bytes)
+        self.races = Races()
+        self.driver = Driver(emulated_cuda.library(), self)
+        self.default_stream = Stream(self.races, self.driver.fake_stream(), is_default=True)
+        self.current_stream = CurrentStream(self.default_stream)
+        self._streams = [self.default_stream]
+        #: Why the host waited for the card, each time.
+        self.host_waits: list[str] = []
+        #: A machine without a driver, or a container without the card, has none.
+        self.is_there = True
+
+    def wrap(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if self.memory.add(value.untyped_storage()):
+            self.races.on_allocation(value.untyped_storage(), self.current_stream.get().stream_id)
+        self.driver.fake_use_of_torch()
+        return CardTensor(value, self)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return self.driver.is_registered(tensor.data_ptr(), tensor.nbytes)
+
+    def enqueue_copy(self, source: Tensor, target: CardTensor) -> None:
+        """From the host."""
+        stream = self.current_stream.get()
+        if stream.is_default:
+            self.races.on_use([target.data_ptr()], stream.stream_id, "a small copy")
+        else:
+            self.races.on_copy(target, stream.stream_id)
+        stream.enqueue(lambda: target.inner.copy_(source))
+
+    def on_use(self, addresses: Iterable[int], name: str) -> None:
+        """A kernel or operation begins."""
+        stream = self.current_stream.get()
+        assert stream.is_default, f"{name}: only copies to the card are modelled on other streams"
+        self.races.on_use(addresses, stream.stream_id, name)
+
+    def wait_for_host(self, reason: str) -> None:
+        self.host_waits.append(reason)
+        self.current_stream.get().synchronize()
+
+    def make_stream(self, device: object = None) -> Stream:
+        self.driver.fake_use_of_torch()
+        self._streams.append(Stream(self.races, NO_LAUNCHES))
+        return self._streams[-1]
+
+    def synchronize(self, device: object = None) -> None:
+        for stream in self._streams:
+            stream.synchronize()
+
+    def empty(self, size: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        wrapped: Tensor = self.wrap(blank(torch.empty(size, dtype=dtype, device="cpu")))
+        return wrapped
+
+    def empty_strided(
+        self, size: list[int], stride: list[int], *, dtype: torch.dtype | None = None, **_: Any
+    ) -> Tensor:
+        wrapped: Tensor = self.wrap(blank(torch.empty_strided(size, stride, dtype=dtype, device="cpu")))
+        return wrapped
+
+    def torch_cuda(self) -> dict[str, Any]:
+        """What stands in torch.cuda instead."""
+        memory, (major, minor) = self.memory, self.capability
+        properties = SimpleNamespace(
+            name=NAME, major=major, minor=minor, multi_processor_count=10, total_memory=memory.total_bytes
+        )
+        return {
+            "_lazy_init": lambda: None,
+            "is_available": lambda: self.is_there,
+            "device_count": lambda: int(self.is_there),
+            "get_device_name": lambda device=None: NAME,
+            "get_device_capability": lambda device=None: self.capability,
+            "get_device_properties": lambda device=None: properties,
+            "Stream": self.make_stream,
+            "Event": functools.partial(Event, self.races),
+            "stream": self.current_stream.set,
+            "current_stream": self.current_stream.get,
+            "default_stream": lambda device=None: self.default_stream,
+            "synchronize": self.synchronize,
+            "mem_get_info": lambda device=None: (memory.free_bytes, memory.total_bytes),
+            "memory_reserved": lambda device=None: memory.reserved_bytes,
+            "max_memory_reserved": lambda device=None: memory.peak_bytes,
+            "memory_allocated": lambda device=None: memory.used_bytes,
+            "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
+            "empty_cache": memory.empty_cache,
+            "set_per_process_memory_fraction": self._limit,
+        }
+
+    def _limit(self, fraction: float, device: object = None) -> None:
+        self.memory.limit_bytes = int(fraction * self.memory.total_bytes)
+
+
+def missing() -> str | None:
+    """Why no card can be pretended here."""
+    if emulated_cuda.COMPILER is None:
+        return "no C++ compiler to run the CUDA sources with"
+    return "this torch has CUDA" if torch.version.cuda else None
+
+
+@contextlib.contextmanager
+def pretend(capability: tuple[int, int] = (6, 1), total_bytes: int = 6 * GIB) -> Iterator[PretendedCard]:
+    """One at a time."""
+    _build_guard()
+    card = PretendedCard(capability, total_bytes)
+    factories = torch.library.Library("aten", "IMPL")
+    try:
+        factories.impl("empty.memory_format", card.empty, "CUDA")
+        factories.impl("empty_strided", card.empty_strided, "CUDA")
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(patch.multiple(torch.cuda, **card.torch_cuda()))
+            patches.enter_context(patch.object(_sanitizer, "traceback", NO_TRACES))
+            patches.enter_context(patch.object(torch.version, "cuda", "12.6"))
+            patches.enter_context(patch.object(torch, "tensor", _tensor(torch.tensor)))
+            patches.enter_context(patch.object(Tensor, "new_tensor", _new_tensor))
+            patches.enter_context(patch.object(ctypes, "CDLL", _with_driver(card.driver, ctypes.CDLL)))
+            yield card
+    finally:
+        factories._destroy()
+
+
+# These two would fill a tensor in C++, past everything that is in Python.
+
+
+def _tensor(make: Any) -> Any:
+    def tensor(*values: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        made: Tensor = make(*values, **kwargs)
+        return made if device is None else made.to(device)
+
+    return tensor
+
+
+def _new_tensor(self: Tensor, value: Any, **kwargs: Any) -> Tensor:
+    return torch.tensor(value, **({"dtype": self.dtype, "device": self.device} | kwargs))
+
+
+def _with_driver(driver: Driver, load: Any) -> Any:
+    return lambda name, *rest, **kwargs: driver if name == "libcuda.so.1" else load(name, *rest, **kwargs)
+
+
+@functools.cache
+def _build_guard() -> None:
+    """For good: it does nothing where nobody asks for a card."""
+    root = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder, "guard.so")
+        command = [
+            str(emulated_cuda.COMPILER), "-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}",
+            str(Path(__file__).with_name("guard.cpp")), f"-L{root / 'lib'}", "-lc10", "-o", str(built),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        ctypes.CDLL(str(built))

@@ -1,0 +1,54 @@
+"""Driver: libcuda.so.1 of the pretended card. Its functions are those of fake_cuda_driver.h; it looks at what
+is launched before that is."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pretended_card.card import PretendedCard
+
+OUT_OF_MEMORY = 2
+
+
+class Driver:
+    """Attributes that are not here are the C functions themselves."""
+
+    def __init__(self, library: ctypes.CDLL, card: PretendedCard) -> None:
+        library.fake_stream.restype = ctypes.c_void_p
+        for name in ("fake_kernel_name", "fake_kernel_kinds"):
+            getattr(library, name).restype = ctypes.c_char_p
+        library.fake_reset()
+        self._library = library
+        self._card = card
+        self.refuses_to_pin = False
+        self.num_launches: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def cuLaunchKernel(self, function: Any, *arguments: Any) -> int:
+        name: str = self._library.fake_kernel_name(function).decode()
+        kinds: str = self._library.fake_kernel_kinds(function).decode()
+        pointers = arguments[8]
+        assert len(pointers) == len(kinds), name
+        given = {
+            n: ctypes.c_void_p.from_address(pointers[n]).value for n, kind in enumerate(kinds) if kind == "P"
+        }
+        addresses = {n: address for n, address in given.items() if address}
+        for n, address in addresses.items():
+            assert self._card.memory.holds(address), f"argument {n} of {name} is not in the card's memory"
+        self._card.on_use(addresses.values(), name)
+        self.num_launches[name] = self.num_launches.get(name, 0) + 1
+        return int(self._library.cuLaunchKernel(function, *arguments))
+
+    def cuMemHostRegister_v2(self, *arguments: Any) -> int:
+        return OUT_OF_MEMORY if self.refuses_to_pin else int(self._library.cuMemHostRegister_v2(*arguments))
+
+    def is_registered(self, address: int, num_bytes: int) -> bool:
+        return bool(self._library.fake_is_registered(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes)))
+
+    @property
+    def num_registered(self) -> int:
+        return int(self._library.fake_num_registered())

@@ -1,0 +1,78 @@
+"""Engines on a pretended card, and their plain twins on the CPU. Of this folder, only this file names parts
+of the engine that are not public."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from test_convert import Ids
+
+import penstock.kernels
+from penstock.config import EngineConfig
+from penstock.engine import Completion, Engine
+from penstock.generation.generation_request import SamplingParams
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.plan import Home
+from penstock.model.registry import open_model
+from penstock.weights.convert import convert
+from pretended_card.card import PretendedCard, pretend
+
+#: One that fills a step and goes on in the next, one that fits into a block, and short ones.
+PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(2, 36))]
+PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=2)
+#: Steps of more and of fewer tokens than are streams of weights to the product kernels, and no larger.
+SIZES = {"num_kv_tokens": 512, "max_num_seqs": 4, "max_num_batched_tokens": 40}
+#: What the pretended driver takes for compiled kernels.
+IMAGE = b"\x7fELF, pretended"
+
+
+@contextmanager
+def card_with_kernels(
+    capability: tuple[int, int] = (6, 1), image: bytes = IMAGE, **kwargs: int
+) -> Iterator[PretendedCard]:
+    """pretend(), with NVRTC left out: it would compile for seconds, and what it compiles can't run here."""
+    with (
+        pretend(capability, **kwargs) as card,
+        patch.object(penstock.kernels, "find_nvrtc", lambda architecture: True),
+        patch.object(penstock.kernels, "compile_kernels", lambda *_: image),
+    ):
+        yield card
+
+
+def load(
+    folder: Path, device: str = "cuda", hardware: HardwareProfile | None = None, **config: object
+) -> Engine:
+    return Engine.load(
+        folder,
+        EngineConfig(device=device, **(SIZES | config)),  # type: ignore[arg-type]
+        tokenizer=Ids(),  # type: ignore[arg-type]
+        hardware=hardware,
+    )
+
+
+def answer(engine: Engine, num_prompts: int = len(PROMPTS)) -> list[Completion]:
+    """And close."""
+    with engine:
+        return engine.generate(PROMPTS[:num_prompts], PARAMS)
+
+
+def homes(engine: Engine) -> set[Home]:
+    assert engine.plan is not None
+    return {layer.home for layer in engine.plan.layers}
+
+
+def little_host_memory(folder: Path, num_layers: int) -> int:
+    """What the host needs to keep so many layers, its staging slots among them, and no more."""
+    engine = load(folder, "cpu", kernels="reference")
+    engine.close()
+    assert engine.plan is not None
+    return engine.plan.embedding_bytes + num_layers * max(layer.num_bytes for layer in engine.plan.layers)
+
+
+def convert_for_streaming(source: Path, target: Path) -> None:
+    opened = open_model(source)
+    convert(opened.store, target)
+    opened.store.close()

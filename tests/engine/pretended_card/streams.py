@@ -1,0 +1,129 @@
+"""Streams and events of the pretended card, in the place of torch.cuda's.
+
+The default stream runs at once, in the order of the host. What is queued on another stream runs as late as
+the rules allow: when somebody waits for it, and no further than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+
+from pretended_card.races import Races
+
+#: Milliseconds between any two events.
+ELAPSED_MS = 0.5
+_numbers = itertools.count(1)
+
+
+class Stream:
+    def __init__(self, races: Races, handle: int, *, is_default: bool = False) -> None:
+        self.device = torch.device("cuda", 0)
+        self.stream_id = 0 if is_default else next(_numbers)
+        self.cuda_stream = handle
+        self.is_default = is_default
+        self.num_queued = 0
+        self._num_run = 0
+        self._queue: deque[Callable[[], object]] = deque()
+        self.races = races
+        if not is_default:
+            races.detector._handle_stream_creation(self.stream_id)
+
+    def enqueue(self, action: Callable[[], object]) -> None:
+        if self.is_default:
+            action()
+            return
+        with self.races.lock:
+            self._queue.append(action)
+            self.num_queued += 1
+
+    def run(self, until: int) -> None:
+        with self.races.lock:
+            while self._num_run < until:
+                self._num_run += 1
+                self._queue.popleft()()
+
+    def has_run(self, until: int) -> bool:
+        return self._num_run >= until
+
+    def wait_event(self, event: Event) -> None:
+        with self.races.lock:
+            self.races.detector._handle_event_wait(event.number, self.stream_id)
+        self.enqueue(event.run)
+
+    def synchronize(self) -> None:
+        with self.races.lock:
+            self.run(self.num_queued)
+            self.races.detector._handle_stream_synchronization(self.stream_id)
+
+
+class Event:
+    def __init__(self, races: Races, enable_timing: bool = False) -> None:
+        self.number = next(_numbers)
+        self._races = races
+        self._is_timed = enable_timing
+        #: The stream that it was recorded on, and how much was queued there before it.
+        self._place: tuple[Stream, int] | None = None
+        races.detector._handle_event_creation(self.number)
+
+    def record(self, stream: Stream) -> None:
+        with self._races.lock:
+            self._place = stream, stream.num_queued
+            self._races.detector._handle_event_record(self.number, stream.stream_id)
+
+    def query(self) -> bool:
+        return self._has_happened()
+
+    def _has_happened(self) -> bool:
+        return self._place is None or self._place[0].has_run(self._place[1])
+
+    @property
+    def run(self) -> Callable[[], None]:
+        """What runs everything before it, as it is recorded now."""
+        if self._place is None:
+            return lambda: None
+        stream, until = self._place
+        return lambda: stream.run(until)
+
+    def synchronize(self) -> None:
+        with self._races.lock:
+            self.run()
+            self._races.detector._handle_event_synchronization(self.number)
+
+    def elapsed_time(self, end: Event) -> float:
+        for condition, text in (
+            (self._is_timed and end._is_timed, "be created with argument 'enable_timing=True'"),
+            (
+                self._place is not None and end._place is not None,
+                "be recorded before calculating elapsed time",
+            ),
+            (self._has_happened() and end._has_happened(), "be completed before calculating elapsed time"),
+        ):
+            if not condition:
+                raise RuntimeError(f"Both events must {text}.")
+        return ELAPSED_MS
+
+
+class CurrentStream:
+    """Of each thread."""
+
+    def __init__(self, default: Stream) -> None:
+        self._default = default
+        self._local = threading.local()
+
+    def get(self, device: object = None) -> Stream:
+        return getattr(self._local, "stream", self._default)
+
+    @contextlib.contextmanager
+    def set(self, stream: Stream) -> Iterator[None]:
+        before = self.get()
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before

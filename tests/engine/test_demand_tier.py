@@ -1,0 +1,173 @@
+"""Units that are asked for: each is what it should be, none is overwritten while it is lent, and what stays
+is what policies.victim() says."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.errors import CorruptFile
+from penstock.memory.pages import PAGE
+from penstock.memory.pools import MemoryPool
+from penstock.spec import UnitKey
+from penstock.weights.demand_tier import DemandTier
+from penstock.weights.policies import last_in_cycle, next_in_cycle, victim
+
+
+def expert(number: int) -> UnitKey:
+    return UnitKey("decoder", 0, number)
+
+
+class Reader:
+    """Writes an expert's number, on a thread of its own, when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.failing: set[int] = set()
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self._threads = ThreadPoolExecutor(2)
+
+    def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+        assert key.expert is not None
+        self.order.append(key.expert)
+        return self._threads.submit(self._read, key.expert, buffer)
+
+    def _read(self, number: int, buffer: Tensor) -> int:
+        self.may_read.wait()
+        if number in self.failing:
+            raise CorruptFile(f"expert {number}")
+        buffer[:] = number
+        return buffer.numel()
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def tier_of(num_experts: int, num_slots: int, num_per_sweep: int, reader: Reader) -> DemandTier:
+    sizes = {expert(number): PAGE for number in range(num_experts)}
+    pool = MemoryPool("experts", DemandTier.pool_bytes(sizes, num_slots))
+    return DemandTier(sizes, reader, pool, num_slots, num_per_sweep)
+
+
+def gathered(tier: DemandTier, numbers: list[int]) -> list[int]:
+    found = []
+    for key, arrival in tier.gather([expert(number) for number in numbers]):
+        assert key.expert is not None and (arrival.buffer == key.expert).all()
+        found.append(key.expert)
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_slots=st.integers(1, 6),
+    num_per_sweep=st.integers(1, 8),
+    demands=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=8), min_size=1, max_size=6),
+)
+def test_any_demand_gets_its_experts_once(
+    num_slots: int, num_per_sweep: int, demands: list[list[int]]
+) -> None:
+    reader = Reader()
+    tier = tier_of(8, num_slots, num_per_sweep, reader)
+    for demand in demands:
+        assert sorted(gathered(tier, demand)) == sorted(set(demand))
+    assert tier.num_asked == sum(len(set(demand)) for demand in demands)
+    assert tier.num_asked - tier.num_hits <= len(reader.order)
+    tier.close()
+
+
+def test_what_is_there_comes_first_and_is_not_read_again() -> None:
+    reader = Reader()
+    tier = tier_of(8, 4, 4, reader)
+    gathered(tier, [3, 5])
+    reader.may_read.clear()
+    found = tier.gather([expert(number) for number in (1, 5, 2, 3)])
+    assert [next(found)[0].expert, next(found)[0].expert] == [5, 3]
+    reader.may_read.set()
+    assert {key.expert for key, _ in found} == {1, 2}
+    assert sorted(reader.order) == [1, 2, 3, 5] and tier.num_hits == 2
+    tier.close()
+
+
+def test_more_than_there_are_slots_for() -> None:
+    """One that is lent keeps its place until the next one is asked for."""
+    reader = Reader()
+    tier = tier_of(8, 2, 8, reader)
+    for key, arrival in tier.gather([expert(number) for number in range(8)]):
+        before = key.expert
+        assert (arrival.buffer == before).all()
+    assert len(reader.order) == 8
+    tier.close()
+
+
+def test_a_failed_read_is_told_and_tried_again() -> None:
+    reader = Reader()
+    reader.failing = {2}
+    tier = tier_of(4, 2, 2, reader)
+    with pytest.raises(CorruptFile, match="expert 2"):
+        gathered(tier, [2])
+    reader.failing = set()
+    assert sorted(gathered(tier, [1, 2])) == [1, 2]
+    tier.close()
+
+
+def test_the_least_recently_used_gives_way_where_a_sweep_fits() -> None:
+    reader = Reader()
+    tier = tier_of(8, 3, 3, reader)
+    for number in (0, 1, 2, 0, 3):
+        gathered(tier, [number])
+    gathered(tier, [0, 2, 3])  # 1 was used before all others, and is gone
+    assert reader.order == [0, 1, 2, 3]
+    tier.close()
+
+
+def test_some_stay_where_a_sweep_does_not_fit() -> None:
+    """A cycle of six through four slots: the least recently used would never be found again."""
+    reader = Reader()
+    tier = tier_of(6, 4, 6, reader)
+    for _ in range(5):
+        for number in range(6):
+            gathered(tier, [number])
+    assert tier.num_hits >= 4 * 3
+    tier.close()
+
+
+def test_closing_ends_who_waits() -> None:
+    reader = Reader()
+    reader.may_read.clear()
+    tier = tier_of(4, 2, 2, reader)
+    failures: list[BaseException] = []
+
+    def gather() -> None:
+        try:
+            gathered(tier, [0])
+        except RuntimeError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    while not reader.order:
+        pass
+    closing = threading.Thread(target=tier.close)
+    closing.start()
+    thread.join()
+    assert "closed" in str(failures[0])
+    reader.may_read.set()
+    closing.join()
+
+
+def test_policies_are_functions_of_numbers() -> None:
+    cycle = "abcdef"
+    assert next_in_cycle(cycle, 2, "c", "", True, True) == "d"
+    assert next_in_cycle(cycle, 2, "c", "f", False, True) == "f"
+    assert next_in_cycle(cycle, 2, "c", "f", False, False) is None
+    assert next_in_cycle(cycle, 5, "fa", "", True, True) == "b"
+    assert last_in_cycle(cycle, 2, "adb") == "b"
+    assert last_in_cycle(cycle, 0, "adb") == "d"
+    assert victim({"a": 3, "b": 1}, 4, 4) == "b" and victim({"a": 3, "b": 1}, 4, 5) == "a"
+    assert victim({}, 4, 4) is None

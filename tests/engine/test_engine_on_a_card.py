@@ -1,0 +1,247 @@
+"""Whole engines on a pretended card, loaded as a user loads them: their answers are those of the CPU however
+layers are placed, nothing is left of them, and what a card refuses is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pretended_card import PretendedCard, engines, missing
+from tiny_models import build
+
+from penstock.engine import Completion
+from penstock.errors import CapacityError, ConfigError
+from penstock.memory.hardware import DeviceProfile, capacities
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def card() -> Iterator[PretendedCard]:
+    with engines.card_with_kernels() as card:
+        yield card
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As it was made, not converted for streaming."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    build("Llama", folder, num_hidden_layers=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    engines.convert_for_streaming(checkpoint, folder)
+    return folder
+
+
+def check_nothing_is_left(card: PretendedCard) -> None:
+    assert not card.races.found
+    assert card.driver.num_registered == 0
+    assert card.memory.used_bytes == 0
+
+
+def assert_same_answers(found: list[Completion], expected: list[Completion]) -> None:
+    """The same tokens, and logprobs that differ by the order in which norms and attention add up: where it
+    rounds an activation to another of its 16-bit integers, by some 1e-4."""
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        for at, of in zip(mine.logprobs, theirs.logprobs, strict=True):
+            assert at.logprob == pytest.approx(of.logprob, abs=2e-3)
+
+
+# Answers.
+
+
+@pytest.mark.parametrize("name", ["Llama", "BLOOM", "GPT-2", "Gemma 2", "Phi-3"])
+def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
+    """On cards without and with tensor cores; from pinned memory alone, and from the disk too. All of them
+    are the same, to the last bit: products are exact, and nothing else depends on card or place."""
+    build(name, tmp_path / "made", **{"n_layer" if name in ("BLOOM", "GPT-2") else "num_hidden_layers": 4})
+    engines.convert_for_streaming(tmp_path / "made", tmp_path / "model")
+    expected = engines.answer(engines.load(tmp_path / "model", "cpu", kernels="reference"))
+    little = engines.little_host_memory(tmp_path / "model", num_layers=3)
+    found = []
+    for capability in ((6, 1), (7, 5)):
+        for host_memory_bytes, homes in ((None, {"host"}), (little, {"host", "disk"})):
+            with engines.card_with_kernels(capability) as card:
+                engine = engines.load(
+                    tmp_path / "model", num_resident_layers=0, host_memory_bytes=host_memory_bytes
+                )
+                assert engines.homes(engine) == homes
+                found.append(engines.answer(engine))
+                del engine
+                check_nothing_is_left(card)
+                has_combined = "combine_2" in card.driver.num_launches
+                assert has_combined == (capability == (7, 5)), "tensor cores are for 7.5"
+    assert_same_answers(found[0], expected)
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize("num_resident", [1, 9])
+def test_layers_that_stay_on_the_card(num_resident: int, model: Path, card: PretendedCard) -> None:
+    engine = engines.load(model, num_resident_layers=num_resident)
+    assert engines.homes(engine) == ({"device"} if num_resident > 3 else {"device", "host"})
+    assert_same_answers(engines.answer(engine), engines.answer(engines.load(model, "cpu")))
+    del engine
+    check_nothing_is_left(card)
+
+
+def test_kernels_of_torch(model: Path, card: PretendedCard) -> None:
+    """They serve where there is no NVRTC."""
+    engine = engines.load(model, num_resident_layers=1, kernels="torch", max_num_batched_tokens=8)
+    expected = engines.answer(engines.load(model, "cpu", kernels="reference"), num_prompts=1)
+    assert_same_answers(engines.answer(engine, num_prompts=1), expected)
+    assert not card.driver.num_launches and not card.races.found
+
+
+def test_a_step_waits_for_the_card_once(model: Path, card: PretendedCard) -> None:
+    """For its logits; everything else is queued."""
+    with engines.load(model, num_resident_layers=1) as engine:
+        for number, prompt in enumerate(engines.PROMPTS):
+            engine.add(str(number), prompt, engines.PARAMS)
+        while engine.has_work:
+            card.host_waits.clear()
+            engine.step()
+            assert card.host_waits == ["a copy"]
+
+
+# What is left, and what comes next.
+
+
+def test_a_closed_engine_leaves_its_memory_to_the_next(model: Path, card: PretendedCard) -> None:
+    """Even while somebody still holds it, as `with Engine.load() as engine` does when it comes a second time:
+    there is room for one. And once nobody does, nothing waits for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    card.memory.taken_bytes = card.memory.total_bytes - (600 << 20)
+    try:
+        plans = []
+        for _ in range(2):
+            with engines.load(
+                model, num_resident_layers=9, num_kv_tokens=None, kv_cache_bytes=100 << 20
+            ) as engine:
+                plans.append(engine.plan)
+                assert card.memory.used_bytes > 100 << 20
+            assert card.memory.used_bytes < 1 << 20
+        first, second = plans
+        assert first is not None and second is not None
+        assert second.device_used_bytes == first.device_used_bytes
+        del engine
+        check_nothing_is_left(card)
+    finally:
+        gc.enable()
+
+
+def test_an_engine_with_a_small_budget_limits_no_other(model: Path, card: PretendedCard) -> None:
+    engines.load(model, device_memory_bytes=500 << 20).close()
+    assert torch.zeros(GIB, dtype=torch.uint8, device="cuda").nbytes == GIB
+
+
+def test_what_torch_keeps_in_reserve_does_not_hide_what_a_step_takes(
+    model: Path, card: PretendedCard
+) -> None:
+    def workspace_bytes() -> int:
+        with engines.load(model) as engine:
+            assert engine.plan is not None
+            return engine.plan.workspace_bytes
+
+    expected = workspace_bytes()
+    torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")  # such as a measurement leaves behind
+    assert workspace_bytes() == expected
+
+
+# What is not as it should be.
+
+
+def test_layers_in_pinned_memory_are_read_once_whatever_their_files_are(
+    checkpoint: Path, card: PretendedCard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only what comes from the disk in each step has to be laid out for that."""
+    with caplog.at_level(logging.WARNING):
+        engines.load(checkpoint, num_resident_layers=1, strict_plan=True).close()
+    assert not caplog.text
+    little = engines.little_host_memory(checkpoint, num_layers=2)
+    with pytest.raises(CapacityError, match=r"strict-plan.* of 3 layers .*penstock convert"):
+        engines.load(checkpoint, num_resident_layers=1, host_memory_bytes=little, strict_plan=True)
+
+
+def test_memory_that_can_not_be_pinned(
+    model: Path, card: PretendedCard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copies out of it are staged: slower, and as right. It is said, or refused."""
+    card.driver.refuses_to_pin = True
+    with caplog.at_level(logging.WARNING):
+        engine = engines.load(model, num_resident_layers=1)
+    assert "refused to pin" in caplog.text and "ulimit -l" in caplog.text
+    assert engine.metrics.unpinned_bytes > 0 == engine.metrics.pinned_bytes
+    assert_same_answers(engines.answer(engine), engines.answer(engines.load(model, "cpu")))
+    with pytest.raises(CapacityError, match="strict-plan.*refused to pin"):
+        engines.load(model, num_resident_layers=1, strict_plan=True)
+    card.driver.refuses_to_pin = False
+    engines.load(model, num_resident_layers=1, strict_plan=True).close()
+
+
+def test_a_machine_whose_driver_is_missing(model: Path, card: PretendedCard) -> None:
+    card.is_there = False
+    with pytest.raises(ConfigError, match=r"--device cuda: .*finds no GPU.*driver"):
+        engines.load(model)
+    with engines.load(model, "auto") as engine:
+        assert engine.config.device == "cpu"
+
+
+def test_kernels_that_the_driver_refuses(model: Path) -> None:
+    refused = pytest.raises(ConfigError, match=r"no such image.*driver.*--kernels torch")
+    with engines.card_with_kernels(image=b"garbage"), refused:
+        engines.load(model)
+
+
+def test_scales_per_group_are_refused_on_a_card(checkpoint: Path, card: PretendedCard) -> None:
+    with pytest.raises(ConfigError, match="per group .*--device cpu"):
+        engines.load(checkpoint, group_size=32)
+
+
+# Too little memory.
+
+
+def test_a_budget_that_is_too_small(model: Path, card: PretendedCard) -> None:
+    with pytest.raises(CapacityError, match=r"needs at least \d+ bytes .* device memory.*--device-memory"):
+        engines.load(model, device_memory_bytes=100 << 20)
+    check_nothing_is_left(card)
+
+
+def test_a_card_too_full_to_try_a_step(model: Path, card: PretendedCard) -> None:
+    card.memory.taken_bytes = card.memory.total_bytes - 1000
+    with pytest.raises(CapacityError, match=r"largest step.*nvidia-smi.*--max-num-batched-tokens"):
+        engines.load(model)
+    card.memory.taken_bytes = 0
+    engines.load(model).close()
+
+
+@pytest.mark.parametrize("is_for_the_head", [False, True])
+def test_somebody_else_takes_the_memory_after_the_plan_was_made(
+    is_for_the_head: bool, model: Path, card: PretendedCard
+) -> None:
+    """What is left holds all but the last page of keys and values; or these, and not the head."""
+    config = {"num_resident_layers": 9, "num_kv_tokens": 1024}
+    with engines.load(model, **config) as engine:
+        plan = engine.plan
+    assert plan is not None
+    del engine
+    left = plan.layer_bytes("device") + plan.kv_bytes + (8192 if is_for_the_head else -4096)
+    free = DeviceProfile("a card", (6, 1), 6 * GIB, 6 * GIB, 0.0, 0.0, 0.0, GIB)
+    hardware = dataclasses.replace(capacities(), device=free)
+    card.memory.taken_bytes = card.memory.total_bytes - left
+    with pytest.raises(CapacityError, match=r"no \d+ bytes left: \d+ of \d+ are free.*nvidia-smi"):
+        engines.load(model, hardware=hardware, **config)
+    gc.collect()  # the error knows the frames that it came through
+    check_nothing_is_left(card)

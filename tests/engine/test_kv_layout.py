@@ -1,0 +1,153 @@
+"""Layouts of keys and values that only this file knows: plan, cache, executor and scheduler take them as they
+are, and answers are those of a plain twin."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock import loader
+from penstock.config import EngineConfig
+from penstock.engine import Completion, Engine
+from penstock.errors import ConfigError
+from penstock.generation.generation_request import SamplingParams
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.kernels import reference as plain
+from penstock.kernels.reference import ReferenceKernels
+from penstock.spec import FLOAT16, FLOAT32, KV_LAYOUTS, KVLayout, KVPart
+
+#: The tiny model's.
+NUM_LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 3, 2, 16, 16
+
+#: Integers, and a scale per head and token: 1.25 bytes a number.
+INT8 = KVLayout(
+    "int8 with scales",
+    (
+        KVPart("k", "int8", 1, ("heads", "tokens", "head_dim")),
+        KVPart("v", "int8", 1, ("heads", "tokens", "head_dim")),
+        KVPart("k_scale", "float32", 4, ("heads", "tokens")),
+        KVPart("v_scale", "float32", 4, ("heads", "tokens")),
+    ),
+)
+#: One row of float64 per token, keys before values, and a size that no head has.
+ROWS = KVLayout("rows", (KVPart("kv", "float64", 8, ("tokens", 2 * HEADS * HEAD_DIM)),))
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [..., head_dim] -> (int8 of that shape, float32 [...])."""
+    scale = x.abs().amax(-1).clamp_min(1e-20) / 127
+    return (x / scale[..., None]).round().to(torch.int8), scale
+
+
+class Int8Kernels(ReferenceKernels):
+    """They know INT8, and no other layout."""
+
+    traits = replace(ReferenceKernels.traits, kv_layouts=(INT8.name,))
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        assert kv.layout is INT8
+        block, offset = slot_mapping // BLOCK_SIZE, slot_mapping % BLOCK_SIZE
+        for number, x in enumerate((k, v)):
+            kv.parts[number][block, :, offset], kv.parts[2 + number][block, :, offset] = quantized(x)
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+        k, v, k_scale, v_scale = kv.parts
+        keys, values = k * k_scale[..., None], v * v_scale[..., None]
+        return plain.paged_attention(q, LayerKV(FLOAT32, (keys.transpose(2, 3), values)), batch, spec)
+
+
+class RoundingKernels(ReferenceKernels):
+    """The twin of Int8Kernels: float32 that has been rounded as they round."""
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        (k, k_scale), (v, v_scale) = quantized(k), quantized(v)
+        super().write_kv(k * k_scale[..., None], v * v_scale[..., None], kv, slot_mapping)
+
+
+class RowKernels(ReferenceKernels):
+    """They know ROWS, and no other layout. Their twin is the reference: float64 holds float32 exactly."""
+
+    traits = replace(ReferenceKernels.traits, kv_layouts=(ROWS.name,))
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        rows = torch.stack((k, v), dim=1).flatten(1)
+        kv.parts[0][slot_mapping // BLOCK_SIZE, slot_mapping % BLOCK_SIZE] = rows.double()
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+        k, v = kv.parts[0].float().view(-1, BLOCK_SIZE, 2, HEADS, HEAD_DIM).unbind(2)
+        return plain.paged_attention(
+            q, LayerKV(FLOAT32, (k.permute(0, 2, 3, 1), v.transpose(1, 2))), batch, spec
+        )
+
+
+GENERATOR = random.Random(7)
+PROMPTS = [[GENERATOR.randrange(2, 278) for _ in range(size)] for size in (20, 3, 37)]
+PROMPTS += [PROMPTS[0]] * 2 + [PROMPTS[2][:33] + [5]]  # prompts that others have computed, and parts of them
+PARAMS = [
+    SamplingParams(temperature=0.9, seed=seed, max_tokens=20, ignore_eos=True, logprobs=2)
+    for seed in range(len(PROMPTS))
+]
+
+
+def facts(completions: list[Completion]) -> list[object]:
+    return [(completion.token_ids, completion.logprobs) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kernels", "twin", "token_bytes"),
+    [(INT8, Int8Kernels, RoundingKernels, 2 * 2 * (16 + 4)), (ROWS, RowKernels, ReferenceKernels, 64 * 8)],
+    ids=lambda value: value.name if isinstance(value, KVLayout) else "",
+)
+def test_a_layout_of_another_width_goes_through_the_engine(
+    layout: KVLayout,
+    kernels: Callable[[], Kernels],
+    twin: Callable[[], Kernels],
+    token_bytes: int,
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With chunks of prompts, shared and copied blocks, preemptions and streamed layers; the twin has none of
+    them."""
+    monkeypatch.setattr(loader, "choose_kernels", lambda *_: twin())
+    config = EngineConfig(kv_dtype="float32", enable_prefix_caching=False, max_model_len=96)
+    with Engine.load(tiny_llama, config) as engine:
+        expected = [
+            engine.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)
+        ]
+    monkeypatch.setattr(loader, "choose_kernels", lambda *_: kernels())
+    monkeypatch.setitem(KV_LAYOUTS, "float32", layout)
+    num_bytes = 7 * BLOCK_SIZE * NUM_LAYERS * token_bytes
+    config = EngineConfig(
+        kv_dtype="float32",
+        kv_cache_bytes=num_bytes + 1,
+        max_num_batched_tokens=8,
+        max_num_seqs=4,
+        num_resident_layers=1,
+        max_model_len=96,
+    )
+    with Engine.load(tiny_llama, config) as engine:
+        assert engine.plan is not None
+        assert (engine.plan.kv_bytes, engine.plan.num_kv_tokens) == (num_bytes, 7 * BLOCK_SIZE)
+        assert facts(engine.generate(PROMPTS, PARAMS)) == facts(expected)
+        assert engine.metrics.num_preemptions and engine.metrics.prefix_cache_hits
+
+
+def test_a_layout_that_the_kernels_do_not_know_is_refused_by_name(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KV_LAYOUTS, "float16", INT8)
+    with pytest.raises(ConfigError, match="no keys and values as int8 with scales; choose --kv"):
+        Engine.load(tiny_llama)
+
+
+def test_a_token_takes_the_bytes_of_all_parts() -> None:
+    assert FLOAT16.bytes_per_token(8, 128) == 2 * 8 * 128 * 2
+    assert FLOAT32.bytes_per_token(8, 128) == 2 * 8 * 128 * 4
+    assert INT8.bytes_per_token(8, 128) == 2 * 8 * (128 + 4)
+    assert ROWS.bytes_per_token(8, 128) == 64 * 8
