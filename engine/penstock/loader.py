@@ -167,8 +167,8 @@ def _measure_activations(
         free, total = torch.cuda.mem_get_info(lane.torch_device)
         raise CapacityError(
             f"{lane.torch_device} has too little memory to try the largest step, of {batch.num_tokens} "
-            f"tokens: {gib(free)} of {gib(total)} are free. End the processes that take the rest (nvidia-smi shows "
-            "them), or lower --max-num-batched-tokens or --max-num-seqs"
+            f"tokens: {gib(free)} of {gib(total)} are free. End the processes that take the rest (nvidia-smi "
+            "shows them), or lower --max-num-batched-tokens or --max-num-seqs"
         ) from error
     finally:
         lane.trim()  # a GPU's weights of the warm-up were real
