@@ -178,14 +178,14 @@ async def test_all_end_and_all_is_free(tiny_llama: Path, seed: int) -> None:
 def count_started(engine: AsyncEngine) -> list[Any]:
     """Grows by each sequence that the engine takes."""
     started: list[Any] = []
-    generate = engine.generate
+    submit = engine.submit
 
-    def generate_and_count(*arguments: Any, **keywords: Any) -> Any:
-        stream = generate(*arguments, **keywords)
+    def submit_and_count(*arguments: Any, **keywords: Any) -> Any:
+        stream = submit(*arguments, **keywords)
         started.append(stream)
         return stream
 
-    engine.generate = generate_and_count  # type: ignore[method-assign]
+    engine.submit = submit_and_count  # type: ignore[method-assign]
     return started
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from fakes import FakeAsyncEngine
 from penstock import EngineStatus, GenerationRequest, Grammar, SamplingParams
-from penstock.errors import EngineDead, InvalidParameter
+from penstock.errors import ContextOverflow, EngineDead, InvalidParameter
 from penstock.metrics import StepStats, Traffic
 from penstock_server.facade.engine import ServedEngine
 
@@ -22,12 +23,18 @@ def served(engine: FakeAsyncEngine) -> ServedEngine:
 
 
 async def test_a_request_arrives_with_all_that_it_has(served: ServedEngine, engine: FakeAsyncEngine) -> None:
-    params = SamplingParams(max_tokens=3)
-    request = served.validate(GenerationRequest([1, 2], params, "mine", -3, "ann", "salt", 1.5, 2.5))
-    served.submit(request)
+    request = GenerationRequest([1, 2], SamplingParams(max_tokens=3), "mine", -3, "ann", "salt", 1.5, 2.5)
+    served.submit(served.validate(request))
     (stream,) = engine.streams
-    assert (stream.prompt, stream.params) == ([1, 2], params)
-    assert stream.request is request
+    assert all(getattr(stream.request, each.name) == getattr(request, each.name) for each in fields(request))
+
+
+async def test_what_can_not_be_computed_is_refused_first(
+    served: ServedEngine, engine: FakeAsyncEngine
+) -> None:
+    with pytest.raises(ContextOverflow):
+        served.validate(GenerationRequest([1] * 1000, SamplingParams()))
+    assert not engine.streams
 
 
 def test_a_model_that_is_loaded(served: ServedEngine, engine: FakeAsyncEngine) -> None:

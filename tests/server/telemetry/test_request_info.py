@@ -27,6 +27,5 @@ def test_what_was_refused_in_the_queue_has_no_times() -> None:
 def test_time_limits_count_from_the_arrival() -> None:
     """Not from when the engine is asked: a long text is tokenized in between."""
     info = RequestInfo("r", "me", TimeLimits(10.0, 60.0), arrival=100.0)
-    assert info.engine_options(now=103.0) == {"client": "me", "queue_timeout_s": 7.0, "deadline_s": 57.0}
-    assert info.engine_options(now=115.0) == {"client": "me", "queue_timeout_s": 0.0, "deadline_s": 45.0}
-    assert RequestInfo("r", "me").engine_options(now=0.0) == {"client": "me"}
+    assert info.engine_options() == {"client": "me", "start_by": 110.0, "finish_by": 160.0}
+    assert RequestInfo("r", "me").engine_options() == {"client": "me"}
