@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.generation.generation_request import MAX_LOGPROBS as MAX_LOGPROBS  # is imported from here
 from penstock.generation.generation_request import GenerationRequest
-from penstock.generation.generation_request import SamplingParams as SamplingParams  # is imported from here
 
 if TYPE_CHECKING:
     from penstock.generation.grammars.grammar_matcher import Matcher
