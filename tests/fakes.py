@@ -17,11 +17,11 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
-from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, TokenLogprobs
 from penstock.memory.cost import UNKNOWN, StepPrediction
-from penstock.memory.plan import MemoryPlan
+from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
 from penstock_server.facade import inside
 from penstock_server.facade.model import ServedModel
@@ -90,6 +90,25 @@ def render_chat(
     return tokenizer.encode(text + ("..." if continue_final_message else ""))
 
 
+#: One layer in memory.
+PLAN = MemoryPlan(
+    layers=(LayerPlacement("host", True, 4096),),
+    embedding_bytes=4096,
+    head_bytes=4096,
+    num_staging_slots=0,
+    num_host_slots=0,
+    staging_slot_bytes=0,
+    block_size=16,
+    num_kv_blocks=64,
+    kv_bytes=65536,
+    workspace_bytes=4096,
+    is_workspace_measured=True,
+    has_gpu=False,
+    host_budget_bytes=1 << 20,
+    device_budget_bytes=0,
+)
+
+
 class FakeModel:
     """The parts of an Engine that the server looks at."""
 
@@ -100,7 +119,7 @@ class FakeModel:
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)
-        self.plan: MemoryPlan | None = None
+        self.plan = PLAN
         self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         SamplingParams,
         ValidRequest,
     )
-    from penstock.generation.grammar import Grammar
+    from penstock.generation.grammars.grammar import Grammar
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason, TokenLogprobs
     from penstock.text.chat import render_chat
@@ -36,7 +36,7 @@ _HOMES = {
     "EngineStatus": "penstock.async_engine",
     "FinishReason": "penstock.generation.sequence",
     "GenerationRequest": "penstock.generation.generation_request",
-    "Grammar": "penstock.generation.grammar",
+    "Grammar": "penstock.generation.grammars.grammar",
     "MAX_LOGPROBS": "penstock.generation.generation_request",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.async_engine",

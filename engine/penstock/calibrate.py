@@ -15,7 +15,7 @@ from penstock.memory.hardware import num_physical_cores
 from penstock.memory.kv_cache import kv_views
 from penstock.model.registry import OpenModel
 from penstock.spec import FLOAT32, RopeSpec
-from penstock.weights.gptq import inverse_factor, quantize_compensated
+from penstock.weights.conversion.gptq import inverse_factor, quantize_compensated
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
 

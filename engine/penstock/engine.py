@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import (
@@ -21,7 +21,7 @@ from penstock.generation.chosen import Chosen
 from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.executor import Cancelled
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
-from penstock.generation.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduler import Batch, Scheduler
@@ -32,7 +32,6 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.streamer import LayerStreamer
 
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 ReportProgress = Callable[[int, int], None]
@@ -57,16 +56,17 @@ class Completion:
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
 
 
-class _Traffic(NamedTuple):
-    """The time, and what the layers' way here has taken until then."""
+def _weakly(method: Callable[[int], float]) -> Callable[[int], float]:
+    """A bound method that does not keep its object. A scheduler that kept its engine would keep the engine's
+    memory, too, until a garbage collection."""
+    reference = weakref.WeakMethod(method)
 
-    time_s: float
-    streamed_bytes: int
-    stall_s: float
+    def call(number: int) -> float:
+        alive = reference()
+        assert alive is not None
+        return alive(number)
 
-    @classmethod
-    def of(cls, streamer: LayerStreamer) -> _Traffic:
-        return cls(time.perf_counter(), streamer.streamed_bytes, streamer.stall_s)
+    return call
 
 
 class Engine:
@@ -101,7 +101,7 @@ class Engine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
-            self._predict_s,
+            _weakly(self._predict_s),
             model.spec.rope,
             drafter,
         )
@@ -251,7 +251,7 @@ class Engine:
         be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
         step's requests are ended then, the engine goes on.
         """
-        traffic = _Traffic.of(self.streamer)
+        before = time.perf_counter(), self.streamer.streamed_bytes, self.streamer.stall_s
         batch = self.scheduler.schedule()
         if not batch:
             return []
@@ -266,7 +266,7 @@ class Engine:
         except CheckpointError as error:
             raise self._fail(batch, requests, error) from error
         outputs = self._deliver(self.scheduler.update(batch, chosen))
-        self._record(batch, outputs, traffic)
+        self._record(batch, outputs, *before)
         return outputs
 
     def _begin(self, requests: list[Request], aborted: Container[str]) -> Callable[[], bool]:
@@ -323,21 +323,24 @@ class Engine:
         expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
         return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
-    def _record(self, batch: Batch, outputs: list[RequestOutput], before: _Traffic) -> None:
-        now = _Traffic.of(self.streamer)
-        expected = self.predict(batch.num_tokens, batch.num_rows)
+    def _record(
+        self, batch: Batch, outputs: list[RequestOutput], began_s: float, streamed_bytes: int, stall_s: float
+    ) -> None:
+        """What the step took; the last three are the clock and the streamer's counters before it."""
+        num_tokens = batch.num_tokens
+        expected = self.predict(num_tokens, batch.num_rows)
         stats = StepStats(
-            duration_s=now.time_s - before.time_s,
-            num_tokens=batch.num_tokens,
+            duration_s=time.perf_counter() - began_s,
+            num_tokens=num_tokens,
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(output.token_ids) for output in outputs),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
-            streamed_bytes=now.streamed_bytes - before.streamed_bytes,
-            stall_s=now.stall_s - before.stall_s,
+            streamed_bytes=self.streamer.streamed_bytes - streamed_bytes,
+            stall_s=self.streamer.stall_s - stall_s,
             floor_s=expected.floor_s,
             predicted_s=expected.seconds,
         )
-        self._measured.record(stats.num_tokens, stats.duration_s)
+        self._measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
         self._update_gauges()
 

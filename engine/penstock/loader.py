@@ -32,8 +32,8 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, KVLayout, ModelSpec
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoint import read_json
-from penstock.weights.hub import find_model
+from penstock.weights.checkpoints.checkpoint import read_json
+from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
 from penstock.weights.readers import StoreReader
 from penstock.weights.store import WeightStore

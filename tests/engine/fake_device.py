@@ -6,17 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
-from penstock.memory.hardware import DeviceProfile, HardwareProfile
 from penstock.metrics import Traffic
 from penstock.spec import UnitKey
-
-GIB = 1 << 30
 
 
 class FakeMemory:
@@ -35,13 +31,10 @@ class FakeMachine:
     """Rates in bytes per virtual second. It is its device and, by submit(), the reader of its disk."""
 
     torch_device = torch.device("cpu")
-    choice = "cuda"
 
     def __init__(self, disk_rate: float = 1e6, link_rate: float = 1e6) -> None:
         self.disk_rate, self.link_rate = disk_rate, link_rate
         self.failing: set[int] = set()
-        self.refuses_to_pin = False
-        self.pinnable_bytes = GIB
         self.unpinned_bytes = 0
         self.pinned_bytes = 0
         self.stall_s = 0.0
@@ -82,26 +75,8 @@ class FakeMachine:
     def traffic(self) -> dict[str, Traffic]:
         return {"host to device": self.link}
 
-    def describe(self, hardware: HardwareProfile) -> HardwareProfile:
-        device = DeviceProfile("fake", (6, 1), GIB, GIB, 100.0, 10.0, 1000.0, self.pinnable_bytes)
-        return replace(hardware, device=device)
-
-    def trim(self) -> None: ...
-
-    def upload(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def limit(self, num_bytes: int) -> None:
-        self.limit_bytes = num_bytes
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
-
     def pin(self, buffer: Tensor) -> None:
-        if self.refuses_to_pin:
-            self.unpinned_bytes += buffer.numel()
-        else:
-            self.pinned_bytes += buffer.numel()
+        self.pinned_bytes += buffer.numel()
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         with self.lock:

@@ -13,9 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from random_schemas import NAMES, random_open_schema
 
 from penstock.errors import InvalidParameter
-from penstock.generation.closed_schema import closed
-from penstock.generation.grammar import Grammar
-from penstock.generation.grammar_trial import source
+from penstock.generation.grammars.closed_schema import closed
+from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.grammars.grammar_trial import source
 
 I = {"type": "integer", "minimum": 0, "maximum": 9}  # noqa: E741
 

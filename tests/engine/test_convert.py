@@ -25,11 +25,11 @@ from penstock.errors import CapacityError, CheckpointError, ConfigError, Corrupt
 from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
-from penstock.weights import convert as conversion
-from penstock.weights import layer_file, whole_file
-from penstock.weights.checkpoint import read_header
-from penstock.weights.convert import convert
-from penstock.weights.manifest import MANIFEST, verify
+from penstock.weights.checkpoints.checkpoint import read_header
+from penstock.weights.conversion import convert as conversion
+from penstock.weights.conversion import layer_file, whole_file
+from penstock.weights.conversion.convert import convert
+from penstock.weights.conversion.manifest import MANIFEST, verify
 from penstock.weights.store import WeightStore
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -350,8 +350,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from penstock.model.registry import open_model
-from penstock.weights import manifest, whole_file
-from penstock.weights.convert import convert
+from penstock.weights.conversion import manifest, whole_file
+from penstock.weights.conversion.convert import convert
 
 source, out, expected = map(Path, sys.argv[1:])
 CALLS = ("mkdir", "open", "write", "fdatasync", "replace", "fsync", "unlink")

@@ -4,23 +4,15 @@ the real ones, the device ends where the driver's calls would begin."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_device import FakeMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_convert import Ids
-from tiny_models import build
 
-from penstock import loader
-from penstock.config import EngineConfig
-from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, CorruptFile
-from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.memory.plan import TierPlan, resident_layers
 from penstock.weights.streamer import LayerStreamer
@@ -166,52 +158,6 @@ def test_loading_reports_layers_of_both_tiers() -> None:
     streamer.wait_until_loaded(lambda done, total: seen.append((done, total)))
     assert seen == [(count, 5) for count in range(1, 6)]
     streamer.close()
-
-
-PROMPTS = [[5, 9, 3], [7] * 20, [11, 2]]
-
-
-def answers(engine: Engine) -> list[Completion]:
-    with engine:
-        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
-        return engine.generate(PROMPTS, params)
-
-
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "BLOOM", "GPT-2"])
-@pytest.mark.parametrize("pinnable", [0, 1, 9])
-@pytest.mark.parametrize("num_resident", [0, 1, 9])
-def test_an_engine_with_a_device_answers_as_one_without(
-    name: str, num_resident: int, pinnable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`pinnable` layers beside the staging slots; heads that share the embedding, and one that does not."""
-    build(name, tmp_path)
-    expected = Engine.load(tmp_path, EngineConfig(device="cpu"), tokenizer=Ids())
-    layer_bytes = max(layer.num_bytes for layer in expected.plan.layers)
-    machine = FakeMachine()
-    machine.pinnable_bytes = (2 + pinnable) * layer_bytes
-    monkeypatch.setattr(loader, "find_lane", lambda choice: machine)
-    engine = Engine.load(tmp_path, EngineConfig(num_resident_layers=num_resident), tokenizer=Ids())
-    assert engine.config.device == "cuda"
-    assert engine.plan.has_gpu and machine.limit_bytes < engine.plan.device_budget_bytes
-    homes = {layer.home for layer in engine.plan.layers}
-    assert ("device" in homes, "host" in homes) == (num_resident > 0, num_resident < 9 and pinnable > 0)
-    assert answers(engine) == answers(expected)
-    assert engine.streamer.traffic["host to device"].num_bytes > 0
-
-
-def test_what_is_not_as_planned_is_said_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    build("Llama", tmp_path)
-    machine = FakeMachine()
-    machine.refuses_to_pin = True
-    monkeypatch.setattr(loader, "find_lane", lambda choice: machine)
-    config = EngineConfig(num_resident_layers=1)
-    with caplog.at_level(logging.WARNING):
-        assert answers(Engine.load(tmp_path, config, tokenizer=Ids()))
-    assert "refused to pin" in caplog.text
-    with pytest.raises(CapacityError, match="strict-plan.*refused to pin"):
-        Engine.load(tmp_path, EngineConfig(num_resident_layers=1, strict_plan=True), tokenizer=Ids())
 
 
 def test_a_device_that_fails_is_told_and_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

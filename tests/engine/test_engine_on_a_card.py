@@ -106,13 +106,10 @@ def test_kernels_of_torch(model: Path, card: PretendedCard) -> None:
 
 def test_a_step_waits_for_the_card_once(model: Path, card: PretendedCard) -> None:
     """For its logits; everything else is queued."""
-    with engines.load(model, num_resident_layers=1) as engine:
-        for number, prompt in enumerate(engines.PROMPTS):
-            engine.add(str(number), prompt, engines.PARAMS)
-        while engine.has_work:
-            card.host_waits.clear()
-            engine.step()
-            assert card.host_waits == ["a copy"]
+    engine = engines.load(model, num_resident_layers=1)
+    card.host_waits.clear()
+    engines.answer(engine)
+    assert card.host_waits == ["a copy"] * engine.metrics.num_steps
 
 
 # What is left, and what comes next.
@@ -221,7 +218,7 @@ def test_a_budget_that_is_too_small(model: Path, card: PretendedCard) -> None:
 
 def test_a_card_too_full_to_try_a_step(model: Path, card: PretendedCard) -> None:
     card.memory.taken_bytes = card.memory.total_bytes - 1000
-    with pytest.raises(CapacityError, match=r"largest step.*nvidia-smi.*--max-num-batched-tokens"):
+    with pytest.raises(CapacityError, match=r"largest step, of 40 tokens.*nvidia-smi.*--max-num-batched"):
         engines.load(model)
     card.memory.taken_bytes = 0
     engines.load(model).close()

@@ -32,7 +32,7 @@ from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import find_family, open_model
 from penstock.text.tokenizer import NoText, Tokenizer
 from penstock.unquantized import UnquantizedModel
-from penstock.weights.convert import convert
+from penstock.weights.conversion.convert import convert
 
 #: Texts of the random models.
 NUM_TEXTS, LENGTH = 16, 128

@@ -16,8 +16,8 @@ from tiny_models import build
 
 from penstock.errors import CheckpointError, CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
 from penstock.model.registry import open_model
-from penstock.weights.formats import read_config
-from penstock.weights.hub import find_config, find_model
+from penstock.weights.checkpoints.formats import read_config
+from penstock.weights.checkpoints.hub import find_config, find_model
 
 #: peft 0.14's adapter_config.json, without what is as by default.
 LORA = {

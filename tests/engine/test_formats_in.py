@@ -20,7 +20,7 @@ from penstock.errors import CheckpointError, MissingTensor, UnexpectedTensor, Un
 from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
-from penstock.weights.convert import convert
+from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)

@@ -29,9 +29,9 @@ from penstock.errors import CheckpointError, CheckpointNotFound, ConfigError, Co
 from penstock.model.registry import open_model
 from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import UnquantizedModel
-from penstock.weights.convert import convert
-from penstock.weights.formats import read_config
-from penstock.weights.hub import find_model
+from penstock.weights.checkpoints.formats import read_config
+from penstock.weights.checkpoints.hub import find_model
+from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
 
 gguf = pytest.importorskip("gguf")

@@ -15,8 +15,8 @@ from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.kernels import choose_kernels
 from penstock.model.registry import open_model
-from penstock.weights.convert import convert
-from penstock.weights.gptq import DAMPING, inverse_factor, quantize_compensated
+from penstock.weights.conversion.convert import convert
+from penstock.weights.conversion.gptq import DAMPING, inverse_factor, quantize_compensated
 from penstock.weights.quantize import quantize
 from penstock.weights.store import WeightStore
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import InvalidParameter
 from penstock.generation.generation_request import SamplingParams
-from penstock.generation.grammar import MAX_GRAMMAR_CHARS, Grammar
+from penstock.generation.grammars.grammar import MAX_GRAMMAR_CHARS, Grammar
 
 
 def test_grammars_are_values() -> None:

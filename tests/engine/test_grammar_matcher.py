@@ -18,9 +18,9 @@ from llguidance import LLMatcher
 from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece, train_sentencepiece
 
 from penstock.errors import InvalidParameter
-from penstock.generation import grammar_matcher
-from penstock.generation.grammar import Grammar
-from penstock.generation.grammar_matcher import GrammarCompiler, Matcher
+from penstock.generation.grammars import grammar_matcher
+from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler, Matcher
 from penstock.text.tokenizer import NoText, Tokenizer
 
 PADDING = 7

@@ -9,9 +9,9 @@ import pytest
 from tiny_tokenizers import save_byte_level
 
 from penstock.errors import InvalidParameter
-from penstock.generation.grammar import Grammar
-from penstock.generation.grammar_matcher import GrammarCompiler
-from penstock.generation.grammar_trial import GrammarTrial
+from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.grammar_trial import GrammarTrial
 from penstock.text.tokenizer import Tokenizer
 
 NUM_RULES = 15_000

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from penstock.errors import CheckpointNotFound, DownloadError
-from penstock.weights.hub import DEMO_FOLDER, find_config, find_model
+from penstock.weights.checkpoints.hub import DEMO_FOLDER, find_config, find_model
 
 
 @pytest.fixture

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from compiler_report import read_report
 
 from penstock.errors import ConfigError
 from penstock.kernels import nvrtc
-from penstock.kernels.cuda import SIGNATURES
+from penstock.kernels.cuda import ATTENTION_THREADS, SIGNATURES, THREADS
 
 ARCHITECTURES = (61, 70, 75, 80, 86, 89, 90)
 
@@ -18,10 +21,77 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
+class Limits(NamedTuple):
+    """How bad a kernel may be: on 6.1, for which these kernels are, and on any later architecture."""
+
+    #: All of the name.
+    kernels: str
+    spill_bytes: tuple[int, int]
+    #: At least so many blocks run on a multiprocessor at a time.
+    num_blocks: tuple[int, int]
+    reason: str
+
+
+#: What NVRTC 12.6 reaches. Fewer blocks hide less of the memory's latency; a spill is memory's time.
+LIMITS = (
+    Limits("gemv_[12]_[12]|gemv_4_1", (0, 0), (4, 4), "32 warps with loads under way keep DRAM busy"),
+    Limits("gemv_(4_2|8_1|any_1)", (0, 0), (2, 2), "sums of 8 rows take more than 64 registers"),
+    Limits("gemv_(8|any)_2", (0, 16), (2, 2), "sums of 16 rows: as long as 128 registers hold them"),
+    Limits("tiled_4_1", (0, 96), (3, 2), "32 sums a thread; later cards have tensor cores for most"),
+    Limits("tiled_4_2", (0, 0), (2, 2), "4 registers fewer would make it three blocks on 6.1"),
+    Limits("tiled_(8|any)_[12]", (0, 448), (2, 2), "64 sums a thread; later cards seldom come here"),
+    Limits("attention_64_8", (8, 156), (5, 4), "the compiler itself trades registers for blocks"),
+    Limits("attention_64_32", (24, 8), (3, 2), "shared memory holds three blocks"),
+    Limits("attention_128_8", (0, 132), (4, 3), "shared memory holds four blocks, on 7.5 three; as above"),
+    Limits("attention_128_32", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
+    Limits("attention_256_[48]", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
+    Limits("merge_splits", (0, 0), (10, 8), "of 4 warps each: latency is hidden by half of all warps"),
+    Limits(
+        "activation|combine_[12]|layer_norm|rms_norm|quantize_[12]|rope|write_kv",
+        (0, 0), (8, 4), "they wait for memory alone: all warps that there are (7.5 has 32)",
+    ),
+)  # fmt: skip
+
+
+@functools.cache
+def compiled(architecture: int) -> tuple[bytes, str]:
+    """The image, and what the compiler says of it."""
+    library = nvrtc.find_nvrtc(architecture)
+    assert library is not None
+    options = (*nvrtc.OPTIONS, "--ptxas-options=-v")
+    return library.compile_with_log(nvrtc.source(), f"sm_{architecture}", options)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_have_the_room_that_they_need(architecture: int) -> None:
+    """Registers, and shared memory: no more than any card gives a block without being asked."""
+    library = nvrtc.find_nvrtc(architecture)
+    assert library is not None
+    if library.version != (12, 6):
+        pytest.skip(f"the limits are NVRTC 12.6's, and this is {library.version}")
+    report, is_later = read_report(compiled(architecture)[1]), architecture > 61
+    assert set(report) == set(SIGNATURES)
+    for name, kernel in report.items():
+        (limits,) = (limits for limits in LIMITS if re.fullmatch(limits.kernels, name))
+        most, least = limits.spill_bytes[is_later], limits.num_blocks[is_later]
+        assert kernel.shared_bytes <= 48 << 10, name
+        assert kernel.spill_bytes <= most, f"{name} spills {kernel.spill_bytes}: {limits.reason}"
+        found = kernel.num_blocks(architecture, num_threads(name))
+        assert found >= least, f"{found} blocks of {name}: {limits.reason}"
+
+
+def num_threads(name: str) -> int:
+    """Most that cuda.py gives a block."""
+    if name.startswith("attention"):
+        return ATTENTION_THREADS[int(name.split("_")[1])]
+    return 128 if name == "merge_splits" else THREADS
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiles_to_machine_code(architecture: int) -> None:
-    image = nvrtc.compile_kernels(architecture)
+    image, _ = compiled(architecture)
     assert image[:4] == b"\x7fELF"
     kernels = set(re.findall(rb"\x00\.text\.(\w+)(?=\x00)", image))
     assert kernels == {name.encode() for name in SIGNATURES}

@@ -21,8 +21,8 @@ from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
 from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
-from penstock.weights import own_head
-from penstock.weights.convert import convert
+from penstock.weights.checkpoints import own_head
+from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
 
 #: One of each family that ties, by its config or by its class.

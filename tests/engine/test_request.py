@@ -21,7 +21,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter, NoTokenLeft, RequestFailed
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.sequence import FinishReason
 
 #: KV bytes of 16 tokens of the tiny model.

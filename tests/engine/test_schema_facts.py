@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.generation.schema_facts import Facts, Names, moved, own_names
+from penstock.generation.grammars.schema_facts import Facts, Names, moved, own_names
 
 X, Y = {"properties": {"k": {"const": "x"}}}, {"properties": {"k": {"const": "y"}}}
 

@@ -37,8 +37,8 @@ from penstock.model.layers import attend
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.spec import DECODER, ModelSpec
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
-from penstock.weights.convert import convert
+from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.conversion.convert import convert
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
 from penstock.weights.tensors import Stack, TensorSpec

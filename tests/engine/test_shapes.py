@@ -18,7 +18,7 @@ from penstock.generation.generation_request import SamplingParams
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family, open_model
 from penstock.model.shapes import footprint, write_random
-from penstock.weights import whole_file
+from penstock.weights.conversion import whole_file
 
 #: Parameters as the models' cards state them, in 1e9.
 STATED = {

@@ -21,7 +21,7 @@ from units import layer_bytes, read_layer
 from penstock.errors import ConfigError, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family, open_model
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.quantize import QuantizationError, RowQuantizer, quantize
 from penstock.weights.store import WeightStore
@@ -274,7 +274,7 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from penstock.model.registry import find_family, open_model
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
 from penstock.weights.readers import StoreReader
 from penstock.memory.lane import HostLane

@@ -17,13 +17,15 @@ from units import host_streamer, layer_bytes, layer_key, read_layer
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
+from penstock.memory.lane import HostLane
 from penstock.memory.pages import PAGE, round_up
+from penstock.memory.plan import TierPlan
 from penstock.memory.pools import MemoryPool
-from penstock.spec import UnitKey
+from penstock.spec import DECODER, UnitKey
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.readers import StoreReader
 from penstock.weights.streamer import LayerStreamer
-from penstock.weights.tensors import ModelTensors, TensorSpec, decoder_only
+from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 from penstock.weights.tier import MAX_READS, CyclicTier
 
 
@@ -176,8 +178,28 @@ def test_a_sweep_that_was_given_up_takes_nothing_back() -> None:
     old.close()
     assert list(new) == [1, 2, 3, 4]
     assert list(sweep(streamer)) == [0, 1, 2, 3, 4]
-    streamer.close()
     assert len(streamer._tier._free_slots) + len(streamer._tier._arrivals) == 2
+    streamer.close()
+
+
+def test_closing_asks_for_nothing_more() -> None:
+    """Layers and experts share a reader, and wait for what they asked it for: while the experts close it, no
+    end of a layer's read may ask for the next layer."""
+    experts = ((TensorSpec("w", (4,), ("w",)),),)
+    layers = layers_of(4).stacks[0].layers
+    tensors = ModelTensors((), (Stack(DECODER, layers, (experts,) * 4),), ())
+
+    class Reader(FakeReader):
+        def close(self) -> None:
+            while self.pending:
+                self.finish()
+
+    reader = Reader(is_eager=False)
+    streamer = LayerStreamer(tensors, reader, HostLane(), (TierPlan(frozenset(), 4, 4),), 1)
+    reader.finish()
+    assert reader.order == [0, 1, 2], "two at a time"
+    streamer.close()
+    assert reader.order == [0, 1, 2] and not reader.pending
 
 
 def test_a_failed_read_ends_the_sweep_and_is_tried_again() -> None:

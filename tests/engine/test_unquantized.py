@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
-from penstock.weights.convert import convert
+from penstock.weights.conversion.convert import convert
 
 TOKENS = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
 

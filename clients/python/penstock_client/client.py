@@ -1,47 +1,25 @@
-"""Client: a Penstock server as Python methods that wait for their answer."""
+"""Client: a Penstock server as Python methods that wait for their answer. What they do is in session.py."""
 
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R, StreamAssembler
 from penstock_client.async_client import AsyncClient
-from penstock_client.batch_thread import Batch, T
+from penstock_client.at_once import BlockingSender, at_once, blocking_sleep
+from penstock_client.batch_thread import Batch
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
-from penstock_client.errors import PenstockError
-from penstock_client.exchange import Reply, Request
-from penstock_client.failures import checked
 from penstock_client.progress import ProgressReport
-from penstock_client.readiness import POLL_INTERVAL_S, Readiness
-from penstock_client.requests import (
-    HEALTH,
-    MODELS,
-    Messages,
-    Prompt,
-    chat_request,
-    completion_request,
-    detokenize_request,
-    tokenize_request,
-)
+from penstock_client.requests import Messages, Prompt
 from penstock_client.results import ChatCompletion, Completion
-from penstock_client.retries import Attempts, RetryPolicy
-from penstock_client.server_info import (
-    Health,
-    Model,
-    Tokens,
-    only_model,
-    parse_health,
-    parse_models,
-    parse_text_of_tokens,
-    parse_tokens,
-)
+from penstock_client.retries import RetryPolicy
+from penstock_client.server_info import Health, Model, Tokens
+from penstock_client.session import Session
 from penstock_client.settings import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, Settings
 from penstock_client.streams import Stream
-from penstock_client.transport import StreamReply, Transport
+from penstock_client.transport import Transport
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,11 +60,11 @@ class Client:
         max_retries: int = 2,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._settings = Settings.resolve(base_url, api_key, timeout, connect_timeout, os.environ)
-        self._retry_policy = RetryPolicy(max_retries)
-        self._transport = Transport(self._settings)
-        self._model = model
-        self._sleep = sleep
+        settings = Settings.resolve(base_url, api_key, timeout, connect_timeout, os.environ)
+        policy = RetryPolicy(max_retries)
+        self._transport = Transport(settings)
+        sender = BlockingSender(self._transport)
+        self._session = Session(settings, policy, model, sender, blocking_sleep(sleep))
 
     def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Completion:
         """Continue `prompt`: a text, texts, ids, or lists of them. Keywords: CompletionParams.
@@ -95,7 +73,7 @@ class Client:
         >>> [choice.finish_reason for choice in story.choices]
         ['length', 'length']
         """
-        return COMPLETION.parse(self._send(completion_request(prompt, params)))
+        return at_once(self._session.complete(prompt, params))
 
     def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> ChatCompletion:
         """Answer `messages`: what the user says, or a whole conversation. Keywords: ChatParams.
@@ -104,7 +82,7 @@ class Client:
         >>> Client().chat("How old is it?", response_format=digit).parse() in range(10)
         True
         """
-        return CHAT.parse(self._send(chat_request(messages, params)))
+        return at_once(self._session.chat(messages, params))
 
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
@@ -116,7 +94,7 @@ class Client:
         >>> "".join(texts) == stream.text
         True
         """
-        return self._stream(completion_request(prompt, params, stream=True), COMPLETION)
+        return Stream(self._session.stream_complete(prompt, params))
 
     def stream_chat(
         self, messages: Messages, **params: Unpack[ChatParams]
@@ -127,7 +105,7 @@ class Client:
         >>> answer.text == Client().chat("Who are you?", max_tokens=20, temperature=0).text
         True
         """
-        return self._stream(chat_request(messages, params, stream=True), CHAT)
+        return Stream(self._session.stream_chat(messages, params))
 
     def batch(
         self,
@@ -193,15 +171,15 @@ class Client:
         >>> [model.id for model in Client().models()]
         ['demo']
         """
-        return parse_models(self._send(MODELS))
+        return at_once(self._session.models())
 
     def tokenize(self, text: Messages, **params: Unpack[TokenizeParams]) -> Tokens:
         """Token ids of a text or, if it is a list, of a chat as the model reads it."""
-        return parse_tokens(self._send(tokenize_request(text, params)))
+        return at_once(self._session.tokenize(text, params))
 
     def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
         """The text of token ids."""
-        return parse_text_of_tokens(self._send(detokenize_request(token_ids, model)))
+        return at_once(self._session.detokenize(token_ids, model))
 
     def health(self) -> Health:
         """Whether the server can answer now; a 503 is an answer, not an error. Never retries.
@@ -209,8 +187,7 @@ class Client:
         >>> Client().health().status
         'ok'
         """
-        reply = self._transport.send(HEALTH.with_timeout(self._settings.probe_timeout_s))
-        return parse_health(reply if reply.status == 503 else checked(reply, time.time()))
+        return at_once(self._session.health())
 
     def wait_until_ready(
         self,
@@ -228,10 +205,7 @@ class Client:
         ok
         True
         """
-        readiness = Readiness(timeout, on_progress, time.monotonic())
-        while (health := readiness.judge(self._probe(), time.monotonic())) is None:
-            self._sleep(POLL_INTERVAL_S)
-        return health
+        return at_once(self._session.wait_until_ready(timeout, on_progress))
 
     def close(self) -> None:
         """Close all connections. Streams that are still open end."""
@@ -243,56 +217,13 @@ class Client:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _probe(self) -> Health | PenstockError:
-        try:
-            return self.health()
-        except PenstockError as error:
-            return error
-
-    def _send(self, request: Request) -> Reply:
-        ready, attempts = self._with_model(request), Attempts(self._retry_policy)
-        return self._retrying(attempts, lambda: checked(self._transport.send(ready), time.time()))
-
-    def _stream(self, request: Request, answer_format: AnswerFormat[C, R]) -> Stream[C, R]:
-        attempts = Attempts(self._retry_policy)
-
-        def open_reply() -> StreamReply:
-            ready = self._with_model(request)
-            return self._retrying(attempts, lambda: self._transport.open(ready))
-
-        def wait_to_retry(error: PenstockError) -> bool:
-            return self._wait_to_retry(attempts, error)
-
-        return Stream(open_reply, StreamAssembler(answer_format), wait_to_retry)
-
     def _asynchronous(self) -> AsyncClient:
+        session = self._session
         return AsyncClient(
-            self._settings.base_url,
-            self._settings.api_key,
-            model=self._model,
-            timeout=self._settings.timeout_s,
-            connect_timeout=self._settings.connect_timeout_s,
-            max_retries=self._retry_policy.max_retries,
+            session.settings.base_url,
+            session.settings.api_key,
+            model=session.model,
+            timeout=session.settings.timeout_s,
+            connect_timeout=session.settings.connect_timeout_s,
+            max_retries=session.policy.max_retries,
         )
-
-    def _with_model(self, request: Request) -> Request:
-        if not request.needs_model:
-            return request
-        if self._model is None:
-            self._model = only_model(self.models())
-        return request.with_model(self._model)
-
-    def _retrying(self, attempts: Attempts, attempt: Callable[[], T]) -> T:
-        while True:
-            try:
-                return attempt()
-            except PenstockError as error:
-                if not self._wait_to_retry(attempts, error):
-                    raise
-
-    def _wait_to_retry(self, attempts: Attempts, error: PenstockError) -> bool:
-        delay_s = attempts.delay_s(error, random.random())
-        if delay_s is None:
-            return False
-        self._sleep(delay_s)
-        return True

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-)
-from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Generic
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Generic, Protocol
 
 from penstock_client.assembler import C, R, StreamAssembler
+from penstock_client.at_once import at_once
 from penstock_client.errors import PenstockError
 from penstock_client.results import ToolCall, Usage
 
-if TYPE_CHECKING:
-    # Only for their names: this file would work with any transport.
-    from penstock_client.transport import AsyncStreamReply, StreamReply
+
+class OpenReply(Protocol):
+    """An answer whose body is still coming. To be closed, also after an error."""
+
+    request_id: str | None
+
+    async def next_block(self) -> bytes | None:
+        """None at the end, after which nothing is open."""
+        ...
+
+    async def aclose(self) -> None: ...
 
 
 class StreamedAnswer(Generic[C, R]):
@@ -27,7 +28,6 @@ class StreamedAnswer(Generic[C, R]):
 
     def __init__(self, assembler: StreamAssembler[C, R]) -> None:
         self._assembler = assembler
-        self._is_closed = False
 
     @property
     def text(self) -> str:
@@ -55,85 +55,24 @@ class StreamedAnswer(Generic[C, R]):
         return self._assembler.request_id
 
 
-class Stream(StreamedAnswer[C, R], Iterator[C]):
-    """An iterator of chunks. The request is sent by `with`, or else by the first `next`.
-
-    Leaving the `with` early closes the connection, by which the server learns to stop.
-    Raises what `complete` raises until the stream has begun, then StreamError,
-    StreamInterrupted or Timeout; the chunks until then remain valid. As long as no chunk came,
-    what may be tried again is, as for `complete`.
-    """
+class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
+    """The same as Stream, for asyncio: `async with client.stream_chat(...) as stream`, `async for`."""
 
     def __init__(
         self,
-        open_reply: Callable[[], StreamReply],
+        open_reply: Callable[[], Awaitable[OpenReply]],
         assembler: StreamAssembler[C, R],
-        wait_to_retry: Callable[[PenstockError], bool],
+        wait_to_retry: Callable[[PenstockError], Awaitable[bool]],
     ) -> None:
         """wait_to_retry: waits and says whether to try again after an error."""
         super().__init__(assembler)
         self._open_reply = open_reply
         self._wait_to_retry = wait_to_retry
-        self._reply: StreamReply | None = None
+        self._reply: OpenReply | None = None
+        #: Those that the last block completed.
         self._chunks: Iterator[C] = iter(())
-
-    def __enter__(self) -> Stream[C, R]:
-        self._open()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Stream[C, R]:
-        return self
-
-    def __next__(self) -> C:
-        while True:
-            self._open()
-            try:
-                return next(self._chunks)
-            except PenstockError as error:
-                if self._assembler.has_begun or not self._wait_to_retry(error):
-                    raise
-                self._reply = None
-
-    def result(self) -> R:
-        """Read to the end; the whole answer, as `complete` or `chat` would have given it.
-
-        Raises StreamInterrupted if the stream was left before its end.
-        """
-        for _ in self:
-            pass
-        return self._assembler.result()
-
-    def close(self) -> None:
-        """Close the connection. The chunks end here."""
-        self._is_closed = True
-        self._chunks = iter(())
-        if self._reply is not None:
-            self._reply.close()
-
-    def _open(self) -> None:
-        if self._reply is None and not self._is_closed:
-            self._reply = self._open_reply()
-            self._assembler.begin(self._reply.request_id)
-            self._chunks = _chunks(self._reply, self._assembler)
-
-
-class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
-    """The same for asyncio: `async with client.stream_chat(...) as stream`, `async for`."""
-
-    def __init__(
-        self,
-        open_reply: Callable[[], Awaitable[AsyncStreamReply]],
-        assembler: StreamAssembler[C, R],
-        wait_to_retry: Callable[[PenstockError], Awaitable[bool]],
-    ) -> None:
-        super().__init__(assembler)
-        self._open_reply = open_reply
-        self._wait_to_retry = wait_to_retry
-        self._reply: AsyncStreamReply | None = None
-        self._chunks: AsyncGenerator[C, None] | None = None
+        #: No chunk comes any more.
+        self._is_closed = False
 
     async def __aenter__(self) -> AsyncStream[C, R]:
         await self._open()
@@ -146,16 +85,21 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
         return self
 
     async def __anext__(self) -> C:
-        while True:
-            await self._open()
-            if self._chunks is None:
-                raise StopAsyncIteration
+        while not self._is_closed:
+            reply = await self._open()
             try:
-                return await anext(self._chunks)
+                chunk = await self._next_chunk(reply)
             except PenstockError as error:
+                await reply.aclose()
                 if self._assembler.has_begun or not await self._wait_to_retry(error):
+                    self._is_closed = True
                     raise
                 self._reply = None
+                continue
+            if chunk is not None:
+                return chunk
+            self._is_closed = True
+        raise StopAsyncIteration
 
     async def result(self) -> R:
         """Read to the end; the whole answer, as `complete` or `chat` would have given it.
@@ -169,41 +113,69 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
     async def aclose(self) -> None:
         """Close the connection. The chunks end here."""
         self._is_closed = True
-        chunks, self._chunks = self._chunks, None
-        if chunks is not None:
-            await chunks.aclose()
         if self._reply is not None:
             await self._reply.aclose()
 
-    async def _open(self) -> None:
-        if self._reply is None and not self._is_closed:
+    async def _open(self) -> OpenReply:
+        if self._reply is None:
             self._reply = await self._open_reply()
             self._assembler.begin(self._reply.request_id)
-            self._chunks = _async_chunks(self._reply, self._assembler)
+        return self._reply
+
+    async def _next_chunk(self, reply: OpenReply) -> C | None:
+        """None at the end of the body, which is read to its end: the connection can then be used again."""
+        while (chunk := next(self._chunks, None)) is None:
+            try:
+                block = await reply.next_block()
+            except PenstockError:
+                # Once [DONE] came, the answer is whole, whatever becomes of the connection.
+                if not self._assembler.is_done:
+                    raise
+                block = None
+            if block is None:
+                self._assembler.finish()
+                return None
+            self._chunks = self._assembler.feed(block)
+        return chunk
 
 
-# Functions rather than methods: a generator that held its stream would form a cycle with it, and
-# a stream that is simply dropped would keep its connection until the garbage collector runs.
-def _chunks(reply: StreamReply, assembler: StreamAssembler[C, R]) -> Generator[C, None, None]:
-    with closing(reply):
+class Stream(StreamedAnswer[C, R], Iterator[C]):
+    """An iterator of chunks. The request is sent by `with`, or else by the first `next`.
+
+    Leaving the `with` early closes the connection, by which the server learns to stop.
+    Raises what `complete` raises until the stream has begun, then StreamError,
+    StreamInterrupted or Timeout; the chunks until then remain valid. As long as no chunk came,
+    what may be tried again is, as for `complete`.
+    """
+
+    def __init__(self, stream: AsyncStream[C, R]) -> None:
+        """stream: one that never waits for an event loop."""
+        super().__init__(stream._assembler)
+        self._stream = stream
+
+    def __enter__(self) -> Stream[C, R]:
+        at_once(self._stream.__aenter__())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Stream[C, R]:
+        return self
+
+    def __next__(self) -> C:
         try:
-            # Read on after [DONE], to the end of the body: the connection can then be used again.
-            for block in reply.blocks():
-                yield from assembler.feed(block)
-        except PenstockError:
-            # Once [DONE] came, the answer is whole, whatever becomes of the connection.
-            if not assembler.is_done:
-                raise
-    assembler.finish()
+            return at_once(self._stream.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
 
+    def result(self) -> R:
+        """Read to the end; the whole answer, as `complete` or `chat` would have given it.
 
-async def _async_chunks(reply: AsyncStreamReply, assembler: StreamAssembler[C, R]) -> AsyncGenerator[C, None]:
-    async with aclosing(reply), aclosing(reply.blocks()) as blocks:
-        try:
-            async for block in blocks:
-                for chunk in assembler.feed(block):
-                    yield chunk
-        except PenstockError:
-            if not assembler.is_done:
-                raise
-    assembler.finish()
+        Raises StreamInterrupted if the stream was left before its end.
+        """
+        return at_once(self._stream.result())
+
+    def close(self) -> None:
+        """Close the connection. The chunks end here."""
+        at_once(self._stream.aclose())

@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from typing import Any
 
 import httpx2
@@ -46,8 +46,8 @@ class StreamReply:
         self.request_id: str | None = response.headers.get("x-request-id")
 
     def blocks(self) -> Iterator[bytes]:
-        """The body as it comes. Raises StreamInterrupted if it breaks, and Timeout."""
-        with _translated(self._request, self.request_id, has_begun=True):
+        """The body as it comes; closed at its end. Raises StreamInterrupted if it breaks, and Timeout."""
+        with closing(self._response), _translated(self._request, self.request_id, has_begun=True):
             yield from self._response.iter_bytes()
 
     def close(self) -> None:
@@ -59,18 +59,28 @@ class AsyncStreamReply:
 
     def __init__(self, response: httpx2.Response, request: Request) -> None:
         self._response = response
-        self._request = request
         self.request_id: str | None = response.headers.get("x-request-id")
+        # A generator that held this object would form a cycle with it, and a stream that is simply dropped
+        # would keep its connection until the garbage collector runs.
+        self._blocks = _blocks(response, request, self.request_id)
 
-    async def blocks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. Raises StreamInterrupted if it breaks, and Timeout."""
-        with _translated(self._request, self.request_id, has_begun=True):
-            async with aclosing(self._response.aiter_bytes()) as blocks:
-                async for block in blocks:
-                    yield block
+    async def next_block(self) -> bytes | None:
+        """Some more of the body; None at its end, where it is closed. Raises StreamInterrupted if it breaks,
+        and Timeout."""
+        return await anext(self._blocks, None)
 
     async def aclose(self) -> None:
+        await self._blocks.aclose()
         await self._response.aclose()
+
+
+async def _blocks(
+    response: httpx2.Response, request: Request, request_id: str | None
+) -> AsyncGenerator[bytes, None]:
+    with _translated(request, request_id, has_begun=True):
+        async with aclosing(response), aclosing(response.aiter_bytes()) as blocks:
+            async for block in blocks:
+                yield block
 
 
 class Transport:

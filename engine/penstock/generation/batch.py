@@ -45,15 +45,13 @@ class ModelInputs:
             slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
             query_start.append(len(input_ids))
             context_lens.append(end)
-        width = max(len(item.sequence.block_table) for item in batch.scheduled)
-        tables = [
-            item.sequence.block_table + [0] * (width - len(item.sequence.block_table))
-            for item in batch.scheduled
-        ]
+        tables = [item.sequence.block_table for item in batch.scheduled]
+        width = max(map(len, tables))
+        padded = [table + [0] * (width - len(table)) for table in tables]
         layout = BatchLayout(
             positions=torch.tensor(positions),
             slot_mapping=torch.tensor(slots),
-            block_tables=torch.tensor(tables, dtype=torch.int32),
+            block_tables=torch.tensor(padded, dtype=torch.int32),
             query_start=torch.tensor(query_start, dtype=torch.int32),
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
             rope_lengths=_rope_lengths(batch),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from penstock.errors import InvalidParameter
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 
 MAX_LOGPROBS = 20
 

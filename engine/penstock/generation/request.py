@@ -51,7 +51,7 @@ class RequestOutput:
     num_forced_tokens: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Gain:
     """What a step brings: tokens one by one, until one of them ends the answer."""
 

@@ -26,7 +26,7 @@ from penstock.generation.scheduler import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence, TokenLogprobs
 
 if TYPE_CHECKING:
-    from penstock.generation.grammar_matcher import Matcher
+    from penstock.generation.grammars.grammar_matcher import Matcher
 
 #: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
 FIRST_CANDIDATES = 1024
@@ -53,7 +53,7 @@ class Sampler:
         leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
         """
         rows = _rows(logits)
-        return [self._choose(item, rows) if item.num_rows else NOTHING for item in batch.scheduled]
+        return [self._choose(item, rows) for item in batch.scheduled]
 
     def _choose(self, item: ScheduledSequence, rows: Iterator[Row]) -> Chosen:
         sequence = item.sequence
@@ -61,7 +61,7 @@ class Sampler:
         if item.drafts:
             return self._verify(item, islice(rows, 1 + len(item.drafts)), scores)
         if not item.is_sampled:
-            return Chosen((), scores)
+            return Chosen((), scores) if scores else NOTHING
         token = self._sample_row(next(rows), sequence, sequence.matcher)
         return Chosen((token,), scores) if isinstance(token, SampledToken) else Chosen((), scores, token)
 

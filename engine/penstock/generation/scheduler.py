@@ -21,7 +21,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.generation.block_manager import BlockManager
 from penstock.generation.chosen import Chosen
@@ -34,9 +35,9 @@ from penstock.spec import RopeSpec
 MIN_CHUNK = 32
 
 
-@dataclass(frozen=True)
-class ScheduledSequence:
-    """A sequence's part in a step: its next `num_new_tokens` pending tokens, and guesses of what follows."""
+class ScheduledSequence(NamedTuple):
+    """A sequence's part in a step: its next `num_new_tokens` pending tokens, and guesses of what follows. A
+    tuple, since there is one for each sequence and step."""
 
     sequence: Sequence
     num_new_tokens: int
@@ -56,10 +57,6 @@ class ScheduledSequence:
         return cls(sequence, num_new_tokens, is_sampled, scored)
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_new_tokens + len(self.drafts)
-
-    @property
     def num_rows(self) -> int:
         """Rows of logits that are wanted: of `scored` in order, then of the last token and the drafts."""
         return len(self.scored) + self.is_sampled + len(self.drafts)
@@ -76,7 +73,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.scheduled)
+        return sum(item.num_new_tokens + len(item.drafts) for item in self.scheduled)
 
     @property
     def num_rows(self) -> int:
@@ -326,5 +323,5 @@ class Scheduler:
             while drafts and self._rope_length(sequence, len(drafts)) != sequence.rope_length:
                 drafts = drafts[:-1]  # beyond it, all keys are computed anew
             drafts = drafts[: self.block_manager.extend(sequence, len(drafts))]
-            scheduled[sequence] = replace(scheduled[sequence], drafts=drafts)
+            scheduled[sequence] = scheduled[sequence]._replace(drafts=drafts)
             budget -= len(drafts)

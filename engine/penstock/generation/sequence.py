@@ -13,7 +13,7 @@ from penstock.generation.generation_request import GenerationRequest
 from penstock.generation.generation_request import SamplingParams as SamplingParams  # is imported from here
 
 if TYPE_CHECKING:
-    from penstock.generation.grammar_matcher import Matcher
+    from penstock.generation.grammars.grammar_matcher import Matcher
 
 
 class FinishReason(enum.Enum):

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -65,18 +65,24 @@ class Nvrtc:
 
     def compile(self, text: str, target: str) -> bytes:
         """Machine code for "sm_61", PTX for "compute_61". Raises ConfigError with the compiler's log."""
+        return self.compile_with_log(text, target, OPTIONS)[0]
+
+    def compile_with_log(self, text: str, target: str, options: Sequence[str]) -> tuple[bytes, str]:
+        """compile(), and what the compiler said."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), text.encode(), b"penstock.cu", 0, None, None)
         try:
-            options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={target}")]
-            array = (ctypes.c_char_p * len(options))(*options)
-            if self._library.nvrtcCompileProgram(program, len(options), array):
-                log = self._result("nvrtcGetProgramLog", program).decode(errors="replace").strip("\0\n")
+            given = [option.encode() for option in (*options, f"--gpu-architecture={target}")]
+            array = (ctypes.c_char_p * len(given))(*given)
+            code = self._library.nvrtcCompileProgram(program, len(given), array)
+            log = self._result("nvrtcGetProgramLog", program).decode(errors="replace").strip("\0\n")
+            if code:
                 raise ConfigError(
                     f"NVRTC {self.version[0]}.{self.version[1]} can't compile the CUDA kernels for "
                     f"{target}:\n{log}\nChoose --kernels torch, and report this, please"
                 )
-            return self._result("nvrtcGetCUBIN" if target.startswith("sm_") else "nvrtcGetPTX", program)
+            kind = "CUBIN" if target.startswith("sm_") else "PTX"
+            return self._result(f"nvrtcGet{kind}", program), log
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -16,7 +16,7 @@ from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.config_values import count, refuse
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
-from penstock.weights.formats import MALFORMED
+from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 from penstock.weights.weight_format import INT8
@@ -149,6 +149,8 @@ def _rope_table(rope: RopeSpec, max_model_len: int, device: torch.device | None)
     """Raises UnsupportedModel and, for parameters that are no numbers or too few, InvalidConfig."""
     try:
         return RopeTable(rope, max_model_len, device)
+    except torch.OutOfMemoryError:  # a RuntimeError, and not the folder's fault
+        raise
     except (*MALFORMED, RuntimeError) as error:
         raise InvalidConfig(
             f"the parameters that config.json gives to {rope.scaling} rope make no sense ({error}); download "

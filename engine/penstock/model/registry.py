@@ -20,9 +20,9 @@ from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
 from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
-from penstock.weights.formats import MALFORMED, activation_note, open_checkpoint
-from penstock.weights.manifest import check_finished
-from penstock.weights.own_head import has_own_head
+from penstock.weights.checkpoints.formats import MALFORMED, activation_note, open_checkpoint
+from penstock.weights.checkpoints.own_head import has_own_head
+from penstock.weights.conversion.manifest import check_finished
 from penstock.weights.store import TIED_HEAD, WeightStore
 
 logger = logging.getLogger(__name__)

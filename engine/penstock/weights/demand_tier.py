@@ -89,11 +89,16 @@ class DemandTier:
                 arrival.is_lent = False
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Ask for nothing more, and wait for what is being read into our slots."""
+    def stop(self) -> None:
+        """Ask for nothing more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ask for nothing more, and wait for what is being read into our slots."""
+        self.stop()
+        with self._changed:
             reads = [arrival.read for arrival in self._arrivals.values()]
         for read in reads:
             read.exception()

@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
 from penstock.memory.pages import PAGE
 from penstock.spec import UnitKey
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
-from penstock.weights.formats import check_quantization
+from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoints.formats import check_quantization
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.quantize import QuantizationError
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout, stored_arrays

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.errors import WrongTensor
 from penstock.kernels import QuantizedTensor
-from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
 from penstock.weights.quantize import RowQuantizer
 
 #: Bytes of float32 that a thread quantizes at a time.

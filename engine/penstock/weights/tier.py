@@ -207,11 +207,16 @@ class CyclicTier:
                 raise
             report_progress()
 
-    def close(self) -> None:
-        """Ask for nothing more, and wait for what is being read into our buffers."""
+    def stop(self) -> None:
+        """Ask for nothing more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ask for nothing more, and wait for what is being read into our buffers."""
+        self.stop()
+        with self._changed:
             reads = [arrival.read for arrival in self._arrivals.values()]
         for read in reads:
             read.exception()

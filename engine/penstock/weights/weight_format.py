@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
-from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
 from penstock.weights.quantize import quantize
 from penstock.weights.tensor_quantizer import TensorQuantizer
 

@@ -18,7 +18,7 @@ from penstock_server.api.checks import ready_model
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.answer_bodies import Health, Version
 from penstock_server.protocol.engine_bodies import ServedPlanBody, StatsBody
-from penstock_server.protocol.errors import RETRY_AFTER_S, ApiError, ErrorBody
+from penstock_server.protocol.errors import RETRY_AFTER_S, ErrorBody
 from penstock_server.protocol.paths import LOAD_PATH, METRICS_PATH, STATS_PATH
 from penstock_server.telemetry.metrics import RequestMetrics
 
@@ -81,10 +81,7 @@ class OperationRoutes:
         """What lies where: bytes, homes of layers, budgets; and how long a step of one token should take. 503
         while the model loads."""
         ready_model(self._engine)
-        plan = self._engine.plan()
-        if plan is None:
-            raise ApiError(404, "this engine was not loaded by a plan")
-        return plan
+        return self._engine.plan()
 
     async def stats(self) -> StatsBody:
         """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).

@@ -20,8 +20,8 @@ from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
-from penstock.weights.formats import read_config
-from penstock.weights.hub import find_model
+from penstock.weights.checkpoints.formats import read_config
+from penstock.weights.checkpoints.hub import find_model
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.plan_report import estimated_plan, footprint_of
 from penstock_server.facade.inside import hardware_body, longest_sequence, plan_body

@@ -15,7 +15,7 @@ from penstock.evaluate import Divergence, Fidelity, Window, evaluate, memory_byt
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.model.registry import OpenModel, open_model
 from penstock.unquantized import UnquantizedModel
-from penstock.weights.hub import find_model
+from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.quantize import QuantizationError
 from penstock.weights.tensors import ModelTensors
 from penstock_server.commands.converting import ProgressBar, read_text

@@ -19,8 +19,8 @@ from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, ModelFootprint
-from penstock.weights.formats import check_quantization, read_config
-from penstock.weights.hub import find_config
+from penstock.weights.checkpoints.formats import check_quantization, read_config
+from penstock.weights.checkpoints.hub import find_config
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
 from penstock_server.facade.plan_table import plan_table

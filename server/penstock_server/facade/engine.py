@@ -81,6 +81,6 @@ class ServedEngine:
         """Raises EngineDead."""
         return snapshot_of(self._engine.engine)
 
-    def plan(self) -> ServedPlanBody | None:
-        """What lies where; None as served_plan_of() has it. Raises EngineDead."""
+    def plan(self) -> ServedPlanBody:
+        """What lies where. Raises EngineDead."""
         return served_plan_of(self._engine.engine)

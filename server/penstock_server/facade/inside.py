@@ -50,10 +50,7 @@ def snapshot_of(engine: Engine) -> EngineSnapshot:
     return EngineSnapshot(stats, STEP_TOKENS, config.block_size, config.kv_dtype, engine.max_model_len)
 
 
-def served_plan_of(engine: Engine) -> ServedPlanBody | None:
-    """None for a stand-in of an engine, which may have no plan."""
-    if engine.plan is None:
-        return None
+def served_plan_of(engine: Engine) -> ServedPlanBody:
     step = step_body(engine.predict(1, 1))
     return ServedPlanBody(**dict(plan_body(engine.plan)), step=step)
 

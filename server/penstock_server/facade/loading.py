@@ -14,8 +14,8 @@ from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
 from penstock.model.registry import OpenModel, open_model
-from penstock.weights.convert import convert
-from penstock.weights.hub import find_model
+from penstock.weights.checkpoints.hub import find_model
+from penstock.weights.conversion.convert import convert
 from penstock_server.facade.machine import profile
 from penstock_server.settings.settings import Settings
 

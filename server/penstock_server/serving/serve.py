@@ -105,8 +105,7 @@ class _Server(uvicorn.Server):
                 await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
-        plan = self._engine.plan()
-        for line in plan_table(plan) if plan else ():
+        for line in plan_table(self._engine.plan()):
             logger.info("%s", line)
         print(greeting(self._settings, self._engine.model, self._url), flush=True)
         systemd.notify(systemd.READY)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock import Grammar
-from penstock.generation.schema_facts import moved
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import TOOL_CALL, TOOL_CALL_END
 
@@ -33,7 +32,7 @@ def calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
     calls = []
     for function in functions:
         key = f"{function.name}.parameters"  # no other function has a name with a dot
-        definitions[key] = moved(arguments_schema(function), f"#/$defs/{key}")
+        definitions[key] = Grammar.part_of_schema(arguments_schema(function), f"#/$defs/{key}")
         properties = {"name": {"const": function.name}, "parameters": {"$ref": f"#/$defs/{key}"}}
         call = {"type": "object", "properties": properties, "additionalProperties": False}
         calls.append(call | {"required": ["name", "parameters"]})

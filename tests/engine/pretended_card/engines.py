@@ -17,7 +17,7 @@ from penstock.generation.generation_request import SamplingParams
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import Home
 from penstock.model.registry import open_model
-from penstock.weights.convert import convert
+from penstock.weights.conversion.convert import convert
 from pretended_card.card import PretendedCard, pretend
 
 #: One that fills a step and goes on in the next, one that fits into a block, and short ones.

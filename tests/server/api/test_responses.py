@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.errors import EngineDead
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock_server.prompts import inputs
 
 from ..conftest import MakeClient

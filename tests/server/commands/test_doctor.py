@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from pretended_card import missing, pretend
 
+from penstock.memory.lane import gpu_trouble
 from penstock_server import cli
 from penstock_server.commands import doctor
 
@@ -73,6 +75,19 @@ def test_a_card_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: None)
     (missing,) = (finding for finding in doctor.gpu() if finding.subject == "NVRTC")
     assert "pip install" in missing.advice
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_a_pretended_card(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The doctor computes on it, as the engine would."""
+    with pretend((7, 5)) as card:
+        cli.main(["doctor", str(tmp_path)])
+        assert "ok GPU        Pretended GTX 1060, compute capability 7.5" in capsys.readouterr().out
+        assert card.host_waits == ["a number"] and card.memory.used_bytes == 0
+        card.is_there = False
+        cli.main(["doctor", str(tmp_path)])
+        assert "compute capability" not in capsys.readouterr().out
+        assert "finds no GPU" in str(gpu_trouble())
 
 
 def test_no_card() -> None:

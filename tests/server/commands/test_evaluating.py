@@ -17,7 +17,7 @@ from penstock.engine import Engine
 from penstock.evaluate import GROUP_BYTES
 from penstock.memory.hardware import HardwareProfile
 from penstock.model.registry import open_model
-from penstock.weights.convert import convert
+from penstock.weights.conversion.convert import convert
 from penstock_server import cli
 from penstock_server.commands import evaluating
 

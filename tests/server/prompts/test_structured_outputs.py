@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
 from penstock import AsyncEngine, Engine
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings

@@ -169,7 +169,6 @@ def test_an_engine_that_did_nothing_yet(make_client: MakeClient) -> None:
     client = make_client(FakeAsyncEngine())
     told = client.get("/v1/engine/stats").json()
     assert (told["current_layer"], told["last_step"], told["links"]) == (None, None, {})
-    assert client.get("/v1/plan").status_code == 404
 
 
 def test_what_the_plan_command_prints() -> None:

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.errors import InvalidParameter
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.schemas import (
     MAX_CALLS,

@@ -17,7 +17,7 @@ from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock.errors import InvalidParameter
 from penstock.generation.generation_request import SamplingParams
-from penstock.generation.grammar import Grammar
+from penstock.generation.grammars.grammar import Grammar
 from penstock.text.chat import render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer

@@ -29,7 +29,7 @@ from penstock.errors import (
     MissingTensor,
     WrongTensor,
 )
-from penstock.weights import folder as folders
+from penstock.weights.checkpoints import folder as folders
 
 DTYPES = {
     "F64": torch.float64,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile, UnsupportedModel
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
-from penstock.weights.gguf import GgufRows, Metadata, read_header, read_vector, renamed
+from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoints.gguf import GgufRows, Metadata, read_header, read_vector, renamed
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",

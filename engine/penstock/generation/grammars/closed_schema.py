@@ -16,7 +16,7 @@ from itertools import combinations, count
 from typing import Any
 from urllib.parse import unquote
 
-from penstock.generation.schema_facts import (
+from penstock.generation.grammars.schema_facts import (
     MAPS,
     NAMING_KEYWORDS,
     Facts,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointError, ConfigError, CorruptFile
-from penstock.weights import whole_file
-from penstock.weights.checkpoint import Checkpoint, read_json
+from penstock.weights.checkpoints.checkpoint import Checkpoint, read_json
+from penstock.weights.conversion import whole_file
 
 MANIFEST = "penstock.json"
 #: What makes a folder a model, and so is written last.

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.memory.pages import PAGE
-from penstock.weights import whole_file
+from penstock.weights.conversion import whole_file
 from penstock.weights.tensors import TensorSpec, UnitLayout, stored_arrays
 
 WRITE_BYTES = 16 << 20

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
-from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
-from penstock.weights.folder import GGUF_PART
+from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.folder import GGUF_PART
 
 Metadata = dict[str, Any]
 

@@ -8,7 +8,7 @@ import logging
 import torch
 
 from penstock.errors import UnexpectedTensor
-from penstock.weights.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
 from penstock.weights.tensors import TensorSpec
 
 logger = logging.getLogger(__name__)

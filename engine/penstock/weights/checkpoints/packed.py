@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
-from penstock.weights.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
 
 #: What is flipped to subtract 128 from an unsigned byte and read the rest as a signed one.
 SIGN_BIT = 0x80

@@ -7,11 +7,11 @@ from typing import Any
 
 from penstock.config import GROUP_SIZES
 from penstock.errors import CorruptFile, UnsupportedModel
-from penstock.weights import checkpoint, gguf_models
-from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.gguf import is_gguf
-from penstock.weights.gguf_models import open_gguf
-from penstock.weights.packed import gptq_entries, unpacked_entries
+from penstock.weights.checkpoints import checkpoint, gguf_models
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.gguf import is_gguf
+from penstock.weights.checkpoints.gguf_models import open_gguf
+from penstock.weights.checkpoints.packed import gptq_entries, unpacked_entries
 
 #: The one with 8 bits, as _method() calls it.
 GPTQ = "gptq with 8 bits"

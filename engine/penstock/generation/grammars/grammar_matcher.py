@@ -17,8 +17,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.errors import InvalidParameter, RequestFailed
-from penstock.generation.grammar import Grammar, invalid
-from penstock.generation.grammar_trial import LIMITS, MAX_SECONDS, GrammarTrial, source
+from penstock.generation.grammars.grammar import Grammar, invalid
+from penstock.generation.grammars.grammar_trial import LIMITS, MAX_SECONDS, GrammarTrial, source
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from penstock.errors import CapacityError
 from penstock.memory.hardware import num_physical_cores
 from penstock.spec import DECODER
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights import layer_file, whole_file
-from penstock.weights import manifest as manifests
-from penstock.weights.checkpoint import read_bytes
-from penstock.weights.manifest import CONFIG, MANIFEST
+from penstock.weights.checkpoints.checkpoint import read_bytes
+from penstock.weights.conversion import layer_file, whole_file
+from penstock.weights.conversion import manifest as manifests
+from penstock.weights.conversion.manifest import CONFIG, MANIFEST
 from penstock.weights.store import TIED_HEAD, WeightStore
 from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout, stored_arrays
 from penstock.weights.weight_format import INT8, Int8

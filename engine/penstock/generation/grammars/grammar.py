@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidParameter
-from penstock.generation.closed_schema import closed
+from penstock.generation.grammars.closed_schema import closed
+from penstock.generation.grammars.schema_facts import moved
 
 #: What is larger is no honest request; grammar_trial.py has the limits on what it takes to read one.
 MAX_GRAMMAR_CHARS = 250_000
@@ -37,6 +38,12 @@ class Grammar:
             self.text.encode()
         except UnicodeEncodeError:
             raise invalid("the grammar has a character that is no Unicode") from None
+
+    @staticmethod
+    def part_of_schema(schema: dict[str, Any], place: str) -> Any:
+        """A JSON Schema that was whole, as a part at `place` ("#/$defs/a") of another one: its references
+        lead to the same things."""
+        return moved(schema, place)
 
     @classmethod
     def json_object(cls) -> Grammar:

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, DownloadError
-from penstock.weights.folder import CONSOLIDATED, find_gguf
-from penstock.weights.gguf import is_gguf
+from penstock.weights.checkpoints.folder import CONSOLIDATED, find_gguf
+from penstock.weights.checkpoints.gguf import is_gguf
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
 #: owner/name, as the hub spells it. Older repositories ("gpt2") have no owner.

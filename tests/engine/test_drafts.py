@@ -1,0 +1,318 @@
+"""Drafts: guesses that are computed beside a sequence's tokens change how many steps an answer takes, and not
+a bit of it. The drafters are this file's own: one that knows the answer, one that is always wrong, one that
+is right for a while, one that guesses at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
+
+from penstock.config import EngineConfig
+from penstock.engine import Completion, Engine
+from penstock.errors import ComputationError, CorruptFile, StepFailed
+from penstock.generation.batch import ModelInputs
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.sequence import FinishReason, Sequence
+
+VOCAB_SIZE = 278
+CHAIN = 6
+
+
+class Oracle:
+    """Knows what follows each prompt: of `length` guesses so many are right."""
+
+    def __init__(self, answers: Mapping[tuple[int, ...], list[int]], length: int, num_right: int) -> None:
+        self.answers = answers
+        self.length, self.num_right = length, num_right
+        self.num_proposed = 0
+
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+        found = {sequence: self.guess(sequence) for sequence in sequences}
+        self.num_proposed += sum(map(len, found.values()))
+        return found
+
+    def guess(self, sequence: Sequence) -> list[int]:
+        answer = self.answers.get(tuple(sequence.request.prompt_token_ids), [])
+        done = sequence.num_output_tokens
+        right = answer[done : done + self.length]
+        return [
+            token if index < self.num_right else (token + 1) % VOCAB_SIZE for index, token in enumerate(right)
+        ]
+
+
+class Dice:
+    """Random tokens, for random sequences, often more than have room; now and then what an oracle says."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.dice, self.oracle = random.Random(0), oracle
+
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+        return {sequence: self.guess(sequence) for sequence in sequences if self.dice.random() < 0.8}
+
+    def guess(self, sequence: Sequence) -> list[int]:
+        self.oracle.num_right = self.dice.randrange(9)
+        some = self.oracle.guess(sequence)
+        return some + [self.dice.randrange(VOCAB_SIZE) for _ in range(self.dice.choice((0, 1, 5, 200)))]
+
+
+GRAMMAR = Grammar.json_schema(
+    {
+        "type": "object",
+        "properties": {
+            "the water": {"type": "string", "maxLength": 12},
+            "the wheel turns": {"enum": ["down the pipe", "down", "up"]},
+        },
+        "required": ["the water", "the wheel turns"],
+        "additionalProperties": False,
+    }
+)
+#: Prompt, parameters: with those of test_engine, whatever looks at the tokens before, and ends of all kinds.
+ASKED: list[tuple[list[int], SamplingParams]] = [
+    *zip(PROMPTS, PARAMS, strict=True),
+    ([7, 8, 9], SamplingParams(seed=5, temperature=1.0, grammar=GRAMMAR, max_tokens=80)),
+    ([7, 8, 10], SamplingParams(seed=5, temperature=1.0, grammar=GRAMMAR, max_tokens=80, logprobs=2)),
+    ([11, 12], SamplingParams(temperature=0, max_tokens=30, min_tokens=9, stop_token_ids=tuple(range(90)))),
+    ([13] * 20, SamplingParams(seed=2, temperature=1.3, bad_words=((5,), (6, 7), (8, 9)), max_tokens=25)),
+    ([14] * 33, SamplingParams(seed=4, temperature=2, allowed_token_ids=tuple(range(50, 70)), max_tokens=21)),
+    ([15] * 5, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)),
+    ([16] * 50, SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=1)),
+]
+ASKED_PROMPTS, ASKED_PARAMS = (list(column) for column in zip(*ASKED, strict=True))
+
+
+@pytest.fixture(scope="module")
+def undrafted(tiny_llama: Path) -> list[Completion]:
+    with Engine.load(tiny_llama, EngineConfig(enable_prefix_caching=False)) as engine:
+        return engine.generate(ASKED_PROMPTS, ASKED_PARAMS)
+
+
+def oracle(undrafted: list[Completion], length: int = CHAIN, num_right: int = 1000) -> Oracle:
+    answers = zip(ASKED_PROMPTS, undrafted, strict=True)
+    return Oracle({tuple(prompt): done.token_ids for prompt, done in answers}, length, num_right)
+
+
+def load(folder: Path, drafter: Oracle | Dice, **config: object) -> Engine:
+    return Engine.load(folder, EngineConfig(**config), drafter=drafter)  # type: ignore[arg-type]
+
+
+def check_all_is_free(engine: Engine) -> None:
+    manager = engine.scheduler.block_manager
+    assert manager.num_free == manager.num_blocks and not engine.has_work
+
+
+CONFIGS: dict[str, dict[str, object]] = {
+    "together": {},
+    "without prefix cache": {"enable_prefix_caching": False},
+    "two at a time": {"max_num_seqs": 2},  # and a chain's logits come in parts
+    "chunked prompts beside": {"max_num_batched_tokens": 40},
+    "hardly room": {"max_num_batched_tokens": 15},
+    "preemptions": {"kv_cache_bytes": 14 * BLOCK_BYTES, "max_model_len": 200},
+    "streamed": {"num_resident_layers": 1},
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("kind", ["right", "wrong", "half right", "random"])
+def test_answers_are_those_without_drafts(
+    case: str, kind: str, tiny_llama: Path, undrafted: list[Completion]
+) -> None:
+    drafter = {
+        "right": oracle(undrafted),
+        "wrong": oracle(undrafted, num_right=0),
+        "half right": oracle(undrafted, num_right=3),
+        "random": Dice(oracle(undrafted)),
+    }[kind]
+    with load(tiny_llama, drafter, **CONFIGS[case]) as engine:
+        assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
+        assert (engine.metrics.num_preemptions > 0) == (case == "preemptions")
+        check_all_is_free(engine)
+        # Nothing wrong is found in the prefix cache, and what is right is.
+        assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
+        check_all_is_free(engine)
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 500])
+def test_right_guesses_make_fewer_steps(length: int, tiny_llama: Path, undrafted: list[Completion]) -> None:
+    """Each step gives what was guessed and one token more."""
+    for index in range(4):
+        with load(tiny_llama, oracle(undrafted, length), enable_prefix_caching=False) as engine:
+            engine.generate([ASKED_PROMPTS[index]], ASKED_PARAMS[index])
+            num_tokens = len(undrafted[index].token_ids)
+            assert engine.metrics.num_steps == -(-num_tokens // (1 + length))
+            assert engine.metrics.generated_tokens == num_tokens
+
+
+def test_wrong_guesses_make_as_many_steps_and_as_many_tokens(
+    tiny_llama: Path, undrafted: list[Completion]
+) -> None:
+    drafter = oracle(undrafted, num_right=0)
+    with load(tiny_llama, drafter) as engine:
+        engine.generate([ASKED_PROMPTS[0]], ASKED_PARAMS[0])
+        assert engine.metrics.num_steps == engine.metrics.generated_tokens == 24
+        assert drafter.num_proposed > 100
+
+
+def test_a_stop_string_within_a_chain_ends_the_answer_there(
+    tiny_llama: Path, undrafted: list[Completion]
+) -> None:
+    """Nothing after it is told or counted; and the same for a stop token, and the length."""
+    whole = undrafted[0]
+    stop = whole.text[5:8]
+    for options in ({"stop": (stop,)}, {"stop_token_ids": (whole.token_ids[3],)}, {"max_tokens": 4}):
+        params = SamplingParams(**({"temperature": 0, "max_tokens": 24, "ignore_eos": True} | options))
+        with Engine.load(tiny_llama) as engine:
+            expected = engine.generate([PROMPTS[0]], params)
+        with load(tiny_llama, oracle(undrafted, 20)) as engine:
+            engine.add(GenerationRequest(PROMPTS[0], params))
+            outputs = engine.step()
+            while engine.has_work:
+                outputs += engine.step()
+            last = outputs[-1]
+            assert len(outputs) == 1 and list(last.token_ids) == expected[0].token_ids
+            assert (last.text, last.stop_reason) == (expected[0].text, expected[0].stop_reason)
+            assert last.finish_reason == expected[0].finish_reason
+            assert last.num_output_tokens == engine.metrics.generated_tokens == len(last.token_ids)
+            check_all_is_free(engine)
+
+
+def test_what_a_grammar_forces_and_what_was_guessed_are_told_apart(
+    tiny_llama: Path, undrafted: list[Completion]
+) -> None:
+    index = ASKED_PROMPTS.index([7, 8, 9])
+    forced = []
+    for drafter in (oracle(undrafted, num_right=0), oracle(undrafted)):
+        with load(tiny_llama, drafter) as engine:
+            (found,) = engine.generate([ASKED_PROMPTS[index]], ASKED_PARAMS[index])
+            assert found == undrafted[index]
+            forced.append(engine.metrics.fast_forwarded_tokens)
+    assert 0 < forced[1] < forced[0]
+
+
+def test_accepted_tokens_are_found_by_the_next_prompt(tiny_llama: Path, undrafted: list[Completion]) -> None:
+    """The conversation goes on: all blocks of the answer are there, the last one that is full too."""
+    found = []
+    follow_up = PROMPTS[0] + undrafted[0].token_ids + [5]
+    expected = None
+    for drafter in (oracle(undrafted, 0), oracle(undrafted, 500), oracle(undrafted, num_right=2)):
+        with load(tiny_llama, drafter) as engine:
+            engine.generate([PROMPTS[0]], PARAMS[0])
+            before = engine.metrics.prefix_cache_hits
+            completion = engine.generate([follow_up], PARAMS[0])
+            expected = expected or exact(completion)
+            assert exact(completion) == expected
+            found.append(engine.metrics.prefix_cache_hits - before)
+    assert found == [16, 16, 16]
+
+
+def test_choices_share_their_prompt_and_draft_each_for_itself(
+    tiny_llama: Path, undrafted: list[Completion]
+) -> None:
+    """A guess is not written into a block that others see."""
+    prompt = PROMPTS[3][:37]
+    params = [
+        SamplingParams(seed=seed, temperature=0.8, max_tokens=20, ignore_eos=True, logprobs=1)
+        for seed in range(4)
+    ]
+    with Engine.load(tiny_llama, EngineConfig(enable_prefix_caching=False)) as engine:
+        expected = engine.generate([prompt] * 4, params)
+    for num_right in (0, 2, 100):
+        drafter = Oracle({tuple(prompt): expected[0].token_ids}, CHAIN, num_right)
+        with load(tiny_llama, drafter) as engine:
+            assert exact(engine.generate([prompt] * 4, params)) == exact(expected)
+            assert engine.metrics.prefix_cache_hits
+            check_all_is_free(engine)
+
+
+def test_a_guess_takes_no_block_from_anybody(tiny_llama: Path, undrafted: list[Completion]) -> None:
+    """Room for one sequence and a half: without guesses nobody has to give way, and so with them."""
+    params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+    config = {"kv_cache_bytes": 4 * BLOCK_BYTES, "max_model_len": 64, "enable_prefix_caching": False}
+    with load(tiny_llama, Dice(oracle(undrafted)), **config) as engine:
+        engine.generate([[9] * 17, [10] * 17], params)
+        assert engine.metrics.num_preemptions == 0
+        check_all_is_free(engine)
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "failed"])
+def test_a_step_with_drafts_that_is_not_computed_leaves_nothing(
+    kind: str, tiny_llama: Path, undrafted: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_llama, oracle(undrafted)) as engine:
+        for index in range(3):
+            engine.add(GenerationRequest(ASKED_PROMPTS[index], ASKED_PARAMS[index], str(index)))
+        engine.step()
+        engine.step()
+        names = {str(index) for index in range(3)}
+        if kind == "cancelled":
+            assert engine.step(aborted=names) == []
+        else:
+            copy_blocks = engine.executor._kv_cache.copy_blocks
+
+            def fail(*arguments: object) -> None:
+                raise CorruptFile("a layer could not be read")
+
+            monkeypatch.setattr(engine.executor._kv_cache, "copy_blocks", fail)
+            with pytest.raises(StepFailed):
+                engine.step()
+            monkeypatch.setattr(engine.executor._kv_cache, "copy_blocks", copy_blocks)
+        for name in names:
+            engine.abort(name)
+        check_all_is_free(engine)
+        assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
+
+
+def test_a_cancelled_step_goes_on_as_without_drafts(tiny_llama: Path, undrafted: list[Completion]) -> None:
+    """The caller of another request left; this one is computed again."""
+    with load(tiny_llama, oracle(undrafted, 4)) as engine:
+        engine.add(GenerationRequest(PROMPTS[3], PARAMS[3], "a"))
+        done = Completion()
+        for _ in range(3):
+            for output in engine.step():
+                done.extend(output)
+        assert engine.step(aborted={"a"}) == []
+        while engine.has_work:
+            for output in engine.step():
+                done.extend(output)
+        assert exact([done]) == exact([undrafted[3]])
+        check_all_is_free(engine)
+
+
+def test_a_row_that_is_no_numbers_within_a_chain_fails_after_the_tokens_before_it(
+    tiny_llama: Path, undrafted: list[Completion]
+) -> None:
+    """As without drafts: the tokens are told, and then the error."""
+    bad = undrafted[0].token_ids[4]
+    first = undrafted[0].token_ids.index(bad)
+    with load(tiny_llama, oracle(undrafted, 20)) as engine:
+        forward = engine.executor.forward
+
+        def poisoned(inputs: ModelInputs, *callbacks: object) -> list[torch.Tensor]:
+            logits = torch.cat(list(forward(inputs, *callbacks)))  # type: ignore[arg-type]
+            logits[inputs.input_ids[inputs.wanted_rows] == bad] = torch.nan
+            return [logits]
+
+        engine.executor.forward = poisoned  # type: ignore[assignment,method-assign]
+        engine.add(GenerationRequest(PROMPTS[0], PARAMS[0]))
+        (told,), (failed,) = engine.step(), engine.step()
+        assert list(told.token_ids) == undrafted[0].token_ids[: first + 1]
+        assert isinstance(failed.error, ComputationError) and failed.finish_reason is FinishReason.ERROR
+        check_all_is_free(engine)
+
+
+def test_guesses_stay_within_the_step(tiny_llama: Path, undrafted: list[Completion]) -> None:
+    """They take what prompts leave of it, and prompts come first."""
+    with load(tiny_llama, oracle(undrafted, 50), max_num_batched_tokens=30) as engine:
+        engine.add(GenerationRequest(PROMPTS[0], PARAMS[0]))
+        engine.step()
+        assert engine.metrics.last_step is not None and engine.metrics.last_step.num_tokens == 24
+        engine.add(GenerationRequest(PROMPTS[1], PARAMS[1]))
+        engine.add(GenerationRequest(PROMPTS[4], PARAMS[4]))
+        while engine.has_work:
+            engine.step()
+            assert engine.metrics.last_step.num_tokens <= 30
