@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -161,17 +161,25 @@ def _measure_activations(
     num_positions = batch.scheduled[0].sequence.num_tokens
     without = kernels.without_arithmetic(longest)
     try:
-        family = opened.family(opened.spec, without, num_positions, lane.torch_device)
-        return measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+        with _room_for(f"the largest step, of {batch.num_tokens} tokens", lane):
+            family = opened.family(opened.spec, without, num_positions, lane.torch_device)
+            return measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+    finally:
+        lane.trim()  # a GPU's weights of the warm-up were real
+
+
+@contextlib.contextmanager
+def _room_for(purpose: str, lane: Lane) -> Iterator[None]:
+    """Raises CapacityError where a GPU has too little for what torch allocates."""
+    try:
+        yield
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(lane.torch_device)
         raise CapacityError(
-            f"{lane.torch_device} has too little memory to try the largest step, of {batch.num_tokens} "
-            f"tokens: {gib(free)} of {gib(total)} are free. End the processes that take the rest (nvidia-smi "
-            "shows them), or lower --max-num-batched-tokens or --max-num-seqs"
+            f"{lane.torch_device} has no room for {purpose}: {gib(free)} of {gib(total)} are free. End the "
+            "processes that take the rest (nvidia-smi shows them), or lower --max-num-batched-tokens, "
+            "--max-num-seqs or --max-model-len"
         ) from error
-    finally:
-        lane.trim()  # a GPU's weights of the warm-up were real
 
 
 def _begin_reading(
@@ -193,7 +201,8 @@ def _begin_reading(
         tensors, reader, lane, plan.tiers, footprint(spec, tensors).experts.count_per_token
     )
     undo.callback(streamer.close)
-    family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
+    with _room_for("the tables of its positions", lane):
+        family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes, lane.allocate)
     kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool)
     embedding = embedding_there()

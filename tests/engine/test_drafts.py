@@ -1,6 +1,6 @@
 """Drafts: guesses that are computed beside a sequence's tokens change how many steps an answer takes, and not
-a bit of it. The drafters are this file's own: one that knows the answer, one that is always wrong, one that
-is right for a while, one that guesses at random."""
+a bit of it. The drafters are this file's own: one knows the answer, one is always wrong, one is right for a
+while, one guesses at random."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ CHAIN = 6
 
 
 class Oracle:
-    """Knows what follows each prompt: of `length` guesses so many are right."""
+    """Knows what follows each seed and prompt: of `length` guesses so many are right."""
 
-    def __init__(self, answers: Mapping[tuple[int, ...], list[int]], length: int, num_right: int) -> None:
+    def __init__(
+        self, answers: Mapping[tuple[int | None, ...], list[int]], length: int, num_right: int
+    ) -> None:
         self.answers = answers
         self.length, self.num_right = length, num_right
         self.num_proposed = 0
@@ -38,7 +40,7 @@ class Oracle:
         return found
 
     def guess(self, sequence: Sequence) -> list[int]:
-        answer = self.answers.get(tuple(sequence.request.prompt_token_ids), [])
+        answer = self.answers.get((sequence.params.seed, *sequence.request.prompt_token_ids), [])
         done = sequence.num_output_tokens
         right = answer[done : done + self.length]
         return [
@@ -93,8 +95,10 @@ def undrafted(tiny_llama: Path) -> list[Completion]:
 
 
 def oracle(undrafted: list[Completion], length: int = CHAIN, num_right: int = 1000) -> Oracle:
-    answers = zip(ASKED_PROMPTS, undrafted, strict=True)
-    return Oracle({tuple(prompt): done.token_ids for prompt, done in answers}, length, num_right)
+    answers = zip(ASKED, undrafted, strict=True)
+    return Oracle(
+        {(params.seed, *prompt): done.token_ids for (prompt, params), done in answers}, length, num_right
+    )
 
 
 def load(folder: Path, drafter: Oracle | Dice, **config: object) -> Engine:
@@ -222,7 +226,8 @@ def test_choices_share_their_prompt_and_draft_each_for_itself(
     with Engine.load(tiny_llama, EngineConfig(enable_prefix_caching=False)) as engine:
         expected = engine.generate([prompt] * 4, params)
     for num_right in (0, 2, 100):
-        drafter = Oracle({tuple(prompt): expected[0].token_ids}, CHAIN, num_right)
+        answers = {(seed, *prompt): done.token_ids for seed, done in enumerate(expected)}
+        drafter = Oracle(answers, CHAIN, num_right)
         with load(tiny_llama, drafter) as engine:
             assert exact(engine.generate([prompt] * 4, params)) == exact(expected)
             assert engine.metrics.prefix_cache_hits

@@ -224,21 +224,31 @@ def test_a_card_too_full_to_try_a_step(model: Path, card: PretendedCard) -> None
     engines.load(model).close()
 
 
-@pytest.mark.parametrize("is_for_the_head", [False, True])
+@pytest.mark.parametrize("missing_part", ["weights", "tables of its positions", "keys and values", "head"])
 def test_somebody_else_takes_the_memory_after_the_plan_was_made(
-    is_for_the_head: bool, model: Path, card: PretendedCard
+    missing_part: str, model: Path, card: PretendedCard
 ) -> None:
-    """What is left holds all but the last page of keys and values; or these, and not the head."""
-    config = {"num_resident_layers": 9, "num_kv_tokens": 1024}
+    config = {"num_resident_layers": 9, "num_kv_tokens": 8192}
     with engines.load(model, **config) as engine:
         plan = engine.plan
-    assert plan is not None
+        tables_bytes = card.memory.used_bytes - plan.layer_bytes("device") - plan.head_bytes - plan.kv_bytes
     del engine
-    left = plan.layer_bytes("device") + plan.kv_bytes + (8192 if is_for_the_head else -4096)
+    weights = plan.layer_bytes("device")
+    left = {
+        "weights": weights - 1,
+        "tables of its positions": weights + 1,
+        "keys and values": weights + tables_bytes + plan.kv_bytes - 1,
+        "head": weights + tables_bytes + plan.kv_bytes + 4096,
+    }[missing_part]
     free = DeviceProfile("a card", (6, 1), 6 * GIB, 6 * GIB, 0.0, 0.0, 0.0, GIB)
     hardware = dataclasses.replace(capacities(), device=free)
     card.memory.taken_bytes = card.memory.total_bytes - left
-    with pytest.raises(CapacityError, match=r"no \d+ bytes left: \d+ of \d+ are free.*nvidia-smi"):
-        engines.load(model, hardware=hardware, **config)
+    said = (
+        r"no \d+ bytes left: \d+ of \d+"
+        if "tables" not in missing_part
+        else f"no room for the {missing_part}"
+    )
+    with pytest.raises(CapacityError, match=f"{said}.* are free.*nvidia-smi"):
+        engines.load(model, hardware=hardware, max_num_batched_tokens=1, **config)
     gc.collect()  # the error knows the frames that it came through
     check_nothing_is_left(card)

@@ -355,6 +355,27 @@ def test_a_request_that_forbids_every_token_fails_alone(options: dict[str, float
     assert isinstance(sampled[1], SampledToken)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_a_chain_is_followed_as_far_as_it_is_right_or_to_an_end(size: int) -> None:
+    """However the rows come; the next sequence's rows are where they would be."""
+    sampler, logits = Sampler(50, frozenset([0])), random_logits(8, 50)
+    best = logits.argmax(-1).tolist()
+    stop = SamplingParams(temperature=0, stop_token_ids=(best[1],))
+    for params, drafts, num_tokens in (
+        (GREEDY, best[:6], 7),
+        (GREEDY, [*best[:3], 50 - best[3], *best[4:6]], 4),
+        (GREEDY, [(best[0] + 1) % 50, *best[1:6]], 1),
+        (stop, best[:6], 2),
+    ):
+        rows = [sequence(params, [1, 2], []), sequence(GREEDY, [3], [])]
+        items = [ScheduledSequence.of(row, row.num_pending_tokens) for row in rows]
+        batch = Batch((items[0]._replace(drafts=tuple(drafts)), items[1]))
+        first, second = sampler.sample(logits.split(size), batch)  # type: ignore[no-untyped-call]
+        assert [token.token_id for token in first.tokens] == best[:num_tokens]
+        assert first.num_accepted == num_tokens - 1
+        assert [token.token_id for token in second.tokens] == [best[7]]
+
+
 def test_no_rows() -> None:
     assert Sampler(40, frozenset()).sample([], Batch(())) == []
 

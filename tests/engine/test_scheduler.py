@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.generation.block_manager import BlockManager
-from penstock.generation.chosen import NOTHING
+from penstock.generation.chosen import NOTHING, Chosen, SampledToken
+from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduler import Batch, Scheduler
+from penstock.generation.scheduler import Batch, ScheduledSequence, Scheduler
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.spec import RopeSpec
 
@@ -28,9 +29,10 @@ def scheduler(
     max_num_batched_tokens: int = 32,
     is_caching: bool = True,
     rope: RopeSpec | None = None,
+    drafter: Drafter = NO_DRAFTS,
 ) -> Scheduler:
-    manager = BlockManager(num_blocks, BLOCK_SIZE, is_caching)
-    return Scheduler(manager, max_num_seqs, max_num_batched_tokens, rope=rope)
+    blocks = BlockManager(num_blocks, BLOCK_SIZE, is_caching)
+    return Scheduler(blocks, max_num_seqs, max_num_batched_tokens, rope=rope, drafter=drafter)
 
 
 def sequence(
@@ -50,9 +52,11 @@ class PlainCache:
         self.rope = decider._rope
         self.slots: dict[tuple[int, int], object] = {}
 
-    def value(self, seq: Sequence, position: int) -> object:
+    def value(self, item: ScheduledSequence, position: int) -> object:
+        seq = item.sequence
+        tokens = [*seq.token_ids, *item.drafts]
         frequencies = [self.frequencies(seq, at) for at in range(position + 1)] if self.rope else []
-        return seq.request.cache_salt, tuple(seq.token_ids[: position + 1]), tuple(frequencies)
+        return seq.request.cache_salt, tuple(tokens[: position + 1]), tuple(frequencies)
 
     def frequencies(self, seq: Sequence, position: int) -> int:
         """Which ones turn a key: as spec.py says it, and what the kernels are told must lead there."""
@@ -71,14 +75,19 @@ class PlainCache:
                 self.slots[destination, offset] = self.slots.get((source, offset))
         for item in batch.scheduled:
             seq = item.sequence
-            for position in range(seq.num_computed_tokens, seq.num_computed_tokens + item.num_new_tokens):
+            for position in range(seq.num_computed_tokens, end_of(item)):
                 slot = seq.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                self.slots[slot] = "half computed" if is_failing else self.value(seq, position)
+                self.slots[slot] = "half computed" if is_failing else self.value(item, position)
         for item in batch.scheduled if not is_failing else ():
             seq = item.sequence
-            for position in range(seq.num_computed_tokens + item.num_new_tokens):
+            for position in range(end_of(item)):
                 slot = seq.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                assert self.slots[slot] == self.value(seq, position), "these are not its own tokens"
+                assert self.slots[slot] == self.value(item, position), "these are not its own tokens"
+
+
+def end_of(item: ScheduledSequence) -> int:
+    """Tokens that are computed when the step is over, drafts included."""
+    return item.sequence.num_computed_tokens + item.num_new_tokens + len(item.drafts)
 
 
 def check(decider: Scheduler, batch: Batch) -> None:
@@ -94,31 +103,74 @@ def check(decider: Scheduler, batch: Batch) -> None:
     assert not any(seq.block_table or seq.num_computed_tokens for seq in decider.waiting)
     assert {key: block for block, (key, _) in manager._keys.items()} == manager._found
     for item in batch.scheduled:
-        end = item.sequence.num_computed_tokens + item.num_new_tokens
         assert 0 < item.num_new_tokens <= item.sequence.num_pending_tokens
-        assert len(item.sequence.block_table) * BLOCK_SIZE >= end
+        assert len(item.sequence.block_table) * BLOCK_SIZE >= end_of(item)
+        assert item.is_sampled or not item.drafts
+        assert not item.drafts or end_of(item) < item.sequence.max_total_tokens
 
 
-def next_token(seq: Sequence) -> int:
+def next_token(seq: Sequence, ahead: int = 0) -> int:
     """Equal prompts of equal parity go on alike."""
-    return seq.num_tokens % 3 + seq.sequence_id % 2
+    return (seq.num_tokens + ahead) % 3 + seq.sequence_id % 2
+
+
+class Guesses:
+    """A drafter that is right as long as it likes, and often guesses more than there is room for."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+        return {each: self.guess(each) for each in sequences if self.dice.random() < 0.7}
+
+    def guess(self, seq: Sequence) -> list[int]:
+        right = [next_token(seq, ahead) for ahead in range(self.dice.choice((0, 1, 3, 20, 40)))]
+        return right + [9] * self.dice.choice((0, 0, 1, 5, 20))
+
+
+def choose(item: ScheduledSequence) -> Chosen:
+    """As the sampler does it."""
+    if not item.is_sampled:
+        return NOTHING
+    tokens: list[SampledToken] = []
+    for ahead, draft in enumerate((*item.drafts, None)):
+        tokens.append(SampledToken(next_token(item.sequence, ahead), None))
+        if tokens[-1].token_id != draft:
+            break
+    return Chosen(tuple(tokens))
 
 
 def run_step(
-    decider: Scheduler, cache: PlainCache | None = None, num_forced: Callable[[], int] = lambda: 0
+    decider: Scheduler,
+    cache: PlainCache | None = None,
+    num_forced: Callable[[], int] = lambda: 0,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Batch:
-    """Decide and check a step, pretend to compute it, give each sampled sequence its token (and what a
-    grammar might add) and end those that are long enough."""
+    """Decide and check a step, pretend to compute it, give each sampled sequence its tokens (and what a
+    grammar might add) and end those that are long enough, or stopped by one of their tokens."""
     batch = decider.schedule()
     check(decider, batch)
     if cache is not None:
         cache.compute(batch)
-    for seq, _ in decider.update(batch, [NOTHING] * len(batch.scheduled)):
-        room = seq.max_total_tokens - seq.num_tokens
-        for token_id in [next_token(seq) for _ in range(min(room, 1 + num_forced()))]:
-            seq.append(token_id)
-        if seq.num_tokens >= seq.max_total_tokens:
-            decider.finish(seq, FinishReason.LENGTH)
+    gained = decider.update(batch, [choose(item) for item in batch.scheduled])
+    for item in batch.scheduled:
+        if item.drafts:  # what was not accepted is given back
+            assert item.sequence.num_pending_tokens <= 0, "one of the tokens that were chosen is pending"
+            needed = item.sequence.num_computed_tokens // BLOCK_SIZE + 1
+            assert len(item.sequence.block_table) <= needed
+    for seq, choice in gained:
+        for token in choice.tokens:
+            seq.append(token.token_id)
+            if is_stopped():
+                decider.finish(seq, FinishReason.STOP)
+                break
+        if seq.finish_reason is None:
+            room = seq.max_total_tokens - seq.num_tokens
+            for token_id in [next_token(seq) for _ in range(min(room, num_forced()))]:
+                seq.append(token_id)
+            assert seq.num_pending_tokens > 0
+            if seq.num_tokens >= seq.max_total_tokens:
+                decider.finish(seq, FinishReason.LENGTH)
     return batch
 
 
@@ -437,6 +489,52 @@ def test_long_prompts_share_where_their_frequencies_are_the_same(rope: RopeSpec,
         assert seq.num_cached_tokens == found
 
 
+# ---------------------------------------------------------------- drafts
+
+
+def test_drafts_take_what_is_left_and_what_is_accepted_is_found() -> None:
+    class Right(Guesses):
+        def guess(self, seq: Sequence) -> list[int]:
+            return [next_token(seq, ahead) for ahead in range(40)]
+
+    decider = scheduler(num_blocks=40, max_num_batched_tokens=50, drafter=Right(random.Random(0)))
+    decider._drafter.dice.random = lambda: 0.0  # type: ignore[attr-defined]
+    cache = PlainCache(decider)
+    (one,) = prompt_of(decider, list(range(20)), num_output=60)
+    batch = run_step(decider, cache)
+    assert (batch.num_tokens, len(batch.scheduled[0].drafts)) == (50, 30)
+    assert (one.num_tokens, one.num_computed_tokens, len(one.block_table)) == (51, 50, 4)
+    prompt_of(decider, [99] * 40, num_output=2)
+    batch = run_step(decider, cache)
+    assert sizes(batch) == {0: 1, 1: 40} and [len(item.drafts) for item in batch.scheduled] == [9, 0]
+    answered = list(one.token_ids)
+    run(decider, cache)
+    (again,) = prompt_of(decider, answered, num_output=1)
+    run_step(decider, cache)
+    assert again.num_cached_tokens >= len(answered) // BLOCK_SIZE * BLOCK_SIZE == 48
+
+
+def test_nobody_gives_way_to_a_draft() -> None:
+    """Two sequences that have all blocks but one, which both would like for their guesses."""
+
+    class Wrong(Guesses):
+        def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+            return {seq: [9] * 30 for seq in sequences}
+
+    decider = scheduler(num_blocks=5, max_num_batched_tokens=100, drafter=Wrong(random.Random(0)))
+    cache = PlainCache(decider)
+    for start in (1, 2):
+        prompt_of(decider, [start] * 20, num_output=12)
+    batch = run_step(decider, cache)
+    assert [len(item.drafts) for item in batch.scheduled] == [
+        11,
+        11,
+    ]  # one token is left for the answer's end
+    assert decider.block_manager.num_free == 1
+    run(decider, cache)
+    assert decider.num_preemptions == 0 and decider.block_manager.num_free == 5
+
+
 # ---------------------------------------------------------------- all together
 
 PROMPTS = st.tuples(
@@ -467,6 +565,7 @@ def text(number: int, length: int) -> list[int]:
     seed=st.integers(0, 100),
     is_caching=st.booleans(),
     rope=st.sampled_from([None, None, LONGROPE, DYNAMIC]),
+    is_drafting=st.booleans(),
 )
 def test_random_work_ends_whole(
     asked: list[tuple[int, int, int, int, int, str]],
@@ -478,10 +577,13 @@ def test_random_work_ends_whole(
     seed: int,
     is_caching: bool,
     rope: RopeSpec | None,
+    is_drafting: bool,
 ) -> None:
     """7 blocks of 16 hold the largest sequence (100 tokens), so everything can run."""
-    decider = scheduler(num_blocks, max_num_seqs, max_num_batched_tokens, is_caching, rope)
-    cache, dice = PlainCache(decider), random.Random(seed)
+    dice = random.Random(seed)
+    drafter = Guesses(dice) if is_drafting else NO_DRAFTS
+    decider = scheduler(num_blocks, max_num_seqs, max_num_batched_tokens, is_caching, rope, drafter)
+    cache = PlainCache(decider)
     sequences, arrivals = [], {}
     for i, (number, length, output, step, priority, salt) in enumerate(asked):
         prompt = text(number, length)
@@ -507,7 +609,9 @@ def test_random_work_ends_whole(
             check(decider, Batch(()))
             continue
         had_work = decider.has_work
-        batch = run_step(decider, cache, lambda: dice.choice((0, 0, 0, 1, 5, 20)))
+        batch = run_step(
+            decider, cache, lambda: dice.choice((0, 0, 0, 1, 5, 20)), lambda: dice.random() < 0.01
+        )
         assert batch or not had_work, "work, but an empty step: it would spin for ever"
         if step > 40 and not decider.has_work:
             break

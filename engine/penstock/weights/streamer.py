@@ -208,7 +208,8 @@ class LayerStreamer:
     def close(self) -> None:
         """Ask for nothing more, wait for what is being read into our buffers, and give their memory back."""
         # The first tier that closes also closes the reader, which the others share.
-        for tier in (*self._expert_tiers, *self._tiers):
+        tiers: list[CyclicTier | DemandTier] = [*self._expert_tiers, *self._tiers]
+        for tier in tiers:
             tier.stop()
         for expert_tier in self._expert_tiers[-1:]:
             expert_tier.close()
