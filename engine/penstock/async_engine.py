@@ -195,20 +195,16 @@ class AsyncEngine:
         cache_salt: str = "",
         queue_timeout_s: float | None = None,
         deadline_s: float | None = None,
-        is_valid: bool = False,
     ) -> RequestStream:
         """submit() with keywords. The stream's outputs carry the `request_id`, which need not be unique.
 
-        queue_timeout_s, deadline_s: seconds from now until start_by and finish_by; None: no limit. is_valid:
-        another request with this prompt was taken, whose params differ in nothing but the seed and what they
-        report.
+        queue_timeout_s, deadline_s: seconds from now until start_by and finish_by; None: no limit.
         """
         start_by, finish_by = (
             math.inf if limit_s is None else self._clock() + limit_s
             for limit_s in (queue_timeout_s, deadline_s)
         )
-        kind = ValidRequest if is_valid else GenerationRequest
-        request = kind(
+        request = GenerationRequest(
             prompt_token_ids,
             params,
             priority=priority,

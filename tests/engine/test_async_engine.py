@@ -36,6 +36,7 @@ from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, Sequence
+from penstock.spec import UnitKey
 from penstock.weights.readers import StoreReader
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -92,7 +93,8 @@ def test_a_request_is_checked_once_for_all_its_choices(
             return validate(request)
 
         monkeypatch.setattr(engine.engine, "validate", noted)
-        streams = [engine.generate([5, 6], PARAMS, is_valid=index > 0) for index in range(3)]
+        request = engine.engine.validate(GenerationRequest([5, 6], PARAMS))
+        streams = [engine.submit(each) for each in (request, request.choice(PARAMS), request.choice(PARAMS))]
         answers = [[token async for output in each for token in output.token_ids] for each in streams]
         assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 8
         await engine.stop()
@@ -511,8 +513,8 @@ def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path)
     class Failing(StoreReader):
         is_failing = False
 
-        def submit(self, index: int, buffer: Tensor) -> Future[int]:
-            read = super().submit(index, buffer)
+        def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+            read = super().submit(key, buffer)
             if not self.is_failing:
                 return read
             read.result()
@@ -526,7 +528,7 @@ def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path)
         await engine.wait_until_ready()
         expected = [token async for output in engine.generate([5, 6], PARAMS) for token in output.token_ids]
         streamer = engine.engine.streamer
-        failing = Failing(streamer.store)
+        failing = Failing(engine.engine.model.store)
         streamer._tier._reader = failing
         failing.is_failing = True
         with pytest.raises(StepFailed, match="the disk is gone"):

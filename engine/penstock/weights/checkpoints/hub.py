@@ -10,7 +10,7 @@ from penstock.errors import CheckpointNotFound, DownloadError
 from penstock.weights.checkpoints.folder import CONSOLIDATED, find_gguf
 from penstock.weights.checkpoints.gguf import is_gguf
 
-DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
+DEMO_FOLDER = Path(__file__).parents[2] / "demo_model"
 #: owner/name, as the hub spells it. Older repositories ("gpt2") have no owner.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 #: What a model needs. Pickles and other formats of the same weights are left where they are.
