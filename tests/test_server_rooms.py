@@ -19,8 +19,6 @@ GRAPH = ImportGraph(ROOT / "engine" / "penstock", SERVER)
 OPEN_ROOMS = ("facade", "commands")
 #: What all others may import of it: the names of the package, errors, the config.
 OUTSIDE = {"penstock", "penstock.errors", "penstock.config"}
-#: Functions on JSON Schema, which know nothing of an engine.
-SCHEMA_FACTS = "schema_facts"
 #: Parts of an engine that only the facade may touch.
 INSIDE = {"streamer", "scheduler", "executor", "sampler", "grammars", "block_manager"}
 #: What reads requests and settings, and what --help needs: no torch, whose import takes seconds.
@@ -45,8 +43,7 @@ def test_the_engine_has_one_door(path: Path) -> None:
     if room_of(path) in OPEN_ROOMS:
         return
     found = {node.module or "" for node in nodes(path) if isinstance(node, ast.ImportFrom)}
-    found = {name for name in found if name.split(".")[0] == "penstock"}
-    assert {name for name in found if not name.endswith(SCHEMA_FACTS)} <= OUTSIDE
+    assert {name for name in found if name.split(".")[0] == "penstock"} <= OUTSIDE
     assert not any(
         alias.name.split(".")[0] == "penstock"
         for node in nodes(path)
@@ -92,6 +89,13 @@ def test_the_engine_is_asked_in_one_place() -> None:
 def test_what_loads_without_torch(module: str) -> None:
     """By no detour either."""
     assert GRAPH.way(f"penstock_server.{module}", "torch") == []
+
+
+@server_file
+def test_nothing_of_the_engine_is_told_by_asdict(path: Path) -> None:
+    """Names of the API are types of the server's own; `penstock bench` has its own measurements."""
+    names = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes(path)}
+    assert "asdict" not in names or path == SERVER / "commands" / "benchmark.py"
 
 
 def test_rooms_are_no_halls() -> None:

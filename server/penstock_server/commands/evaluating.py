@@ -21,6 +21,7 @@ from penstock.weights.tensors import ModelTensors
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of
 from penstock_server.facade.loading import load_engine, open_source
+from penstock_server.protocol.accuracy_bodies import EvaluationBody
 from penstock_server.settings.settings import Settings
 
 #: Tokens of a window, if the model's context allows and nobody says otherwise.
@@ -81,7 +82,8 @@ def run_eval(
         found = measure(engine, reference, pieces, context)
         tensors = tensors_of(engine)
     if is_json:
-        print(json.dumps({"model": settings.model, "against": against} | dataclasses.asdict(found)))
+        body = EvaluationBody.model_validate(found).model_dump()
+        print(json.dumps({"model": settings.model, "against": against} | body))
     else:
         print("\n".join(lines(found, tensors)))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 
@@ -10,6 +9,7 @@ from tqdm import tqdm
 
 from penstock.weights.quantize import QuantizationError
 from penstock_server.facade.loading import open_source
+from penstock_server.protocol.accuracy_bodies import TensorError
 from penstock_server.settings.settings import Settings
 
 _COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  tensor"
@@ -21,7 +21,7 @@ def report(settings: Settings, is_json: bool) -> int:
     errors = list(tqdm(store.quantization_errors(), unit="tensor", disable=not sys.stderr.isatty()))
     store.close()
     if is_json:
-        print(json.dumps([dataclasses.asdict(error) for error in errors]))
+        print(json.dumps([TensorError.model_validate(error).model_dump() for error in errors]))
     else:
         print("\n".join(table(errors)))
     return 0

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 
-class _Told(BaseModel):
+class Told(BaseModel):
     """Also from an object with such attributes."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
 
 
-class PlacedLayer(_Told):
+class PlacedLayer(Told):
     """Where a layer's bytes wait, and whether the compute device keeps them."""
 
     home: Literal["device", "host", "disk"]
@@ -25,7 +25,7 @@ class PlacedLayer(_Told):
     num_bytes: int
 
 
-class PlanBody(_Told):
+class PlanBody(Told):
     """What lies where, in bytes that are allocated."""
 
     layers: tuple[PlacedLayer, ...]
@@ -56,7 +56,7 @@ class PlanBody(_Told):
     num_kv_tokens: int
 
 
-class StepBody(_Told):
+class StepBody(Told):
     """A step of `num_tokens` tokens, of which `num_sampled` are sampled."""
 
     num_tokens: int
@@ -77,7 +77,7 @@ class ServedPlanBody(PlanBody):
     step: StepBody
 
 
-class LastStep(_Told):
+class LastStep(Told):
     """What the last step did."""
 
     duration_s: float
@@ -94,14 +94,14 @@ class LastStep(_Told):
     num_fast_forwarded: int
 
 
-class LinkTraffic(_Told):
+class LinkTraffic(Told):
     """Bytes that went over a link since the start, and the seconds in which it was busy with them."""
 
     num_bytes: int
     busy_s: float
 
 
-class StatsBody(_Told):
+class StatsBody(Told):
     """The answer of /v1/engine/stats: totals since the start, and how things stand now."""
 
     #: A clock: differences of two answers over its difference are rates.
@@ -135,7 +135,7 @@ class StatsBody(_Told):
     steps_by_tokens: list[int]
 
 
-class DiskBody(_Told):
+class DiskBody(Told):
     """How fast the file system under a model delivers, and how it has to be asked."""
 
     read_gbps: float
@@ -144,7 +144,7 @@ class DiskBody(_Told):
     is_direct: bool
 
 
-class DeviceBody(_Told):
+class DeviceBody(Told):
     """A GPU and the link that feeds it."""
 
     name: str
@@ -157,7 +157,7 @@ class DeviceBody(_Told):
     pinnable_bytes: int
 
 
-class HardwareBody(_Told):
+class HardwareBody(Told):
     """Capacities in bytes; rates in 1e9 bytes (or operations) a second, measured."""
 
     num_cores: int

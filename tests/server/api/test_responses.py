@@ -239,3 +239,9 @@ def test_a_call_that_is_forced(make_client: MakeClient) -> None:
     (call,) = answer["output"]
     assert (call["name"], call["arguments"]) == ("f", '{"a": 1}')
     assert answer["tool_choice"] == {"type": "function", "name": "f"}
+
+
+def test_a_tool_that_can_not_be_enforced_is_named_as_this_route_has_it(client: TestClient) -> None:
+    bad = {"type": "function", "name": "g", "parameters": {"properties": {"a": {"not": {}}}}}
+    answer = respond(client, tools=[*TOOLS, bad], tool_choice="required")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.1.parameters")
