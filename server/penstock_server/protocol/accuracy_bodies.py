@@ -1,4 +1,5 @@
-"""What `penstock report` and `penstock eval` print as JSON: how far INT8 and an engine are from the original."""
+"""What `penstock report` and `penstock eval` print as JSON: how far INT8 and an engine are from the
+original."""
 
 from __future__ import annotations
 
