@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class RandomStore:
         self.tensors = tensors
         self.units = {unit.key: unit for unit in tensors.units}
         self.bytes_read = 0
+        self.checkpoint = SimpleNamespace(folder="random weights")
 
     def contiguous(self, tensors: tuple[TensorSpec, ...]) -> None:
         return None
