@@ -1,4 +1,4 @@
-"""What `penstock report` and `penstock eval` print as JSON: how far INT8 and an engine are from the original."""
+"""What `penstock report` and `penstock eval` print as JSON: errors of INT8, and an engine's distance."""
 
 from __future__ import annotations
 
