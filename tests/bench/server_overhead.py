@@ -37,7 +37,7 @@ _SAMPLE_BYTES = 2048
 
 def serve_penstock(port: Any) -> None:
     from fakes import FakeModel
-    from penstock import demo_model
+    from penstock import GenerationRequest, demo_model
     from penstock.async_engine import AsyncEngine
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason
@@ -63,8 +63,9 @@ def serve_penstock(port: Any) -> None:
         def has_work(self) -> bool:
             return bool(self._requests)
 
-        def add(self, key: str, prompt: list[int], params: Any, **_: Any) -> None:
-            self._requests[key] = [len(prompt), 0, params.max_tokens]
+        def add(self, request: GenerationRequest) -> None:
+            lengths = [len(request.prompt_token_ids), 0, request.params.max_tokens or 0]
+            self._requests[request.request_id] = lengths
 
         def abort(self, key: str) -> None:
             self._requests.pop(key, None)
