@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from penstock.async_engine import EngineStatus
 from penstock.config import EngineConfig
 from penstock.engine import Engine
+from penstock.engine_thread import EngineStatus
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
@@ -115,7 +115,6 @@ class FakeModel:
     def __init__(self, max_model_len: int = 1000, has_chat_template: bool = True) -> None:
         self.tokenizer = FakeTokenizer(has_chat_template)
         self.max_model_len = max_model_len
-        self.is_context_cut = False
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)

@@ -19,7 +19,8 @@ LEVELS: list[set[str]] = [
     {"penstock.model"},
     {"penstock.generation", "penstock.unquantized"},
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
-    {"penstock.engine"},
+    {"penstock.engine", "penstock.request_stream"},
+    {"penstock.engine_thread"},
     {"penstock.async_engine", "penstock.evaluate"},
     {"penstock"},
     {"penstock_server"},  # its version alone

@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.async_engine import AsyncEngine, EngineStatus, RequestStream
+    from penstock.async_engine import AsyncEngine
     from penstock.config import EngineConfig
     from penstock.engine import Completion, Engine
+    from penstock.engine_thread import EngineStatus
     from penstock.generation.generation_request import (
         MAX_LOGPROBS,
         GenerationRequest,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.generation.grammars.grammar import Grammar
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason, TokenLogprobs
+    from penstock.request_stream import RequestStream
     from penstock.text.chat import render_chat
     from penstock.text.tokenizer import Tokenizer
 
@@ -33,13 +35,13 @@ _HOMES = {
     "Completion": "penstock.engine",
     "Engine": "penstock.engine",
     "EngineConfig": "penstock.config",
-    "EngineStatus": "penstock.async_engine",
+    "EngineStatus": "penstock.engine_thread",
     "FinishReason": "penstock.generation.sequence",
     "GenerationRequest": "penstock.generation.generation_request",
     "Grammar": "penstock.generation.grammars.grammar",
     "MAX_LOGPROBS": "penstock.generation.generation_request",
     "RequestOutput": "penstock.generation.request",
-    "RequestStream": "penstock.async_engine",
+    "RequestStream": "penstock.request_stream",
     "SamplingParams": "penstock.generation.generation_request",
     "TokenLogprobs": "penstock.generation.sequence",
     "Tokenizer": "penstock.text.tokenizer",

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from fakes import FakeAsyncEngine
-from penstock.async_engine import EngineStatus
 from penstock.config import EngineConfig
+from penstock.engine_thread import EngineStatus
 from penstock.memory.cards import find_card
 from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile

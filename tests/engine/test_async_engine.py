@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.async_engine import AsyncEngine, RequestStream, retry_after_s
+from penstock.async_engine import AsyncEngine
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import (
@@ -36,6 +36,7 @@ from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, Sequence
+from penstock.request_stream import RequestStream, retry_after_s
 from penstock.spec import UnitKey
 from penstock.weights.readers import StoreReader
 
@@ -145,7 +146,7 @@ def test_an_id_is_refused_until_its_request_has_left(tiny_llama: Path) -> None:
         stream.abort()
         with pytest.raises(InvalidParameter, match="being computed"):
             engine.submit(request)
-        while engine._aborted:
+        while engine._streams.aborted:
             await asyncio.sleep(0.001)
         again = [output async for output in engine.submit(request)]
         assert again[-1].num_output_tokens == sum(len(output.token_ids) for output in again) == 100

@@ -109,7 +109,7 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     config = EngineConfig(num_resident_layers=1, device="cpu")
     with Engine.load(tiny_llama, config, hardware=hardware) as engine:
         engine.generate(PROMPTS[:1], PARAMS[0])
-        metrics, step = engine.metrics, engine.predict(1, 1)
+        metrics, step = engine.metrics, engine.meter.predict(1, 1)
     assert step.binding == "disk" and step.floor_s == pytest.approx(engine.plan.streamed_bytes / 2e9)
     assert metrics.floor_seconds == pytest.approx(metrics.num_steps * step.floor_s)
     assert metrics.predicted_seconds > metrics.floor_seconds
@@ -365,16 +365,16 @@ def test_a_prompt_is_found_only_with_its_salt(tiny_llama: Path) -> None:
 def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama: Path) -> None:
     """By what was measured of the hardware, where there is something; else by the steps themselves."""
     engine = Engine.load(tiny_llama, EngineConfig(step_time_target_s=1.0, max_num_batched_tokens=200))
-    engine.predict = lambda num_tokens, num_sampled: StepPrediction(
+    engine.meter.predict = lambda num_tokens, num_sampled: StepPrediction(
         num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, num_tokens * 0.02
     )
     engine.add(GenerationRequest([9] * 120, SamplingParams(), "first"))
     engine.step()
     assert engine.scheduler.running[0].num_computed_tokens == 50
-    engine.predict = lambda num_tokens, num_sampled: UNKNOWN
-    engine._measured = MeasuredSteps()
-    engine._measured.record(10, 0.4)
-    engine._measured.record(100, 4.0)
+    engine.meter.predict = lambda num_tokens, num_sampled: UNKNOWN
+    engine.meter.measured = MeasuredSteps()
+    engine.meter.measured.record(10, 0.4)
+    engine.meter.measured.record(100, 4.0)
     engine.step()
     # 40 ms a token would be 25; a chunk of 32 is the least.
     assert engine.scheduler.running[0].num_computed_tokens == 82

@@ -203,7 +203,7 @@ def _measurement(
     num_tokens: int,
     num_sampled: int,
 ) -> Measurement:
-    step = engine.predict(num_tokens, num_sampled)
+    step = engine.meter.predict(num_tokens, num_sampled)
     seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
     return Measurement(name, num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled)
 

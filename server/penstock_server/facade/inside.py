@@ -51,7 +51,7 @@ def snapshot_of(engine: Engine) -> EngineSnapshot:
 
 
 def served_plan_of(engine: Engine) -> ServedPlanBody:
-    step = step_body(engine.predict(1, 1))
+    step = step_body(engine.meter.predict(1, 1))
     return ServedPlanBody(**dict(plan_body(engine.plan)), step=step)
 
 

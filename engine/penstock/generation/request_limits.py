@@ -1,0 +1,76 @@
+"""RequestLimits: which requests a loaded model can compute."""
+
+from __future__ import annotations
+
+from penstock.errors import ContextOverflow, InvalidParameter
+from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+
+KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
+
+
+class RequestLimits:
+    """The bounds that a model and its memory set to every request. Safe to use from any thread."""
+
+    def __init__(
+        self, vocab_size: int, max_model_len: int, is_context_cut: bool, grammars: GrammarCompiler
+    ) -> None:
+        """max_model_len: tokens of a prompt and its answer together. is_context_cut: the KV cache sets
+        max_model_len, since the cache is smaller than the model's context."""
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.is_context_cut = is_context_cut
+        self._grammars = grammars
+
+    def validate(self, request: GenerationRequest) -> ValidRequest:
+        """The request as one that can be computed. A ValidRequest is not checked again. A grammar that was
+        not seen before is compiled, which may take a while.
+
+        Raises InvalidParameter and ContextOverflow.
+        """
+        if isinstance(request, ValidRequest):
+            return request
+        self._check_prompt(request)
+        self._check_token_ids(request.params)
+        if request.params.grammar is not None:
+            self._grammars.check(request.params.grammar)
+        self._check_length(len(request.prompt_token_ids), request.params.max_tokens)
+        return ValidRequest.of(request)
+
+    def _check_prompt(self, request: GenerationRequest) -> None:
+        token_ids = request.prompt_token_ids
+        if not token_ids:
+            raise InvalidParameter("prompt", "the prompt is empty; it needs at least one token")
+        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{self.vocab_size - 1}")
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        for name, token_ids in (
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", [token_id for word in params.bad_words for token_id in word]),
+        ):
+            if max(token_ids, default=0) >= self.vocab_size:
+                raise InvalidParameter(name, f"{name} has a token id above {self.vocab_size - 1}")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            if len(getattr(params, name) or ()) > self.vocab_size:
+                raise InvalidParameter(
+                    name, f"{name} has more than the {self.vocab_size} token ids that there are"
+                )
+
+    def _check_length(self, num_prompt: int, max_tokens: int | None) -> None:
+        wanted = 1 if max_tokens is None else max_tokens
+        if num_prompt + wanted <= self.max_model_len:
+            return
+        context = f"{self.max_model_len} tokens{KV_LIMIT if self.is_context_cut else ''}"
+        message = (
+            f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
+            f"{num_prompt + wanted}; this model's context here is {context}. Shorten the prompt or ask "
+            "for fewer"
+        )
+        if num_prompt >= self.max_model_len:
+            message = (
+                f"the prompt has {num_prompt} tokens; this model's context here is {context}, and an "
+                "answer has to fit into it as well. Shorten the prompt"
+            )
+        raise ContextOverflow(message, num_prompt, self.max_model_len)

@@ -1,0 +1,84 @@
+"""RequestTable: the requests that are being computed, by their ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container
+
+from penstock.errors import CheckpointError, InvalidParameter, StepFailed
+from penstock.generation.chosen import Chosen
+from penstock.generation.generation_request import ValidRequest
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.request import Request, RequestOutput
+from penstock.generation.scheduler import Batch, Scheduler
+from penstock.generation.sequence import FinishReason, Sequence
+from penstock.text.tokenizer import Tokenizer
+
+
+class RequestTable:
+    """Gives each request its sequence in the scheduler, and makes outputs of what the sequences gain."""
+
+    def __init__(
+        self, scheduler: Scheduler, tokenizer: Tokenizer, grammars: GrammarCompiler, max_model_len: int
+    ) -> None:
+        """max_model_len: tokens of a prompt and its answer together."""
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._max_model_len = max_model_len
+        self._requests: dict[str, Request] = {}
+        self._num_added = 0
+
+    def add(self, request: ValidRequest) -> None:
+        """Queue a request. Raises InvalidParameter if a request with the same id is being computed, and
+        RequestFailed if the tokenizer can't take the prompt."""
+        if request.request_id in self._requests:
+            raise InvalidParameter("request_id", f"request {request.request_id} is being computed already")
+        params, limit = request.params, self._max_model_len
+        if params.max_tokens is not None:
+            limit = len(request.prompt_token_ids) + params.max_tokens
+        matcher = self._grammars.matcher(params.grammar) if params.grammar else None
+        sequence = Sequence(self._num_added, request, limit, matcher)
+        self._num_added += 1
+        self._requests[request.request_id] = Request(sequence, self._tokenizer)
+        self._scheduler.add(sequence)
+
+    def end(self, request_id: str, reason: FinishReason) -> None:
+        """Drop a request and free its blocks. An unknown (or finished) id is ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._scheduler.finish(request.sequence, reason)
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose time is up. `now` is of the same clock as their start_by and finish_by."""
+        outputs = [output for request in self._requests.values() if (output := request.expire(now))]
+        for output in outputs:
+            self.end(output.request_id, FinishReason.ERROR)
+        return outputs
+
+    def start(self, batch: Batch, aborted: Container[str]) -> Callable[[], bool]:
+        """Note that a step begins. Returns a function that says whether nobody wants the step any more: all
+        its requests are among the `aborted`."""
+        now = time.monotonic()
+        ids = [item.sequence.request.request_id for item in batch.scheduled]
+        for request_id in ids:
+            self._requests[request_id].start(now)
+        return lambda: all(request_id in aborted for request_id in ids)
+
+    def deliver(self, gained: list[tuple[Sequence, Chosen]]) -> list[RequestOutput]:
+        """The outputs of a step. A request whose answer has ended is dropped."""
+        outputs = []
+        for sequence, chosen in gained:
+            output = self._requests[sequence.request.request_id].advance(chosen)
+            outputs.append(output)
+            if output.finish_reason is not None:
+                self.end(output.request_id, output.finish_reason)
+        return outputs
+
+    def fail(self, batch: Batch, error: CheckpointError) -> StepFailed:
+        """End the requests of a step that can't be computed."""
+        self._scheduler.rollback(batch)
+        ids = [item.sequence.request.request_id for item in batch.scheduled]
+        for request_id in ids:
+            self.end(request_id, FinishReason.ERROR)
+        return StepFailed(ids, str(error))

@@ -1,0 +1,81 @@
+"""StepMeter: how long steps take, and how long they should take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.generation.request import RequestOutput
+from penstock.generation.scheduler import Batch, Scheduler
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
+from penstock.memory.plan import MemoryPlan
+from penstock.metrics import EngineMetrics, StepStats
+from penstock.weights.streamer import LayerStreamer
+
+
+class StepMeter:
+    """Measures each step between begin() and record(), and keeps the engine's metrics."""
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        streamer: LayerStreamer,
+        predict: Callable[[int, int], StepPrediction],
+        max_num_seqs: int,
+    ) -> None:
+        """`predict` says how long a step of (num_tokens, num_sampled) should take by what was measured of
+        the hardware."""
+        self.predict = predict
+        #: What the steps so far say, for hardware that was not measured.
+        self.measured = MeasuredSteps()
+        self.metrics = EngineMetrics(
+            kv_blocks_total=plan.num_kv_blocks,
+            num_resident_layers=streamer.num_resident,
+            num_streamed_layers=streamer.num_layers - streamer.num_resident,
+            pinned_bytes=streamer.pinned_bytes,
+            unpinned_bytes=streamer.unpinned_bytes,
+            links=streamer.traffic,
+        )
+        self._streamer = streamer
+        self._max_num_seqs = max_num_seqs
+        self._began_s = 0.0
+        #: The streamer's counters when the step began.
+        self._streamed_bytes = 0
+        self._stall_s = 0.0
+
+    def predict_s(self, num_tokens: int) -> float:
+        """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
+        expected = self.predict(num_tokens, min(num_tokens, self._max_num_seqs))
+        return self.measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began_s = time.perf_counter()
+        self._streamed_bytes, self._stall_s = self._streamer.streamed_bytes, self._streamer.stall_s
+
+    def record(self, batch: Batch, outputs: list[RequestOutput]) -> None:
+        """The step has ended, and its requests gained these outputs."""
+        num_tokens = batch.num_tokens
+        expected = self.predict(num_tokens, batch.num_rows)
+        stats = StepStats(
+            duration_s=time.perf_counter() - self._began_s,
+            num_tokens=num_tokens,
+            num_seqs=len(batch.scheduled),
+            num_sampled=sum(len(output.token_ids) for output in outputs),
+            num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
+            streamed_bytes=self._streamer.streamed_bytes - self._streamed_bytes,
+            stall_s=self._streamer.stall_s - self._stall_s,
+            floor_s=expected.floor_s,
+            predicted_s=expected.seconds,
+        )
+        self.measured.record(num_tokens, stats.duration_s)
+        self.metrics.record(stats)
+
+    def look_at(self, scheduler: Scheduler) -> None:
+        """Note how many requests run and wait, and how full the KV cache is."""
+        metrics, manager = self.metrics, scheduler.block_manager
+        metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
+        metrics.num_preemptions = scheduler.num_preemptions
+        metrics.prefix_cache_queries = scheduler.num_queried_tokens
+        metrics.prefix_cache_hits = scheduler.num_hit_tokens
+        metrics.kv_blocks_used = manager.num_blocks - manager.num_free
