@@ -118,7 +118,8 @@ class AsyncEngine:
         valid, key = self.engine.validate(request), request.request_id
         if len(self._streams) >= self.max_requests:
             raise QueueFull(
-                f"{len(self._streams)} requests run or wait, and no more may", self._streams.retry_after_s()
+                f"{len(self._streams)} requests run or wait already, which is the limit",
+                self._streams.retry_after_s(),
             )
         stream = self._streams.open(key, partial(self._abort, key))
         self._thread.put(valid)

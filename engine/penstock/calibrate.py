@@ -1,6 +1,6 @@
-"""Calibration: a model's layers one after the other, each quantized with a look at what a text makes of its
-inputs. Needs one layer in memory, the text's hidden states, and for the widest matrix some 32 bytes for each
-pair of its inputs: 6.6 GB for 14336 of them."""
+"""Calibration: quantizes a model's layers one after the other, by the inputs that each matrix has while a
+text is computed (GPTQ). Takes memory for one layer, for the text's hidden states, and some 32 bytes for each
+pair of inputs of the widest matrix: 6.6 GB for 14336 inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.weights.tensors import TensorSpec, UnitLayout
 #: Tokens of one sequence, and sequences of a step.
 LENGTH, STEP_SEQS = 256, 4
 BLOCK_SIZE = 16
-#: Float32 of a matrix that are rounded at a time: rows are independent.
+#: Float32 numbers of a matrix that are rounded at a time; rows are independent of each other.
 CHUNK_ELEMENTS = 1 << 24
 
 
@@ -43,13 +43,13 @@ class _ListeningKernels(ForwardingKernels):
 
 
 class Calibration:
-    """The Rounding of a conversion, which goes through the layers in order."""
+    """The Rounding of a conversion. The conversion must go through the layers in their order."""
 
     looks_back = True
 
     def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
-        """Looks at the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if it is
-        too short or the checkpoint is INT8 already."""
+        """Takes the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if the text
+        is too short or the checkpoint is INT8 already."""
         length = min(LENGTH, opened.spec.max_position_embeddings)
         if num_tokens < length:
             raise ConfigError(
@@ -83,8 +83,9 @@ class Calibration:
     # Not inference mode: views made in it can't be written to by the store's other threads.
     @torch.no_grad()
     def read(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> dict[str, float]:
-        """The store's read_with_errors(), compensated for layers; the head is rounded plainly, and the errors
-        are those of plain rounding. Groups of tensors have to come in their order, embedding first."""
+        """The store's read_with_errors(), with compensated rounding for layers. The head is rounded plainly,
+        and the returned errors are those of plain rounding. Tensors must come in the model's order: the
+        embedding first, then layer after layer."""
         errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
         if tensors == self._store.tensors.embedding:
             self._embed(_views(tensors, buffer))
@@ -103,7 +104,7 @@ class Calibration:
 
     @torch.no_grad()
     def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
-        """What an earlier run has converted, as its files hold it."""
+        """Take over tensors that an earlier run has converted; `buffer` holds them as the files do."""
         index = self._layers.get(tensors)
         if tensors == self._store.tensors.embedding:
             self._embed(_views(tensors, buffer))
@@ -117,7 +118,8 @@ class Calibration:
             self._hidden.append(self._plain.embed(weights, ids.flatten(), positions))
 
     def _sweep(self, index: int, weights: LayerWeights, is_final: bool) -> None:
-        """All of the text through one layer: to listen, or to go on."""
+        """Compute one layer for the whole text: to collect the inputs of its matrices or, if `is_final`, to
+        go on to the next layer."""
         family = self._plain if is_final else self._family
         for part, hidden in enumerate(self._hidden):
             layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1], family.spec.rope)
@@ -146,7 +148,7 @@ def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
 
 
 def _layout(num_seqs: int, length: int, rope: RopeSpec | None) -> BatchLayout:
-    """Whole sequences of one length, each in blocks of its own."""
+    """A batch of whole sequences of one length, each in blocks of its own."""
     width = -(-length // BLOCK_SIZE)
     tables = torch.arange(num_seqs * width, dtype=torch.int32).view(num_seqs, width)
     positions = torch.arange(length)

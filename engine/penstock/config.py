@@ -1,4 +1,4 @@
-"""EngineConfig: each knob of the engine once, with its unit and default, validated once."""
+"""EngineConfig: each setting of the engine once, with its unit and default, validated once."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 class EngineConfig:
     """What a user may decide about an engine. "auto" and None are resolved when it starts."""
 
-    #: Precision of activations in INT8 products: "int16" splits each into two INT8 rows (W8A16),
-    #: "int8" is one row per token (W8A8): faster for large batches, less exact.
+    #: Precision of activations in INT8 products. "int16" splits each row of activations into two INT8 rows
+    #: (W8A16). "int8" is one row per token (W8A8): faster for large batches, and less exact.
     activations: Activations = "int16"
-    #: Inputs that share a scale of the weights, where a checkpoint is quantized on the way in: 32, 64 or 128,
-    #: or None for one scale per output channel.
+    #: Number of inputs that share a scale, for checkpoints that are quantized while they are loaded: 32, 64
+    #: or 128. None: one scale per output channel.
     group_size: int | None = None
-    #: Storage of K and V.
+    #: The dtype in which K and V are stored.
     kv_dtype: KVDtype = "float16"
     #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
     device: DeviceChoice = "auto"
-    #: Bytes that the engine may take on the host: weights, staging, K and V, activations; not what Python
-    #: and torch need themselves. None: what is really free, less a tenth.
+    #: Bytes that the engine may take on the host: weights, staging, K and V, activations. The memory that
+    #: Python and torch need themselves is not counted. None: nine tenths of the memory that is free.
     host_memory_bytes: int | None = None
-    #: The same on the GPU, its context included. None: what is free.
+    #: Bytes that the engine may take on the GPU, the CUDA context included. None: all that is free.
     device_memory_bytes: int | None = None
     #: Bytes for K and V. None: enough for `max_num_seqs` sequences of 2048 tokens (or of the context, if
     #: shorter) and for one of full context, but at most an eighth of the budget if not all layers fit.
     kv_cache_bytes: int | None = None
-    #: The same in tokens.
+    #: The size of the KV cache in tokens.
     num_kv_tokens: int | None = None
-    #: The same as a share of the budget of what computes, between 0 and 1.
+    #: The size of the KV cache as a share, between 0 and 1, of the budget of the device that computes.
     kv_cache_share: float | None = None
     #: Tokens per KV block.
     block_size: int = 16
-    #: Longest sequence, prompt and answer together. None: what the model was made for, capped by
-    #: what the KV budget can hold.
+    #: Longest sequence in tokens, prompt and answer together. None: the context that the model was made for,
+    #: or fewer if the KV cache holds fewer.
     max_model_len: int | None = None
     #: Most sequences in a step.
     max_num_seqs: int = 64
-    #: Most sequences that wait beside those for a place in a step; AsyncEngine refuses more.
+    #: Most sequences that wait for a place in a step, beside those that run; AsyncEngine refuses more.
     max_queued_seqs: int = 1024
-    #: Most tokens in a step: long prompts advance by chunks of what is left of it.
+    #: Most tokens in a step. A long prompt advances by chunks, each as large as the room left in a step.
     max_num_batched_tokens: int = 512
-    #: Seconds that a step should take at most: long prompts then advance by smaller chunks, and answers flow
-    #: beside them. A chunk that fits into the time in which layers are read is taken anyway. None or 0: none.
+    #: Seconds that a step should take at most. With a target, long prompts advance by smaller chunks, and
+    #: answers flow beside them. A chunk that fits into the time in which layers are read is taken anyway.
+    #: None or 0: no target.
     step_time_target_s: float | None = None
-    #: Keep keys and values of what was computed, while there is room, for prompts that begin alike.
+    #: Keep computed keys and values, while there is room, for later prompts that begin with the same tokens.
     enable_prefix_caching: bool = True
     #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
     num_resident_layers: int | None = None
@@ -65,8 +66,8 @@ class EngineConfig:
     #: Which kernels: "native" (compiled C; CUDA on a GPU), "torch" (torch's integer operators),
     #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
     kernels: KernelChoice = "auto"
-    #: Refuse to start where something can't be as it was planned (memory that can't be pinned, a disk without
-    #: direct reads, a budget beyond what is free); otherwise there are warnings.
+    #: Refuse to start if something can't be as it was planned (memory that can't be pinned, a disk without
+    #: direct reads, a budget larger than the free memory). False: warn, and start.
     strict_plan: bool = False
     #: Load a checkpoint although it holds tensors that the model does not know.
     ignore_unexpected_tensors: bool = False
@@ -122,14 +123,14 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ResolvedConfig(EngineConfig):
-    """An engine's config with everything decided that was "auto" or None when it was asked for, apart from
-    budgets and sizes, which the memory plan has."""
+    """An engine's config in which "auto" and None are decided. Budgets and sizes may still be None: the
+    memory plan has decided those."""
 
     num_threads: int = 1
     max_model_len: int = 2
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int) -> ResolvedConfig:
-        """`config` has its kernels, device and threads decided."""
+        """Kernels, device and threads of `config` are decided already."""
         assert config.num_threads is not None and "auto" not in (config.kernels, config.device)
         return cls(**{**vars(config), "max_model_len": max_model_len})

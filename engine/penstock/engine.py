@@ -104,13 +104,13 @@ class Engine:
     ) -> Engine:
         """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
-        report_progress(loaded, total) is called after each layer that stays in memory, and may raise to
-        give up. Returns when all of them are there, or at once if not `is_patient`: the first step then
-        computes each layer as it arrives. `tokenizer` replaces the folder's own; `hardware` is what was
-        measured, and without it only the free memory is looked up; `cache_folder` keeps kernels that are
-        compiled for a GPU; `drafter` guesses tokens ahead, which changes how many steps an answer takes and
-        nothing else. Raises CheckpointError kinds for what is wrong with the files, CapacityError for what
-        does not fit.
+        report_progress(loaded, total) is called after each layer that stays in memory; it may raise to end
+        the loading. load() returns when all these layers are in memory. If not `is_patient`, it returns at
+        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own.
+        `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
+        kernels that are compiled for a GPU. `drafter` guesses tokens ahead: guesses change how many steps an
+        answer takes, and nothing else. Raises kinds of CheckpointError if the files are at fault, and
+        CapacityError if something does not fit.
         """
         loaded = load_model(
             model, config or EngineConfig(), offline, revision, tokenizer, hardware, cache_folder
@@ -125,7 +125,8 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Stop reading, close the files and give a GPU's memory back. Nothing can be computed afterwards."""
+        """Stop reading, close the files and free the memory, also that of a GPU. Nothing can be
+        computed afterwards."""
         self.grammars.close()
         self.model.close()
 
@@ -192,8 +193,8 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]
     ) -> list[Completion]:
-        """Answer all prompts (token ids) and return when the last is done. For scripts and tests; not to
-        be mixed with add() and step(). Raises what add() and step() raise, and RequestFailed."""
+        """Answer all prompts (token ids) and return when the last answer is complete. For scripts and tests;
+        not to be mixed with add() and step(). Raises what add() and step() raise, and RequestFailed."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         completions = {f"generate-{index}": Completion() for index in range(len(prompts))}
         try:

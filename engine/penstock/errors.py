@@ -1,30 +1,30 @@
 """Every error that the engine raises, so that a caller can handle a whole branch at once.
 
 PenstockError
-├── ConfigError                a setting is wrong or two settings contradict each other
-├── CapacityError              it does not fit: the message says what is needed and what there is
+├── ConfigError                a setting is wrong, or two settings contradict each other
+├── CapacityError              something does not fit: the message says what is needed and what there is
 ├── CheckpointError            something about the files of a model
 │   ├── CheckpointNotFound     no such folder, or no config.json / weights in it
 │   ├── DownloadError          a hub repository could not be fetched (also: offline and not cached)
-│   ├── UnsupportedModel       unknown architecture, or a variant that we do not compute exactly
+│   ├── UnsupportedModel       an unknown architecture, or a variant that we do not compute exactly
 │   ├── InvalidConfig          config.json has a value of the wrong type, or out of any range
-│   ├── UnsafeCheckpoint       weights only as pickles
+│   ├── UnsafeCheckpoint       the weights exist only as pickles
 │   ├── CorruptFile            a file is truncated, malformed or changed under us
 │   ├── MissingTensor          the model needs a tensor that no file holds
 │   ├── UnexpectedTensor       a file holds a tensor that the model does not know
 │   └── WrongTensor            a tensor has the wrong shape or dtype
-├── RequestError               the request's own fault; the engine goes on
+├── RequestError               the request is at fault; the engine goes on
 │   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
-│   └── ContextOverflow        the prompt (and what may follow it) exceeds the context or the KV budget
-├── QueueFull                  as many requests wait as may: it is refused, and could be taken later
-├── RequestFailed              one request could not be computed: it is lost, the engine and the others go on
-│   ├── ComputationError       its numbers are not numbers any more
-│   ├── NoTokenLeft            its own parameters leave no token to choose
-│   ├── QueueTimeout           it waited longer for its first step than it was to
-│   └── DeadlineExceeded       its time was up before it ended
-├── StepFailed                 a layer could not be read: that step's requests are lost, the engine goes on
+│   └── ContextOverflow        the prompt with its answer exceeds the context or the KV budget
+├── QueueFull                  the queue is full: the request is refused, and could be taken later
+├── RequestFailed              one request could not be computed; the engine and the other requests go on
+│   ├── ComputationError       the model computed NaN for the request
+│   ├── NoTokenLeft            the request's own parameters leave no token to choose
+│   ├── QueueTimeout           the request waited for its first step until its time was up
+│   └── DeadlineExceeded       the request's time was up before its answer ended
+├── StepFailed                 a layer could not be read: the step's requests are lost, the engine goes on
 └── EngineDead                 the engine thread ended; nothing more will be computed
-    └── EngineStopped          it ended because it was told to
+    └── EngineStopped          the engine thread ended because it was told to
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class CapacityError(PenstockError):
 
 
 class CheckpointError(PenstockError):
-    """Something about the files of a model."""
+    """Something is wrong with the files of a model."""
 
 
 class CheckpointNotFound(CheckpointError):
-    """No such folder, or nothing in it that could be a model."""
+    """There is no such folder, or nothing in the folder could be a model."""
 
 
 class DownloadError(CheckpointError):
@@ -57,7 +57,7 @@ class DownloadError(CheckpointError):
 
 
 class UnsupportedModel(CheckpointError):
-    """The architecture, or a variant of it, is not one that we compute exactly."""
+    """We do not compute this architecture, or this variant of it, exactly."""
 
 
 class InvalidConfig(CheckpointError):
@@ -85,7 +85,7 @@ class WrongTensor(CheckpointError):
 
 
 class RequestError(PenstockError):
-    """The request's own fault: it is refused and the engine goes on."""
+    """The request is at fault: it is refused, and the engine goes on."""
 
 
 class InvalidParameter(RequestError):
@@ -97,7 +97,7 @@ class InvalidParameter(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """The prompt, with what may follow it, exceeds the context length or the KV budget."""
+    """The prompt together with its answer exceeds the context length or the KV budget."""
 
     def __init__(self, message: str, num_prompt_tokens: int, max_model_len: int) -> None:
         super().__init__(message)
@@ -106,48 +106,48 @@ class ContextOverflow(RequestError):
 
 
 class QueueFull(PenstockError):
-    """As many requests wait as may: this one could be taken later."""
+    """The queue is full: the request is refused, and could be taken later."""
 
     def __init__(self, message: str, retry_after_s: int | None = None) -> None:
-        """retry_after_s: when there may be room again; None if that is unknown."""
+        """retry_after_s: seconds until there may be room again; None if that is unknown."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class RequestFailed(PenstockError):
-    """One request could not be computed; the others of its steps were."""
+    """One request could not be computed; the other requests of its steps were."""
 
 
 class ComputationError(RequestFailed):
-    """The model computed NaN for it."""
+    """The model computed NaN for the request."""
 
 
 class NoTokenLeft(RequestFailed):
-    """The request's own parameters contradict each other: at some token of its answer none is left to choose.
-    Which tokens a grammar, several words or penalties leave is known only on the way."""
+    """The request's own parameters contradict each other: at some point of the answer no token is left to
+    choose. Which tokens a grammar, bad words or penalties leave is known only while the answer is made."""
 
     def __init__(self, params: Sequence[str]) -> None:
-        """params: those that took tokens away."""
+        """params: names of the parameters that took tokens away."""
         names = " and ".join(params) or "its penalties"
         super().__init__(f"{names} leave no token to choose; loosen one of them")
         self.params = tuple(params)
 
 
 class QueueTimeout(RequestFailed):
-    """It waited for its first step as long as it was to wait: it could be taken later."""
+    """The request waited for its first step until its time was up; it could be taken later."""
 
     def __init__(self, message: str, retry_after_s: int | None = None) -> None:
-        """retry_after_s: when there may be room again; None if that is unknown."""
+        """retry_after_s: seconds until there may be room again; None if that is unknown."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(RequestFailed):
-    """Its time was up before its answer ended."""
+    """The request's time was up before its answer ended."""
 
 
 class StepFailed(PenstockError):
-    """A layer could not be read, and so the requests of one step could not be computed."""
+    """A layer could not be read, so the requests of one step could not be computed."""
 
     def __init__(self, request_ids: list[str], message: str) -> None:
         super().__init__(message)

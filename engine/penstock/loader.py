@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A model that computes: its code, its weights wherever they lie, and keys and values. Resident layers
-    may still be on their way."""
+    """A model that is ready to compute: its code, its weights in all memories, its keys and values. Resident
+    layers may still be on their way into memory."""
 
     spec: ModelSpec
     tokenizer: Tokenizer
@@ -65,7 +65,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What an engine is made of."""
+    """The parts of an engine."""
 
     model: Model
     plan: MemoryPlan
@@ -83,7 +83,7 @@ def load_model(
     hardware: HardwareProfile | None,
     cache_folder: Path | None,
 ) -> LoadedModel:
-    """Engine.load() says what the arguments are and what is raised."""
+    """Load a model by its name. Engine.load() describes the arguments and the errors."""
     folder = find_model(model, revision, offline)
     opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size)
     try:
@@ -107,9 +107,9 @@ def assemble(
     kernels: Kernels | None = None,
     kv_layout: KVLayout | None = None,
 ) -> LoadedModel:
-    """Plan memory for a model whose files are open, allocate it and begin to read. `kernels` and `kv_layout`
-    take the place of those that the config asks for. The lane is closed, and the store is not, where this
-    raises."""
+    """Plan the memory for a model whose files are open, allocate the memory and begin to read. `kernels` and
+    `kv_layout` replace those that the config asks for. If assemble() raises, the lane is closed; the store
+    stays open."""
     with contextlib.ExitStack() as undo:
         undo.callback(lane.close)
         kernels, config = _kernels(config, lane, cache_folder, kernels)
@@ -139,7 +139,7 @@ def assemble(
 def _kernels(
     config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
 ) -> tuple[Kernels, EngineConfig]:
-    """The kernels of a lane, and the config with what was "auto" decided. Raises ConfigError."""
+    """The kernels of a lane, and the config in which "auto" is decided. Raises ConfigError."""
     num_threads = config.num_threads or num_physical_cores()
     kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
     torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
@@ -154,8 +154,9 @@ def _measure_activations(
     longest: int,
     lane: Lane,
 ) -> int:
-    """Bytes of the largest step. `longest` is the longest sequence: kernels that gather keys and values take
-    more for a longer one, and native ones keep partial results of it."""
+    """Bytes of activations in the largest step. `longest` is the longest sequence in tokens: kernels that
+    gather keys and values take more memory for a longer sequence, and native kernels keep partial results of
+    it."""
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
     batch = largest_step(config, longest, num_past, opened.spec.rope)
     num_positions = batch.scheduled[0].sequence.num_tokens
@@ -165,12 +166,12 @@ def _measure_activations(
             family = opened.family(opened.spec, without, num_positions, lane.torch_device)
             return measure_activations(family, opened.store.tensors, config, kv_layout, batch)
     finally:
-        lane.trim()  # a GPU's weights of the warm-up were real
+        lane.trim()  # on a GPU, the weights of the warm-up took real memory
 
 
 @contextlib.contextmanager
 def _room_for(purpose: str, lane: Lane) -> Iterator[None]:
-    """Raises CapacityError where a GPU has too little for what torch allocates."""
+    """Raises CapacityError if a GPU has too little memory for what torch allocates."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -192,8 +193,8 @@ def _begin_reading(
     lane: Lane,
     undo: contextlib.ExitStack,
 ) -> tuple[Executor, LayerStreamer]:
-    """Embedding and head are there when this returns, layers are on their way: whatever takes the processor
-    is done while they arrive."""
+    """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
+    layers are on their way; all work of the processor is done while they arrive."""
     spec, tensors = opened.spec, opened.store.tensors
     embedding_there, head_there = reader.begin(tensors.embedding), reader.begin(tensors.head)
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
@@ -211,8 +212,9 @@ def _begin_reading(
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:
-    """Say loudly what can't be as it was planned. Raises CapacityError, if the config wants it exactly so."""
-    # What waits on the disk is read in each sweep; pinned layers are read once.
+    """Warn of everything that can't be as it was planned. Raises CapacityError if the config has
+    strict_plan."""
+    # Layers that wait on the disk are read in each sweep; pinned layers are read once.
     again = plan.at_home("disk")
     found = [*plan.warnings, *reader.detours(streamer.keys_of(again))]
     if streamer.unpinned_bytes:
@@ -237,7 +239,7 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> i
     if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(
             f"{plan.kv_bytes} bytes of KV cache hold {capacity} tokens; a sequence of {context} tokens needs "
-            "more. Give it more (--kv-tokens, --kv-cache-memory) or ask for less (--max-model-len)"
+            "more. Enlarge the cache (--kv-tokens, --kv-cache-memory), or ask for less (--max-model-len)"
         )
     if capacity < context:
         logger.warning(
@@ -248,8 +250,8 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> i
 
 
 def _default_sampling(folder: Path) -> dict[str, object]:
-    """generation_config.json's sampling parameters; {} where there is no such file. As in vLLM they are taken
-    by name, and transformers' do_sample decides nothing: without a temperature it is 1."""
+    """The sampling parameters of generation_config.json; {} if there is no such file. As in vLLM, do_sample
+    is not looked at: a file without a temperature means the default temperature of 1."""
     path = folder / "generation_config.json"
     advice = read_json(path) if path.is_file() else {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
@@ -17,10 +18,11 @@ from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, cap
 from penstock.memory.lane import find_lane
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 
-#: Products are measured with so many tokens, by matrices in turn, together larger than any last-level cache.
+#: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
+#: together are larger than any last-level cache.
 PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 PRODUCT_SHAPE, NUM_PRODUCTS = (14336, 4096), 4
-#: No other round with as many tokens after so long.
+#: Most rounds for each number of tokens, and the seconds after which no other round begins.
 PRODUCT_ROUNDS, PRODUCT_S = 4, 0.5
 
 
@@ -36,18 +38,20 @@ def measure_hardware(
     for each set of kernels, precision of activations and number of threads, and kept in the file `cache`, as
     hardware_profile() says. If not `measures_disk`, the disk's rate is the one that is kept there, or none.
     Raises ConfigError if the config insists on kernels that are not there."""
-    lane = find_lane(config.device)
-    hardware, measure = lane.describe(capacities()), _host_measure(config)
-    if hardware.lane.has_own_memory:
-        device, cache_folder = lane.torch_device, cache.parent if cache else None
-        measure = replace(
-            _host_measure(replace(config, kernels="auto")),  # the config's choice is about the GPU's kernels
-            device_kernels=fingerprint(config, device),
-            device=functools.partial(_device_rates, config, device, cache_folder),
-        )
-    if not measures_disk:
-        measure = replace(measure, disk=None)
-    return hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
+    with contextlib.closing(find_lane(config.device)) as lane:
+        hardware, measure = lane.describe(capacities()), _host_measure(config)
+        if hardware.lane.has_own_memory:
+            device, cache_folder = lane.torch_device, cache.parent if cache else None
+            measure = replace(
+                _host_measure(
+                    replace(config, kernels="auto")
+                ),  # the config's choice is about the GPU's kernels
+                device_kernels=fingerprint(config, device),
+                device=functools.partial(_device_rates, config, device, cache_folder),
+            )
+        if not measures_disk:
+            measure = replace(measure, disk=None)
+        return hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
 
 
 def _host_measure(config: EngineConfig) -> Measure:
@@ -63,8 +67,8 @@ def _device_rates(config: EngineConfig, device: torch.device, cache_folder: Path
 
 
 def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
-    """What products reach with weights that come from memory, as those of resident layers do, by the config's
-    kernels and threads, `num_threads` unless it says how many."""
+    """The rates of products whose weights come from memory, as those of resident layers do, with the config's
+    kernels. `num_threads` counts if the config does not say how many threads."""
     num_threads = config.num_threads or num_threads
     kernels = choose_kernels(config, num_threads)
     before = torch.get_num_threads()

@@ -11,7 +11,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 @dataclass
 class Traffic:
-    """Bytes that went over a link since the start, and the seconds in which it was busy with them."""
+    """Bytes that went over a link since the start, and the seconds in which the link was busy."""
 
     num_bytes: int = 0
     busy_s: float = 0.0
@@ -29,18 +29,18 @@ class StepStats:
     streamed_bytes: int
     #: Seconds in which the sweep waited for a layer to arrive.
     stall_s: float
-    #: What the measured rates of disk, links, memory and arithmetic allow at best, and what the plan
-    #: predicts; 0 where nothing was measured.
+    #: Seconds that the measured rates of disk, links, memory and arithmetic allow at best, and seconds that
+    #: the plan predicts; 0 where nothing was measured.
     floor_s: float = 0.0
     predicted_s: float = 0.0
-    #: Of num_sampled, tokens that a grammar forced: they took no step of their own.
+    #: The tokens of num_sampled that a grammar forced: they took no step of their own.
     num_fast_forwarded: int = 0
 
 
 @dataclass
 class EngineMetrics:
-    """Totals since the start, and how things stand now. Written by the engine thread alone; a reader
-    on another thread sees each number whole, though not all of the same step."""
+    """Totals since the start, and the present state. Only the engine thread writes them. A reader on another
+    thread sees each number whole, but numbers may belong to different steps."""
 
     num_steps: int = 0
     step_seconds: float = 0.0
@@ -51,7 +51,7 @@ class EngineMetrics:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     fast_forwarded_tokens: int = 0
-    #: Prompt tokens that were looked up among those computed before, and found.
+    #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
@@ -61,15 +61,16 @@ class EngineMetrics:
     kv_blocks_total: int = 0
     num_resident_layers: int = 0
     num_streamed_layers: int = 0
-    #: Of what feeds a GPU, memory that is pinned, and that could not be.
+    #: Bytes of the host memory that feeds a GPU: those that are pinned, and those that could not be pinned.
     pinned_bytes: int = 0
     unpinned_bytes: int = 0
     last_step: StepStats | None = None
-    #: By name: what went over each link.
+    #: What went over each link, by the name of the link.
     links: dict[str, Traffic] = field(default_factory=dict)
-    #: Tokens in all steps; and how many steps had up to each number of STEP_TOKENS (and more than the one
-    #: before), the last one counting those beyond.
+    #: Tokens of all steps together.
     step_tokens: int = 0
+    #: A histogram: steps whose tokens are at most STEP_TOKENS[i] and more than STEP_TOKENS[i - 1]. The last
+    #: count is of steps with more tokens than all bounds.
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
     def record(self, step: StepStats) -> None:

@@ -1,4 +1,4 @@
-"""ModelSpec: a model's config.json as numbers. Knows shapes and bytes; knows no tensor and no file."""
+"""ModelSpec: a model's config.json as numbers. This file knows shapes and bytes, no tensor and no file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ DECODER = "decoder"
 
 
 class UnitKey(NamedTuple):
-    """Which bytes of a model are read at once: a layer's own (`expert` is None), or one expert of it."""
+    """The name of a unit, the bytes of a model that are read at once: the dense unit of a layer (`expert` is
+    None), or one expert of the layer."""
 
     stack: str
     layer: int
@@ -29,34 +30,33 @@ class RopeSpec:
     scaling: str = "default"
     #: The scaling's own parameters, as config.json gives them.
     parameters: dict[str, object] = field(default_factory=dict)
-    #: Two scalings have other frequencies for longer sequences ("longrope", "dynamic"): the longest sequence
-    #: with the first ones. 0: one set of frequencies serves sequences of every length.
+    #: Two scalings ("longrope", "dynamic") have other frequencies for long sequences. short_length is the
+    #: length of the longest sequence that is still a short one. 0: one set of frequencies serves all lengths.
     short_length: int = 0
 
     def frequency_length(self, num_prompt_tokens: int, num_tokens: int) -> int:
-        """The length of sequence that the frequencies of a sequence's computed tokens belong to; 0 stands for
-        all lengths up to `short_length`. When a sequence grows and this changes, its keys were turned by
-        frequencies that hold no more: they must be computed again.
+        """The sequence length to which the frequencies of a sequence's computed tokens belong. 0 stands for
+        all lengths up to `short_length`. When a sequence grows and its frequency length changes, its keys
+        must be computed again: they were turned by the old frequencies.
 
-        LongRoPE: one more than `short_length` stands for all longer sequences. All tokens of a sequence have
-        the same frequencies, as in transformers, which looks at the last position of a forward pass, and
-        whose Phi-3 computes all keys again when an answer crosses the border. (Its Llama keeps the old keys
-        beside new ones; we follow Phi-3, so that an answer's next token is that of a forward pass.)
+        LongRoPE: `short_length` + 1 stands for all longer sequences. All tokens of a sequence have the same
+        frequencies. So it is in transformers' Phi-3, which looks at the last position of a forward pass and
+        computes all keys again when an answer crosses the border. (Llama in transformers keeps the old keys
+        beside new ones. We follow Phi-3, so that the next token of an answer is that of a forward pass.)
 
         Dynamic NTK: the prompt's length, which never changes. transformers computes a prompt with the
-        frequencies of the prompt's length and each token of the answer with those of the length that it
-        brings, and keeps all keys. So the frequencies of a token at position p belong to the length
-        max(p + 1, prompt): they depend on nothing but these two, and chunks, preemptions and company change
-        no bit.
+        frequencies of the prompt's length. It computes each token of the answer with the frequencies of the
+        length that the sequence has then, and keeps all keys. So the frequencies of a token at position p
+        belong to the length max(p + 1, prompt length). Chunks, preemptions and company change no bit.
         """
         if self.scaling == "longrope":
             return self.short_length + 1 if num_tokens > self.short_length > 0 else 0
         return num_prompt_tokens if num_prompt_tokens > self.short_length > 0 else 0
 
     def table_bytes(self, max_model_len: int) -> int:
-        """Bytes of the cosines and sines, rotary_dim / 2 of each a row, that are kept for sequences of up to
-        max_model_len tokens. LongRoPE has a table for short sequences, and one for long ones where there can
-        be such; dynamic NTK has a table for no length."""
+        """Bytes of the tables of cosines and sines for sequences of up to max_model_len tokens. A row has
+        rotary_dim / 2 cosines and as many sines. LongRoPE has a table for short sequences, and a second one
+        if there can be long sequences. Dynamic NTK keeps no table."""
         row_bytes, short = 4 * self.rotary_dim, self.short_length
         if self.scaling == "dynamic":
             return 0
@@ -70,10 +70,10 @@ class KVPart:
     """One tensor of a layer's keys and values: [num_blocks, *axes]."""
 
     name: str
-    #: As torch calls it, and bytes of an element.
+    #: The name of the dtype in torch, and the bytes of an element.
     dtype: str
     item_bytes: int
-    #: "heads" (of K and V), "head_dim", or a size of its own; "tokens" of a block comes once.
+    #: Each axis is "heads" (the KV heads), "head_dim", "tokens" (of a block; exactly one axis) or a number.
     axes: tuple[str | int, ...]
 
     def shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -83,8 +83,8 @@ class KVPart:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """What a token's keys and values are: the tensors that a layer keeps of them. Kernels know a layout by
-    its name; plan, cache and scheduler know bytes and shapes."""
+    """The form of keys and values: the tensors that a layer keeps of each token. Kernels know a layout by its
+    name; plan, cache and scheduler know its bytes and shapes."""
 
     name: str
     parts: tuple[KVPart, ...]
@@ -97,14 +97,15 @@ class KVLayout:
 
 
 def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
-    """Keys and values as numbers of one type. A vector load holds 16 keys."""
+    """Keys and values as numbers of one type. K has tokens last, since a vector load of the kernels takes 16
+    keys."""
     k = KVPart("k", dtype, item_bytes, ("heads", "head_dim", "tokens"))
     v = KVPart("v", dtype, item_bytes, ("heads", "tokens", "head_dim"))
     return KVLayout(dtype, (k, v))
 
 
 FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
-#: What EngineConfig.kv_dtype comes to.
+#: The layout of each choice of EngineConfig.kv_dtype.
 KV_LAYOUTS: dict[str, KVLayout] = {layout.name: layout for layout in (FLOAT16, FLOAT32)}
 
 
@@ -125,9 +126,9 @@ class ModelSpec:
     #: The head shares the embedding's matrix.
     is_tied: bool = False
     rope: RopeSpec | None = None
-    #: Of a layer with experts: how many a token passes through.
+    #: How many experts of a layer a token passes through; 0 where layers have no experts.
     num_experts_per_token: int = 0
-    #: Per layer: how many last tokens a token attends to, itself included; 0 is all of them.
+    #: Per layer: the number of last tokens that a token attends to, itself included. 0: all tokens.
     sliding_windows: tuple[int, ...] = ()
 
     def kv_bytes_per_token(self, layout: KVLayout = FLOAT16) -> int:
@@ -146,7 +147,7 @@ class ExpertFootprint:
     num_bytes: int = 0
     #: Elements of an expert's matrices.
     elements: int = 0
-    #: Of all layers together, and those that one token passes through.
+    #: The number of experts in all layers together, and of those that one token passes through.
     count: int = 0
     count_per_token: int = 0
 
@@ -156,26 +157,26 @@ NO_EXPERTS = ExpertFootprint()
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """A model as the memory plan sees it: bytes of weights, and what a token costs."""
+    """A model as the memory plan sees it: the bytes of its weights, and the cost of a token."""
 
-    #: Of each layer's dense unit, in the order of a sweep over all stacks.
+    #: Bytes of each layer's dense unit, in the order of a sweep over all stacks.
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
-    #: Without what it shares with the embedding.
+    #: Bytes of the head, without a matrix that it shares with the embedding.
     head_bytes: int
     kv_bytes_per_token: int
-    #: Elements of all matrices of dense units, and of the head.
+    #: Elements of all matrices: those of dense units, and those of the head.
     layer_elements: int
     head_elements: int
     max_position_embeddings: int
-    #: What activations are made of: hidden size, outputs of the widest matrix of a layer, vocabulary.
+    #: The sizes of activations: hidden size, outputs of the widest matrix of a layer, vocabulary.
     hidden_size: int
     widest_layer: int
     vocab_size: int
-    #: Of the embedding's bytes, those of the matrix that the head shares. A GPU needs a copy of them: the
+    #: Bytes of the embedding's matrix, if the head shares it. A GPU needs a copy of these bytes, since the
     #: embedding lies on the host.
     shared_head_bytes: int = 0
-    #: Its tables lie beside the weights.
+    #: Rope's tables lie beside the weights.
     rope: RopeSpec | None = None
     experts: ExpertFootprint = NO_EXPERTS
 
@@ -185,5 +186,5 @@ class ModelFootprint:
 
     @property
     def token_elements(self) -> int:
-        """Of the matrices of layers that one token passes through."""
+        """Elements of the matrices in all layers that one token passes through."""
         return self.layer_elements + self.experts.count_per_token * self.experts.elements

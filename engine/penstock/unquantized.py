@@ -1,5 +1,5 @@
-"""The unquantized twin: a checkpoint as transformers' own classes compute it, in float32, with one layer of
-it in memory at a time. What `evaluate` measures the engine against; nothing here serves requests."""
+"""The unquantized twin: computes a checkpoint with transformers' own classes, in float32, with one layer in
+memory at a time. `evaluate` measures the engine against this twin; nothing here serves requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.weights.store import WeightStore
 
 @dataclass(frozen=True)
 class Computed:
-    """What the model makes of some sequences of equal length, all float32."""
+    """The model's results for some sequences of equal length, all float32."""
 
     #: After each layer, before the final norm. Each [num_seqs, num_tokens, hidden_size]
     hidden: tuple[Tensor, ...]
@@ -26,15 +26,16 @@ class Computed:
 
 
 class UnquantizedModel:
-    """transformers' model without weights. Each part of it (a layer, the embedding, a norm, the head) gets
-    its own from the checkpoint when it is called, and gives them back; INT8 weights are dequantized.
+    """transformers' model without weights. Each part of the model (a layer, the embedding, a norm, the head)
+    loads its weights from the checkpoint when the part is called, and drops them afterwards. INT8 weights are
+    dequantized.
 
-    So a forward pass takes the memory of the largest part in float32, and reads the checkpoint once, however
+    So a forward pass takes the memory of the largest part in float32. It reads the checkpoint once, however
     many sequences it computes.
     """
 
     def __init__(self, opened: OpenModel) -> None:
-        """Raises MissingTensor or UnsupportedModel if transformers' model is not the one we know."""
+        """Raises MissingTensor or UnsupportedModel if transformers' model has other parts than ours."""
         self.spec, self.store = opened.spec, opened.store
         self._model = _without_weights(opened.store)
         self._hidden: list[Tensor] = []
@@ -49,14 +50,15 @@ class UnquantizedModel:
             layer.register_forward_hook(self._keep_hidden)
 
     def workspace_bytes(self) -> int:
-        """Of forward(), whatever it computes: the largest part in float32, beside what the file holds."""
+        """Bytes that forward() takes for weights: the largest part in float32, beside the part as the file
+        holds it."""
         return 2 * 4 * self._largest_part
 
     def sequence_bytes(self, num_tokens: int) -> int:
-        """An upper estimate of what a sequence of so many tokens takes in forward().
+        """An upper estimate of the bytes that a sequence of so many tokens takes in forward().
 
-        Its hidden states, which are kept; three rows of the vocabulary (logits before and after a cap);
-        attention's scores, the mask, the softmax and a copy; some rows of the widest matrix.
+        The estimate counts the hidden states of all layers, three rows of the vocabulary (logits before and
+        after a cap), attention's scores with mask, softmax and a copy, and some rows of the widest matrix.
         """
         spec = self.spec
         per_token = spec.num_layers * spec.hidden_size + 3 * spec.vocab_size
@@ -76,7 +78,8 @@ class UnquantizedModel:
         self._hidden.append(output[0] if isinstance(output, tuple) else output)
 
     def _tensor_name(self, parameter: str) -> str:
-        """In checkpoints. They hold a head under several names, or none where the embedding serves."""
+        """The name of a parameter in the checkpoint. Checkpoints hold a head under several names, or hold no
+        head where the embedding serves as one."""
         module, _, kind = parameter.rpartition(".")
         if kind == "bias" or self._model.get_submodule(module) is not self._model.get_output_embeddings():
             return parameter
@@ -86,7 +89,8 @@ class UnquantizedModel:
 
 
 def _without_weights(store: WeightStore) -> Any:
-    """transformers' model in float32: parameters are mere shapes, buffers (rope's frequencies) are there."""
+    """transformers' model in float32: parameters have shapes and no storage, buffers (such as rope's
+    frequencies) have values."""
     from transformers import AutoConfig, AutoModelForCausalLM  # takes a second, so only when it is needed
 
     folder = store.checkpoint.folder
@@ -98,7 +102,7 @@ def _without_weights(store: WeightStore) -> Any:
         del config.quantization_config
     make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        # Eager attention is the definition; the others leave out what they can't do, such as soft caps.
+        # Eager attention is the definition; other implementations ignore what they lack, as soft caps.
         model = make(config, dtype=torch.float32, attn_implementation="eager")
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -112,7 +116,7 @@ def _without_weights(store: WeightStore) -> Any:
 
 
 def _layers(model: Any, num_layers: int) -> list[nn.Module]:
-    """The decoder layers: the outermost list of so many modules."""
+    """The decoder layers: the outermost list of `num_layers` modules."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return list(module)
