@@ -42,10 +42,9 @@ def measure_hardware(
         hardware, measure = lane.describe(capacities()), _host_measure(config)
         if hardware.lane.has_own_memory:
             device, cache_folder = lane.torch_device, cache.parent if cache else None
+            # The config's choice of kernels is about those of the GPU.
             measure = replace(
-                _host_measure(
-                    replace(config, kernels="auto")
-                ),  # the config's choice is about the GPU's kernels
+                _host_measure(replace(config, kernels="auto")),
                 device_kernels=fingerprint(config, device),
                 device=functools.partial(_device_rates, config, device, cache_folder),
             )
