@@ -132,7 +132,10 @@ def assemble(
     model = Model(
         opened.spec, tokenizer, opened.store, streamer, executor, max_model_len, default_sampling or {}
     )
-    predict = functools.partial(predict_step, plan, size, hardware, resolved)
+    # Steps repeat each other in size, and a prediction takes as long as a few kernels of a small model.
+    predict = functools.lru_cache(maxsize=4096)(
+        functools.partial(predict_step, plan, size, hardware, resolved)
+    )
     return LoadedModel(model, plan, resolved, predict)
 
 
