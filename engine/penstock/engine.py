@@ -15,17 +15,19 @@ from penstock.errors import (
     InvalidParameter,
     StepFailed,
 )
-from penstock.generation.batch import ModelInputs
-from penstock.generation.block_manager import BlockManager
 from penstock.generation.chosen import Chosen
-from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.executor import Cancelled
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.sampler import Sampler
-from penstock.generation.scheduler import Batch, Scheduler
-from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
+from penstock.generation.scheduling.batch import Batch
+from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
+from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.generation.sequence import FinishReason, Sequence
 from penstock.loader import Model, load_model
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import HardwareProfile
@@ -320,7 +322,7 @@ class Engine:
 
     def _predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by what was measured of the hardware or, without that, of steps."""
-        expected = self.predict(num_tokens, min(num_tokens, self.scheduler.max_num_seqs))
+        expected = self.predict(num_tokens, min(num_tokens, self.config.max_num_seqs))
         return self._measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
     def _record(
@@ -345,10 +347,9 @@ class Engine:
         self._update_gauges()
 
     def _update_gauges(self) -> None:
-        metrics, scheduler = self.metrics, self.scheduler
-        metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
-        metrics.num_preemptions = scheduler.num_preemptions
-        manager = scheduler.block_manager
-        metrics.prefix_cache_queries = scheduler.num_queried_tokens
-        metrics.prefix_cache_hits = scheduler.num_hit_tokens
+        metrics, admission, manager = self.metrics, self.scheduler.admission, self.scheduler.block_manager
+        metrics.num_running, metrics.num_waiting = len(admission.running), len(admission.waiting)
+        metrics.num_preemptions = admission.num_preemptions
+        metrics.prefix_cache_queries = admission.num_queried_tokens
+        metrics.prefix_cache_hits = admission.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.errors import RequestFailed
-from penstock.generation.sequence import TokenLogprobs
+from penstock.generation.logprobs import TokenLogprobs
 
 
 class SampledToken(NamedTuple):

@@ -21,16 +21,14 @@ from torch import Tensor
 
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
+from penstock.generation.distribution import draw, token_logprobs, uniform
 from penstock.generation.generation_request import SamplingParams
-from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import Sequence, TokenLogprobs
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.sequence import Sequence
 
 if TYPE_CHECKING:
     from penstock.generation.grammars.grammar_matcher import Matcher
-
-#: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
-FIRST_CANDIDATES = 1024
-
 
 #: Logits [vocab_size], the largest of them, and its token.
 Row = tuple[Tensor, float, int]
@@ -223,83 +221,3 @@ def needs_adjusting(params: SamplingParams, num_output: int, matcher: Matcher | 
         or params.bad_words
         or params.allowed_token_ids is not None
     )
-
-
-def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
-    # In float64: a float32 sum over a large vocabulary is off by more than 1e-5.
-    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-    # The order is that of the logits, which are sorted several times as fast.
-    _, ids = _sorted(logits, min(num_top, len(logits)))
-    top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
-    rank = 1 + int((logits > logits[token_id]).sum())
-    return TokenLogprobs(token_id, float(logprobs[token_id]), top, rank)
-
-
-def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
-    """A token from the filtered distribution: the first whose cumulative probability exceeds u.
-
-    logits [vocab_size]; filters in vLLM's and transformers' order: temperature, top_k, top_p, min_p.
-    """
-    below = logits.double() - logits.max()  # first, so that no temperature is too small
-    weights = torch.exp(below / params.temperature)
-    is_filtered = 0 < params.top_k < len(logits) or params.top_p < 1
-    ids: Tensor | None = None
-    if is_filtered:
-        weights, ids = _likeliest(weights, params)
-    if params.min_p > 0:
-        weights = torch.where(weights >= params.min_p * weights.max(), weights, 0.0)
-    cumulative = weights.cumsum(0)
-    index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-    # u * total may round up to total: the last token that has any probability.
-    index = min(index, int(weights.nonzero()[-1]))
-    return index if ids is None else int(ids[index])
-
-
-def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The weights that top_k and then top_p keep, largest first, and their ids."""
-    limit = params.top_k if params.top_k > 0 else len(weights)
-    count = min(limit, len(weights))
-    if params.top_p < 1 and count > FIRST_CANDIDATES:
-        total = float(weights.sum())
-        kept, ids = _sorted(weights, FIRST_CANDIDATES)
-        if limit >= len(weights) and float(kept.sum()) >= params.top_p * total:
-            return _nucleus(kept, ids, params.top_p * total)
-    kept, ids = _sorted(weights, count)
-    return _nucleus(kept, ids, params.top_p * float(kept.sum())) if params.top_p < 1 else (kept, ids)
-
-
-def _sorted(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest, largest first, ties by id."""
-    if count >= len(weights):
-        values, ids = weights.sort(descending=True, stable=True)
-        return values, ids
-    if count == 0:
-        return weights[:0], torch.empty(0, dtype=torch.long)
-    threshold = weights.topk(count).values[-1]
-    # topk breaks ties as it likes: take all that are as large as the last, in order of id.
-    candidates = (weights >= threshold).nonzero().flatten()
-    values, order = weights[candidates].sort(descending=True, stable=True)
-    return values[:count], candidates[order[:count]]
-
-
-def _nucleus(weights: Tensor, ids: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """The fewest of the sorted weights that reach `mass`, at least one."""
-    before = weights.cumsum(0) - weights
-    keep = max(1, int((before < mass).sum()))
-    return weights[:keep], ids[:keep]
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on (seed, index) alone: SplitMix64 (Steele, Lea, Flood, "Fast
-    splittable pseudorandom number generators", 2014), the index-th number of the seed's stream."""
-    mask = (1 << 64) - 1
-    mixed = _mix(seed & mask)  # neighbouring seeds (n choices get seed + i) must not share a stream
-    return (_mix((mixed + (index + 1) * 0x9E3779B97F4A7C15) & mask) >> 11) * math.ldexp(1.0, -53)
-
-
-def _mix(x: int) -> int:
-    mask = (1 << 64) - 1
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-    return x ^ (x >> 31)

@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.config import EngineConfig
-from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Executor
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
-from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool

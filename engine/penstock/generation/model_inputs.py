@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.generation.scheduler import Batch
+from penstock.generation.scheduling.batch import Batch
 from penstock.kernels import BatchLayout
 
 
