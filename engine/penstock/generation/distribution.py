@@ -10,15 +10,15 @@ from torch import Tensor
 from penstock.generation.generation_request import SamplingParams
 from penstock.generation.logprobs import TokenLogprobs
 
-#: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
+#: Candidates that are sorted first. The whole vocabulary is sorted only if top_p needs more candidates.
 FIRST_CANDIDATES = 1024
 
 
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
     """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
-    # In float64: a float32 sum over a large vocabulary is off by more than 1e-5.
+    # The sum is in float64: a float32 sum over a large vocabulary is off by more than 1e-5.
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-    # The order is that of the logits, which are sorted several times as fast.
+    # Logits have the same order as log-probabilities, and float32 is sorted several times as fast.
     _, ids = _sorted(logits, min(num_top, len(logits)))
     top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
     rank = 1 + int((logits > logits[token_id]).sum())
@@ -30,7 +30,7 @@ def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
 
     logits [vocab_size]; filters in vLLM's and transformers' order: temperature, top_k, top_p, min_p.
     """
-    below = logits.double() - logits.max()  # first, so that no temperature is too small
+    below = logits.double() - logits.max()  # before the division, so that no temperature is too small
     weights = torch.exp(below / params.temperature)
     is_filtered = 0 < params.top_k < len(logits) or params.top_p < 1
     ids: Tensor | None = None
@@ -40,7 +40,7 @@ def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
         weights = torch.where(weights >= params.min_p * weights.max(), weights, 0.0)
     cumulative = weights.cumsum(0)
     index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-    # u * total may round up to total: the last token that has any probability.
+    # u * total may round up to total. The last token with any probability is meant then.
     index = min(index, int(weights.nonzero()[-1]))
     return index if ids is None else int(ids[index])
 
@@ -59,14 +59,14 @@ def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
 
 
 def _sorted(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest, largest first, ties by id."""
+    """The `count` largest weights, largest first, and their ids. Equal weights are in order of id."""
     if count >= len(weights):
         values, ids = weights.sort(descending=True, stable=True)
         return values, ids
     if count == 0:
         return weights[:0], torch.empty(0, dtype=torch.long)
     threshold = weights.topk(count).values[-1]
-    # topk breaks ties as it likes: take all that are as large as the last, in order of id.
+    # topk breaks ties in any order, so all weights as large as the last one are taken, in order of id.
     candidates = (weights >= threshold).nonzero().flatten()
     values, order = weights[candidates].sort(descending=True, stable=True)
     return values[:count], candidates[order[:count]]
@@ -83,7 +83,7 @@ def uniform(seed: int, index: int) -> float:
     """A number in [0, 1) that depends on (seed, index) alone: SplitMix64 (Steele, Lea, Flood, "Fast
     splittable pseudorandom number generators", 2014), the index-th number of the seed's stream."""
     mask = (1 << 64) - 1
-    mixed = _mix(seed & mask)  # neighbouring seeds (n choices get seed + i) must not share a stream
+    mixed = _mix(seed & mask)  # seed and seed + 1 must not share a stream: n choices get seed + i
     return (_mix((mixed + (index + 1) * 0x9E3779B97F4A7C15) & mask) >> 11) * math.ldexp(1.0, -53)
 
 

@@ -16,7 +16,7 @@ from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-NO_TEXT = "the tokenizer failed on its token ids; the log says how"
+NO_TEXT = "the tokenizer failed on the request's token ids; the log says how"
 
 
 @dataclass(frozen=True)
@@ -27,29 +27,30 @@ class RequestOutput:
     #: New text, never half a character; may be empty while a character or a possible stop string
     #: is incomplete. All texts of a request concatenate to its answer.
     text: str
-    #: Several, where a grammar forces what follows, or where drafts were right.
+    #: New tokens: several where a grammar forces what follows, or where drafts were right.
     token_ids: tuple[int, ...]
     #: One entry per new token, if asked for.
     logprobs: tuple[TokenLogprobs, ...]
     num_prompt_tokens: int
-    #: Of the whole answer so far.
+    #: Tokens of the whole answer so far.
     num_output_tokens: int
     finish_reason: FinishReason | None = None
-    #: The stop string or stop token that ended it; None for the model's own end token or the length.
+    #: The stop string or stop token that ended the answer. None for the model's own end token, and where the
+    #: length ended the answer.
     stop_reason: str | int | None = None
-    #: The last token is an end or stop token, which ended the answer and is no part of it.
+    #: The last token is an end or stop token, which ended the answer and is no part of the answer.
     has_end_token: bool = False
-    #: Why it could not be computed; the finish reason is ERROR then.
+    #: Why the request could not be computed; the finish reason is ERROR then.
     error: RequestFailed | None = None
-    #: When its first step began, on the monotonic clock.
+    #: When the request's first step began, on the monotonic clock.
     started: float | None = None
-    #: With the first output, if asked for: one entry per prompt token, the first of them None.
+    #: One entry per prompt token, the first of them None. Only in the first output, and only if asked for.
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    #: Of the prompt, tokens whose K and V came from the prefix cache.
+    #: Tokens of the prompt whose K and V came from the prefix cache.
     num_cached_tokens: int = 0
-    #: How often the sequence had to give way to others so far.
+    #: How often the sequence has been preempted so far.
     num_preemptions: int = 0
-    #: New tokens that a grammar forced: nobody computed logits for them.
+    #: New tokens that a grammar forced. Nobody computed logits for them.
     num_forced_tokens: int = 0
 
 
@@ -59,7 +60,7 @@ class Request:
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         """Raises RequestFailed if the tokenizer can't take the prompt."""
         self.sequence = sequence
-        #: When its first step began, on the monotonic clock.
+        #: When the request's first step began, on the monotonic clock.
         self._started: float | None = None
         self._has_told_prompt = False
         try:
@@ -101,13 +102,17 @@ class Request:
         request = self.sequence.request
         if now >= request.finish_by:
             num_output = self.sequence.num_output_tokens
-            return self._failed(DeadlineExceeded(f"its time was up after {num_output} tokens of the answer"))
+            return self._failed(
+                DeadlineExceeded(f"the request's time was up after {num_output} tokens of the answer")
+            )
         if now >= request.start_by and not self.sequence.has_started:
-            return self._failed(QueueTimeout("it waited for a place in a step until its time was up"))
+            return self._failed(
+                QueueTimeout("the request waited for a place in a step until its time was up")
+            )
         return None
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """What belongs to the first output, and to no other."""
+        """Log-probabilities for the first output. No other output has them."""
         scores = self.sequence.prompt_scores
         if scores is None or self.sequence.params.prompt_logprobs is None or self._has_told_prompt:
             return None

@@ -1,8 +1,8 @@
 """Sampler: logits -> token ids, each row by its own sequence's parameters.
 
-Batch invariance: rows that need more than an argmax are processed one by one, so that the same row meets
-the same operations on the same shapes whatever else is in the batch; and a draw depends on the
-sequence's seed and the index of the token alone, so a preempted sequence draws what it would have drawn.
+Batch invariance: rows that need more than an argmax are processed one by one. The same row meets the same
+operations on the same shapes, whatever else is in the batch. A draw depends on the sequence's seed and the
+token's index alone, so a preempted sequence draws the same tokens again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.generation.sequence import Sequence
 if TYPE_CHECKING:
     from penstock.generation.grammars.grammar_matcher import Matcher
 
-#: Logits [vocab_size], the largest of them, and its token.
+#: Logits [vocab_size], the largest logit, and the token of the largest logit.
 Row = tuple[Tensor, float, int]
 
 
@@ -43,12 +43,13 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
-        """What the wanted rows say of each sequence of the batch. logits: float32 [some, vocab_size], part
-        after part, together a row for each that the batch wants, in its order. One part is in memory at a
-        time.
+        """Tokens and scores for each sequence of the batch. logits: float32 [some, vocab_size], part after
+        part. All parts together have the rows that the batch wants, in the batch's order. One part is in
+        memory at a time.
 
-        A row that holds NaN, or infinity as its largest, gives a ComputationError; one whose parameters
-        leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
+        A row that holds NaN, or infinity as its largest logit, gives a ComputationError. A row whose
+        parameters leave no token to choose gives NoTokenLeft. A row whose grammar met a limit gives a
+        RequestFailed.
         """
         rows = _rows(logits)
         return [self._choose(item, rows) for item in batch.scheduled]
@@ -66,11 +67,11 @@ class Sampler:
     def _verify(
         self, item: ScheduledSequence, rows: Iterator[Row], scores: tuple[TokenLogprobs, ...]
     ) -> Chosen:
-        """Follow the drafts as long as each is the token that is chosen where it stands: the row after it is
-        then what it would be without drafts. Ends with the first other token, and where the answer may end.
+        """Follow the drafts as long as each draft is the token that is chosen at its place: the next row is
+        then the same as without drafts. Stop at the first other token, and where the answer may end.
 
-        Only the first row's failure counts. Behind tokens that were accepted it is left to the next step,
-        which meets it again: these tokens are told before.
+        A failure counts in the first row only. A later row's failure comes after accepted tokens, which the
+        caller is told first. The next step meets the same failure in its first row.
         """
         sequence, tokens, matcher = item.sequence, list[SampledToken](), item.sequence.matcher
         error: RequestFailed | None = None
@@ -86,14 +87,15 @@ class Sampler:
                 matcher = matcher.after(draft)
                 if matcher.is_complete:
                     break
-        for _ in rows:  # the others follow a token that was not chosen
+        for _ in rows:  # the other rows follow a token that was not chosen
             pass
         return Chosen(tuple(tokens), scores, error)
 
     def _sample_row(
         self, row: Row, sequence: Sequence, matcher: Matcher | None, accepted: tuple[int, ...] = ()
     ) -> SampledToken | RequestFailed:
-        """The token after the sequence's own and the `accepted`, at which `matcher` stands."""
+        """Choose the token after the sequence's own tokens and the `accepted` ones. `matcher` stands
+        there."""
         logits, largest, token_id = row
         if not math.isfinite(largest):
             return _no_number(largest)
@@ -119,8 +121,8 @@ class Sampler:
         num_output: int,
         matcher: Matcher | None,
     ) -> Tensor:
-        """Bias, penalties, grammar, forbidden and allowed tokens, in that order, on a copy. token_ids: prompt
-        and answer, whose last `num_output` are the answer."""
+        """Apply bias, penalties, grammar, forbidden and allowed tokens, in this order, to a copy. token_ids:
+        prompt and answer; the last `num_output` are the answer."""
         output = token_ids[len(token_ids) - num_output :]
         logits = logits.clone()
         if params.logit_bias:
@@ -159,30 +161,31 @@ def _rows(parts: Iterable[Tensor]) -> Iterator[Row]:
     for part in parts:
         largest, greedy = (column.tolist() for column in part.max(dim=-1))
         yield from zip(part, largest, greedy, strict=True)
-        del part  # before the next one is made
+        del part  # before the next part is made
 
 
 def _score(row: Row, sequence: Sequence, index: int) -> TokenLogprobs:
-    """Of the prompt's token `index`, by the row of the one before."""
+    """Log-probabilities of the prompt's token `index`, from the row of the token before."""
     return token_logprobs(row[0], sequence.token_ids[index], sequence.params.prompt_logprobs or 0)
 
 
 @lru_cache(maxsize=64)
 def _id_tensor(token_ids: tuple[int, ...]) -> Tensor:
-    """Kept, as a list may be as long as the vocabulary and each token of the answer asks for it."""
+    """A tensor of token ids. Tensors are kept, since a list may be as long as the vocabulary and each token
+    of the answer needs the tensor."""
     return torch.tensor(token_ids)
 
 
 def _no_number(largest: float) -> ComputationError:
     return ComputationError(
-        f"the model computed {largest}: its weights or the numbers on the way exceed float32; the checkpoint "
+        f"the model computed {largest}: the weights or the numbers on the way exceed float32; the checkpoint "
         "may be damaged"
     )
 
 
 def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[int]:
     """The tokens that would complete one of `words` at the end of `output`."""
-    # Lengths first: clients may send long words by the thousand, and this is asked for every token.
+    # Lengths are compared first: clients may send thousands of long words, and each token asks again.
     return [
         word[-1]
         for word in words
@@ -192,7 +195,7 @@ def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[
 
 def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None) -> RequestFailed:
     if matcher is not None and matcher.error:
-        return RequestFailed(f"its grammar can't be followed any further: {matcher.error}")
+        return RequestFailed(f"the request's grammar can't be followed any further: {matcher.error}")
     restrictions = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
@@ -203,7 +206,7 @@ def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None)
 
 
 def _mask(allowed: int, vocab_size: int) -> Tensor:
-    """bool [vocab_size] from a bit per token."""
+    """bool [vocab_size] from one bit per token."""
     known = allowed & ((1 << vocab_size) - 1)
     bits = np.frombuffer(known.to_bytes(-(-vocab_size // 8), "little"), dtype=np.uint8)
     return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
