@@ -18,8 +18,9 @@ from penstock.engine_thread import EngineStatus
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, TokenLogprobs
+from penstock.generation.sequence import FinishReason
 from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics

@@ -43,10 +43,10 @@ PURE = (
     "penstock.weights.policies",
     "penstock.generation.generation_request",
     "penstock.generation.sequence",
-    "penstock.generation.block_manager",
-    "penstock.generation.fair_queue",
-    "penstock.generation.drafter",
-    "penstock.generation.scheduler",
+    *(
+        f"penstock.generation.scheduling.{path.stem}"
+        for path in sorted((ROOT / "engine/penstock/generation/scheduling").glob("[!_]*.py"))
+    ),
 )
 OURS = ("penstock", "penstock_server", "penstock_client")
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         ValidRequest,
     )
     from penstock.generation.grammars.grammar import Grammar
+    from penstock.generation.logprobs import TokenLogprobs
     from penstock.generation.request import RequestOutput
-    from penstock.generation.sequence import FinishReason, TokenLogprobs
+    from penstock.generation.sequence import FinishReason
     from penstock.request_stream import RequestStream
     from penstock.text.chat import render_chat
     from penstock.text.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ _HOMES = {
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.request_stream",
     "SamplingParams": "penstock.generation.generation_request",
-    "TokenLogprobs": "penstock.generation.sequence",
+    "TokenLogprobs": "penstock.generation.logprobs",
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.generation_request",
     "render_chat": "penstock.text.chat",

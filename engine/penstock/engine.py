@@ -8,18 +8,19 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import CheckpointError
-from penstock.generation.batch import ModelInputs
-from penstock.generation.block_manager import BlockManager
-from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.executor import Cancelled
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.request import RequestOutput
 from penstock.generation.request_limits import RequestLimits
 from penstock.generation.request_table import RequestTable
 from penstock.generation.sampler import Sampler
-from penstock.generation.scheduler import Scheduler
-from penstock.generation.sequence import FinishReason, TokenLogprobs
+from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
+from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
 from penstock.loader import Model, load_model
 from penstock.memory.cost import StepPrediction

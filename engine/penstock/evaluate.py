@@ -1,8 +1,8 @@
-"""How faithful an engine is to the unquantized checkpoint: perplexity of both, divergence of what they
-predict, and where in the layers the difference arises. Knows no files and prints nothing.
+"""Evaluation: how faithful an engine is to the unquantized checkpoint. Measures the perplexity of both, the
+divergence of their predictions, and the error after each layer. Knows no files and prints nothing.
 
-A text is cut into windows, and each is computed from nothing by both sides: by the engine with its own
-kernels, KV cache and scheduler (so long windows advance in chunks, as prompts do), by the other as
+A text is cut into windows. Both sides compute each window from its beginning: the engine with its own
+kernels, KV cache and scheduler (so long windows advance in chunks, as prompts do), the unquantized model as
 transformers does.
 """
 
@@ -21,17 +21,17 @@ from torch.nn.functional import nll_loss
 
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
-from penstock.generation.batch import ModelInputs
 from penstock.generation.chosen import NOTHING
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduler import Batch
+from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.scheduling.batch import Batch
 from penstock.generation.sequence import FinishReason
 from penstock.generation.sequence import Sequence as TokenSequence
 from penstock.memory.hardware import num_physical_cores
 from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import Computed, UnquantizedModel
 
-#: Windows are computed together while the unquantized model takes no more than this for them.
+#: As many windows are computed together as the unquantized model can compute in this many bytes.
 GROUP_BYTES = 1 << 30
 #: Tokens whose logits are compared at a time: two rows of float32 and some of float64 for each.
 ROWS = 64
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of text; its last `num_scored` tokens count."""
+    """A piece of text. Its last `num_scored` tokens are scored."""
 
     token_ids: tuple[int, ...]
     num_scored: int
@@ -51,21 +51,22 @@ class Window:
 class Divergence:
     """How far an engine is from the unquantized model, over the scored tokens of all windows."""
 
-    #: The unquantized model's, of the same tokens.
+    #: The unquantized model's perplexity of the same tokens.
     perplexity: float
     #: KL(unquantized || engine) of the next token's distribution, in nats.
     mean_kl: float
     max_kl: float
-    #: How often both find the same token likeliest, 0 to 1.
+    #: How often both models find the same token likeliest, 0 to 1.
     top1_agreement: float
     #: After each layer: |ours - theirs| / |theirs| of a token's hidden state, the mean of all tokens of the
-    #: windows. Each token counts the same: a first token's state is often a thousand times as long as others.
+    #: windows. Each token counts the same, although a first token's state is often a thousand times as long
+    #: as others.
     layer_errors: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What was found."""
+    """The result of an evaluation."""
 
     num_tokens: int
     #: exp of the mean negative log-likelihood of the scored tokens.
@@ -74,14 +75,14 @@ class Fidelity:
 
 
 def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = None) -> list[Window]:
-    """A text as windows of at most `context` tokens, each `stride` tokens further on than the last (None:
-    where that ended). Every token is scored once, with what stands before it in the first window that holds
-    it.
+    """A text as windows of at most `context` tokens. Each window begins `stride` tokens after the one before
+    (None: where the one before ended). Every token is scored once, in the first window that has the token, by
+    the tokens before it in that window.
 
-    Where the tokenizer puts its BOS token before prompts, each window begins with one: models that were
-    trained so make little of a text without. It takes one of the `context` tokens and is not scored.
-    Otherwise a text's first token, and without overlap each window's, has nothing before it and is not
-    scored. Raises ConfigError.
+    Where the tokenizer puts its BOS token before prompts, each window begins with a BOS token: models that
+    were trained with it predict badly without it. The BOS token is one of the `context` tokens and is not
+    scored. Without a BOS token, the text's first token has no token before it and is not scored; where
+    windows do not overlap, the same holds for each window's first token. Raises ConfigError.
     """
     bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     bos = bos if tokenizer.encode("a")[: len(bos)] == bos else []
@@ -89,7 +90,7 @@ def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = 
     stride = size if stride is None else stride
     if context < 2 or not 1 <= stride <= size:
         raise ConfigError(
-            f"context is {context} and stride {stride}: a window needs at least 2 tokens, and a stride of 1 "
+            f"context is {context} and stride {stride}: a window needs at least 2 tokens and a stride of 1 "
             f"to {max(1, size)}, so that no token is left out"
         )
     token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -102,14 +103,14 @@ def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = 
             found.append(Window((*bos, *piece), scored - first))
     if not found:
         raise ConfigError(
-            f"the text has {len(token_ids)} tokens; that is too short, there must be one to predict from "
-            "another. Some thousand make a figure that can be relied on"
+            f"the text has {len(token_ids)} tokens, which is too short: one token is predicted from another. "
+            "Give a text of some thousand tokens for a reliable figure"
         )
     return found
 
 
 def memory_bytes(reference: UnquantizedModel, windows: Sequence[Window]) -> int:
-    """What evaluate() takes beside the engine's own budget."""
+    """The memory that evaluate() takes beside the engine's own budget."""
     longest = max(len(window.token_ids) for window in windows)
     return max(GROUP_BYTES, reference.sequence_bytes(longest)) + reference.workspace_bytes()
 
@@ -120,11 +121,11 @@ def evaluate(
     windows: Sequence[Window],
     report_progress: Progress = lambda done, total: None,
 ) -> Fidelity:
-    """Computes all windows; without a reference there is a perplexity and no divergence.
+    """Compute all windows. Without a reference the result has a perplexity and no divergence.
 
     report_progress(done, total) counts windows. The engine must have no work of its own. Raises ConfigError
-    if the two are not the same shape or a window does not fit, ComputationError for what is not a number,
-    and CheckpointError.
+    if the two models have different shapes or a window does not fit, ComputationError if a logit is not a
+    number, and CheckpointError.
     """
     _check(engine, reference, max(len(window.token_ids) for window in windows))
     tally, done = _Tally(engine.spec.num_layers), 0
@@ -148,19 +149,19 @@ def _check(engine: Engine, reference: UnquantizedModel | None, longest: int) -> 
             ours, other = getattr(engine.spec, name), getattr(reference.spec, name)
             if ours != other:
                 raise ConfigError(
-                    f"{name} is {ours} in the model and {other} in the one to compare it with: these are "
-                    "different models"
+                    f"{name} is {ours} in the model and {other} in the model to compare with, so these are "
+                    "different models: compare with the checkpoint that the model was made from"
                 )
     if longest > limit:
         raise ConfigError(
-            f"windows have {longest} tokens, and the context here is {limit}: ask for shorter ones, with "
+            f"windows have {longest} tokens, and the context here is {limit}: ask for shorter windows with "
             "--context"
         )
 
 
 def _groups(windows: Sequence[Window], reference: UnquantizedModel | None) -> Iterator[list[Window]]:
-    """Windows of equal length that are computed together, so that the unquantized weights are read less
-    often."""
+    """Groups of windows with equal length. A group is computed together, so that the unquantized weights are
+    read less often."""
     for length, equal in itertools.groupby(windows, lambda window: len(window.token_ids)):
         size = GROUP_BYTES // reference.sequence_bytes(length) if reference is not None else 1 << 30
         while group := list(itertools.islice(equal, max(1, size))):
@@ -168,8 +169,8 @@ def _groups(windows: Sequence[Window], reference: UnquantizedModel | None) -> It
 
 
 def _targets(batch: Batch, length: int) -> tuple[Tensor, Tensor]:
-    """Which token of all windows each wanted row of logits belongs to, and the token after it; -1 where
-    nothing is scored. int64 [num_rows]"""
+    """For each wanted row of logits: the index of the row's token among the tokens of all windows, and the id
+    of the token after it. The id is -1 where nothing is scored. Both int64 [num_rows]."""
     rows, targets = list[int](), list[int]()
     for item in batch.scheduled:
         first = item.sequence.sequence_id * length
@@ -182,9 +183,9 @@ def _targets(batch: Batch, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _compare(engine: Engine, expected: Computed | None, group: list[Window], tally: _Tally) -> Iterator[int]:
-    """Let the engine compute windows as it computes prompts whose tokens are scored, and compare; yields
-    after each step how many it finished. Sequences are admitted whole and don't grow, so none is preempted
-    and computed again."""
+    """Let the engine compute windows as prompts whose tokens are scored, and compare. Yields after each step
+    how many windows the step finished. Sequences are admitted whole and don't grow, so none is preempted and
+    computed again."""
     scheduler, length = engine.scheduler, len(group[0].token_ids)
     for number, window in enumerate(group):
         request = GenerationRequest(window.token_ids, SamplingParams(max_tokens=0))
@@ -222,7 +223,8 @@ def _compare_step(
 
 
 class _Tally:
-    """Sums over tokens. Distributions in float64: divergences are as small as float32's rounding."""
+    """Sums over tokens. Distributions are in float64, since divergences are as small as float32's
+    rounding."""
 
     def __init__(self, num_layers: int) -> None:
         self._layer_errors = [0.0] * num_layers
@@ -231,19 +233,20 @@ class _Tally:
         self._loss = self._reference_loss = self._kl = self._max_kl = 0.0
 
     def add_hidden(self, expected: Computed, rows: Tensor, index: int, found: Tensor) -> None:
-        """Hidden states [num_tokens, hidden_size] after layer `index`, and which of the expected they are."""
+        """found: hidden states after layer `index`, [num_tokens, hidden_size]. rows: their tokens, as indices
+        among the tokens of all windows."""
         states = expected.hidden[index].flatten(0, 1)[rows]
         lengths = states.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         self._layer_errors[index] += float(((found.to(states.device) - states).norm(dim=1) / lengths).sum())
         self._num_computed[index] += len(rows)
 
     def add_loss(self, logits: Tensor, targets: Tensor) -> None:
-        """Logits [num_tokens, vocab_size] and the tokens that came. Raises ComputationError."""
+        """Logits [num_tokens, vocab_size] and the tokens that follow in the text. Raises ComputationError."""
         self._loss += _loss(logits.double().log_softmax(-1), targets, "the engine's")
         self._num_tokens += len(targets)
 
     def add_divergence(self, expected: Tensor, found: Tensor, targets: Tensor) -> None:
-        """Logits of both, [num_tokens, vocab_size]. Raises ComputationError."""
+        """Logits of both models, [num_tokens, vocab_size]. Raises ComputationError."""
         p, q = expected.double().log_softmax(-1), found.double().log_softmax(-1)
         kl = (p.exp() * (p - q)).sum(-1)
         self._kl += float(kl.sum())
@@ -269,18 +272,21 @@ class _Tally:
 def _loss(log_probabilities: Tensor, targets: Tensor, whose: str) -> float:
     loss = float(nll_loss(log_probabilities, targets, reduction="sum"))
     if not math.isfinite(loss):
-        raise ComputationError(f"{whose} logits are not numbers; its weights are at fault")
+        raise ComputationError(
+            f"{whose} logits are not numbers: the checkpoint may be damaged, download or convert it again"
+        )
     return loss
 
 
 def _exp(x: float) -> float:
-    """Never infinite, which JSON does not know: exp(709) is about the largest float64."""
+    """exp(x), at most exp(709), which is about the largest float64: JSON has no infinity."""
     return math.exp(min(x, 709.0))
 
 
 @contextlib.contextmanager
 def _torch_threads(number: int) -> Iterator[None]:
-    """Within, torch computes with so many threads; an engine with kernels of its own leaves it one."""
+    """Let torch compute with so many threads in the `with` block. An engine with kernels of its own leaves
+    torch only one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

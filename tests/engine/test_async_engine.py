@@ -32,8 +32,8 @@ from penstock.errors import (
     RequestFailed,
     StepFailed,
 )
-from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.request_stream import RequestStream, retry_after_s

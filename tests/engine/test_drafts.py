@@ -15,9 +15,9 @@ from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
-from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sequence import FinishReason, Sequence
 
 VOCAB_SIZE = 278

@@ -29,8 +29,8 @@ from penstock.errors import (
     QueueTimeout,
     RequestFailed,
 )
-from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.kernels import cpu
@@ -370,14 +370,14 @@ def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama
     )
     engine.add(GenerationRequest([9] * 120, SamplingParams(), "first"))
     engine.step()
-    assert engine.scheduler.running[0].num_computed_tokens == 50
+    assert engine.scheduler.admission.running[0].num_computed_tokens == 50
     engine.meter.predict = lambda num_tokens, num_sampled: UNKNOWN
     engine.meter.measured = MeasuredSteps()
     engine.meter.measured.record(10, 0.4)
     engine.meter.measured.record(100, 4.0)
     engine.step()
     # 40 ms a token would be 25; a chunk of 32 is the least.
-    assert engine.scheduler.running[0].num_computed_tokens == 82
+    assert engine.scheduler.admission.running[0].num_computed_tokens == 82
 
 
 def test_a_sweep_nobody_wants_ends_between_layers(

@@ -102,8 +102,8 @@ def test_a_bos_that_prompts_do_not_get_is_not_put_before_windows() -> None:
 @pytest.mark.parametrize(
     ("length", "context", "stride", "message"),
     [
-        (0, 8, None, "0 tokens; that is too short"),
-        (1, 8, None, "1 tokens; that is too short"),
+        (0, 8, None, "0 tokens, which is too short"),
+        (1, 8, None, "1 tokens, which is too short"),
         (9, 1, None, "context is 1"),
         (9, 0, None, "context is 0"),
         (9, 8, 9, "stride of 1 to 8"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.generation import fair_queue
-from penstock.generation.fair_queue import FairQueue
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.scheduling import token_counters
+from penstock.generation.scheduling.fair_queue import FairQueue
 from penstock.generation.sequence import Sequence
 
 
@@ -67,13 +67,13 @@ def test_a_client_can_not_save_up_what_it_did_not_use() -> None:
 
 
 def test_counters_are_not_kept_for_ever_and_debts_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "MAX_COUNTERS", 10)
+    monkeypatch.setattr(token_counters, "MAX_COUNTERS", 10)
     queue = FairQueue()
     queue.charge("greedy", 10**6)
     for number in range(200):
         queue.add(sequence(number, f"client {number}"))
         taken(queue)
-    assert len(queue._served) <= 12
+    assert len(queue._counters._served) <= 12
     queue.add(sequence(300, "somebody"))
     queue.add(sequence(301, "greedy"))
     queue.add(sequence(302, "somebody"))

@@ -26,11 +26,11 @@ from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
-from penstock.generation.batch import ModelInputs
-from penstock.generation.block_manager import BlockManager
 from penstock.generation.executor import Executor
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
@@ -73,7 +73,7 @@ class Model:
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         order = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
-        self.blocks._free = OrderedDict.fromkeys(order)
+        self.blocks.pool._free = OrderedDict.fromkeys(order)
 
     def sequences(self) -> list[Sequence]:
         return [Sequence(i, GenerationRequest(p, SamplingParams()), MAX_LEN) for i, p in enumerate(PROMPTS)]

@@ -24,16 +24,16 @@ def test_grammars_are_values() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Grammar.json_schema("{"), "no JSON"),
-        (lambda: Grammar.json_schema("[" * 100_000), "no JSON"),
-        (lambda: Grammar.json_schema("[]"), "no object"),
-        (lambda: Grammar.json_schema(False), "no object"),
+        (lambda: Grammar.json_schema("{"), "not JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "not JSON"),
+        (lambda: Grammar.json_schema("[]"), "not an object"),
+        (lambda: Grammar.json_schema(False), "not an object"),
         (lambda: Grammar.json_schema({"const": float("nan")}), "written as JSON"),
         (lambda: Grammar.json_schema({"const": {1}}), "written as JSON"),
         (lambda: Grammar.json_schema({"x-guidance": 3}), "x-guidance"),
         (lambda: Grammar.choice([]), "at least one text"),
         (lambda: Grammar.choice(["a", ""]), "none may be empty"),
-        (lambda: Grammar.regex("\ud800"), "no Unicode"),
+        (lambda: Grammar.regex("\ud800"), "half a surrogate pair"),
         (lambda: Grammar.regex("a" * (MAX_GRAMMAR_CHARS + 1)), "at most"),
     ],
 )
@@ -44,6 +44,6 @@ def test_what_no_model_could_follow_is_refused(make: Callable[[], Grammar], said
 
 
 def test_a_grammar_says_itself_where_the_answer_ends() -> None:
-    with pytest.raises(InvalidParameter, match="together with a grammar") as caught:
+    with pytest.raises(InvalidParameter, match="where there is a grammar") as caught:
         SamplingParams(grammar=Grammar.json_object(), ignore_eos=True)
     assert caught.value.param == "ignore_eos"

@@ -14,10 +14,11 @@ from transformers import LlamaForCausalLM
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError
-from penstock.generation.batch import ModelInputs
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import FinishReason, Sequence, TokenLogprobs
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.sequence import FinishReason, Sequence
 
 PROMPT = [random.Random(3).randrange(2, 278) for _ in range(40)]
 SCORING = SamplingParams(max_tokens=0, prompt_logprobs=3)
@@ -88,7 +89,9 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     request = GenerationRequest([5, 6, 7, 8, 9], SamplingParams(prompt_logprobs=0))
     sequence = Sequence(0, request, 9, num_computed_tokens=1, block_table=[1])
     other = Sequence(1, GenerationRequest([5, 6], SamplingParams()), 9, block_table=[0])
-    sequence.add_scores(1, [TokenLogprobs(6, 0.0), TokenLogprobs(7, 0.0)])
+    scores = sequence.prompt_scores
+    assert scores is not None
+    scores.add(1, [TokenLogprobs(6, 0.0), TokenLogprobs(7, 0.0)])
 
     def wanted(num_new_tokens: int) -> tuple[list[int], list[int]]:
         """Tokens to be scored, and rows of logits."""
@@ -101,7 +104,7 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     assert wanted(3) == ([3, 4], [1, 3, 4])
     assert wanted(4) == ([3, 4], [1, 3, 4, 5])  # what the last one predicts is the answer's
     with pytest.raises(AssertionError, match="not swept whole"):
-        sequence.add_scores(4, [TokenLogprobs(9, 0.0)])
+        scores.add(4, [TokenLogprobs(9, 0.0)])
 
 
 def test_a_row_that_is_no_numbers_is_an_error(tiny_llama: Path) -> None:

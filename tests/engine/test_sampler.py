@@ -15,15 +15,10 @@ from torch import Tensor
 
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import SampledToken
+from penstock.generation.distribution import FIRST_CANDIDATES, draw, token_logprobs, uniform
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.sampler import (
-    FIRST_CANDIDATES,
-    Sampler,
-    draw,
-    token_logprobs,
-    uniform,
-)
-from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.sampler import Sampler
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 
 GREEDY = SamplingParams(temperature=0)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.generation.block_manager import BlockManager
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
-from penstock.generation.drafter import NO_DRAFTS, Drafter
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduler import Batch, ScheduledSequence, Scheduler
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
+from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.spec import RopeSpec
 
@@ -49,7 +50,7 @@ class PlainCache:
 
     def __init__(self, decider: Scheduler) -> None:
         self.decider = decider
-        self.rope = decider._rope
+        self.rope = decider.admission._rope_lengths.rope
         self.slots: dict[tuple[int, int], object] = {}
 
     def value(self, item: ScheduledSequence, position: int) -> object:
@@ -92,16 +93,16 @@ def end_of(item: ScheduledSequence) -> int:
 
 def check(decider: Scheduler, batch: Batch) -> None:
     """The limits, and the books of the blocks."""
-    manager = decider.block_manager
-    assert batch.num_tokens <= decider.max_num_batched_tokens
-    assert len(decider.running) <= decider.max_num_seqs
+    pool = decider.block_manager.pool
+    assert batch.num_tokens <= decider.limit.max_num_batched_tokens
+    assert len(decider.admission.running) <= decider.admission.max_num_seqs
     assert len({item.sequence for item in batch.scheduled}) == len(batch.scheduled)
     owners = Counter(block for seq in decider for block in seq.block_table)
     assert all(len(seq.block_table) == len(set(seq.block_table)) for seq in decider)
-    assert owners == {block: n for block, n in enumerate(manager._num_owners) if n}
-    assert set(owners) & set(manager._free) == set() and len(owners) + manager.num_free == manager.num_blocks
-    assert not any(seq.block_table or seq.num_computed_tokens for seq in decider.waiting)
-    assert {key: block for block, (key, _) in manager._keys.items()} == manager._found
+    assert owners == {block: n for block, n in enumerate(pool.num_owners) if n}
+    assert set(owners) & set(pool._free) == set() and len(owners) + pool.num_free == pool.num_blocks
+    assert not any(seq.block_table or seq.num_computed_tokens for seq in decider.admission.waiting)
+    assert {key: block for block, (key, _) in pool._keys.items()} == pool._found
     for item in batch.scheduled:
         assert 0 < item.num_new_tokens <= item.sequence.num_pending_tokens
         assert len(item.sequence.block_table) * BLOCK_SIZE >= end_of(item)
@@ -242,7 +243,7 @@ def test_every_prompt_that_has_begun_advances_in_every_step() -> None:
         decider.add(sequence(index, 700 + 100 * index))
     while decider.has_work:
         batch = run_step(decider)
-        for seq in decider.running:
+        for seq in decider.admission.running:
             assert sizes(batch).get(seq.sequence_id, 0) >= 1
 
 
@@ -253,17 +254,17 @@ def test_the_youngest_gives_way_and_resumes_where_it_was() -> None:
     decider = scheduler(num_blocks=4)
     decider.add(old := sequence(0, 31, num_output=20))
     decider.add(young := sequence(1, 30, num_output=10))
-    while not decider.num_preemptions:
+    while not decider.admission.num_preemptions:
         run_step(decider)
     tokens = list(young.token_ids)
     assert young.num_computed_tokens == 0 and not young.block_table
-    assert decider.waiting.first is young and decider.running == [old]
+    assert decider.admission.waiting.first is young and decider.admission.running == [old]
     while decider.has_work:
         run_step(decider)
         assert old.num_computed_tokens, "the older one gave way"
     assert young.token_ids[: len(tokens)] == tokens
     assert young.num_output_tokens == 10
-    assert (old.num_preemptions, young.num_preemptions) == (0, decider.num_preemptions)
+    assert (old.num_preemptions, young.num_preemptions) == (0, decider.admission.num_preemptions)
 
 
 def test_admission_is_in_order_and_only_of_what_fits() -> None:
@@ -272,7 +273,7 @@ def test_admission_is_in_order_and_only_of_what_fits() -> None:
         decider.add(sequence(index, size))
     run_step(decider)
     # 60 tokens don't fit beside 40; the small one behind them must not overtake.
-    assert [seq.sequence_id for seq in decider.running] == [0]
+    assert [seq.sequence_id for seq in decider.admission.running] == [0]
 
 
 def test_max_num_seqs_is_kept() -> None:
@@ -401,7 +402,7 @@ def test_a_preempted_sequence_finds_its_own_again() -> None:
     decider = scheduler(num_blocks=5, max_num_batched_tokens=100)
     cache = PlainCache(decider)
     (old,), (young,) = (prompt_of(decider, [start] * 32, num_output=20) for start in (1, 2))
-    while not decider.num_preemptions:
+    while not decider.admission.num_preemptions:
         run_step(decider, cache)
     decider.finish(old, FinishReason.ABORT)
     batch = run_step(decider, cache)
@@ -418,7 +419,7 @@ def test_a_step_that_was_not_computed_leaves_nothing_to_be_found() -> None:
     batch = decider.schedule()
     cache.compute(batch, is_failing=True)
     decider.rollback(batch)
-    assert decider.block_manager.num_free == 40 and not decider.running
+    assert decider.block_manager.num_free == 40 and not decider.admission.running
     assert [seq.num_computed_tokens for seq in made] == [0, 0, 0]
     # What the first step computed is still there.
     assert sum(sizes(run_step(decider, cache)).values()) <= 52 - 16
@@ -436,7 +437,9 @@ def test_a_sequence_that_outgrows_its_frequencies_is_computed_again_in_its_place
     (one,) = prompt_of(decider, list(range(28)), num_output=10)
     steps = [sizes(run_step(decider, cache))[0] for _ in range(6)]
     assert steps == [28, 1, 1, 31, 1, 1]
-    assert decider.running == [one] and decider.num_preemptions == one.num_preemptions == 0
+    assert (
+        decider.admission.running == [one] and decider.admission.num_preemptions == one.num_preemptions == 0
+    )
     run(decider, cache)
     assert decider.block_manager.num_free == 40
 
@@ -454,7 +457,7 @@ def test_who_crosses_may_take_blocks_from_the_youngest() -> None:
     cache = PlainCache(decider)
     prompt_of(decider, *[list(range(28))] * 3, num_output=10)
     run(decider, cache)
-    assert decider.num_preemptions and decider.block_manager.num_free == 5
+    assert decider.admission.num_preemptions and decider.block_manager.num_free == 5
 
 
 @pytest.mark.parametrize(
@@ -532,7 +535,7 @@ def test_nobody_gives_way_to_a_draft() -> None:
     ]  # one token is left for the answer's end
     assert decider.block_manager.num_free == 1
     run(decider, cache)
-    assert decider.num_preemptions == 0 and decider.block_manager.num_free == 5
+    assert decider.admission.num_preemptions == 0 and decider.block_manager.num_free == 5
 
 
 # ---------------------------------------------------------------- all together
@@ -668,7 +671,7 @@ def test_single_tokens_are_computed_whatever_they_take() -> None:
     decider = with_target(0.001, 0.0, 0.01, max_num_batched_tokens=100)
     for index in range(60):
         decider.add(sequence(index, 1, num_output=50))
-    while len(decider.running) < 60:
+    while len(decider.admission.running) < 60:
         run_step(decider)
     assert len(run_step(decider).sampled) == 60
 
@@ -687,8 +690,8 @@ def test_a_higher_priority_comes_in_first_and_takes_the_place_of_a_lower_one() -
     order: list[int] = []
     while decider.has_work:
         run_step(decider, cache)
-        order += [seq.sequence_id for seq in decider.running if seq.sequence_id not in order]
-    assert order == [4, 3, 0, 1, 2] and decider.num_preemptions == 1
+        order += [seq.sequence_id for seq in decider.admission.running if seq.sequence_id not in order]
+    assert order == [4, 3, 0, 1, 2] and decider.admission.num_preemptions == 1
 
 
 def test_blocks_are_taken_from_the_lowest_priority_then_the_youngest() -> None:
@@ -698,7 +701,7 @@ def test_blocks_are_taken_from_the_lowest_priority_then_the_youngest() -> None:
     gone = []
     while len(gone) < 2:
         run_step(decider)
-        gone += [seq.sequence_id for seq in decider.waiting if seq.sequence_id not in gone]
+        gone += [seq.sequence_id for seq in decider.admission.waiting if seq.sequence_id not in gone]
     assert gone == [1, 2]
 
 
@@ -710,7 +713,9 @@ def test_a_place_that_can_not_be_given_costs_nobody_his() -> None:
     run_step(decider)
     decider.add(sequence(2, 70, priority=1))
     run_step(decider)
-    assert decider.num_preemptions == 0 and [seq.sequence_id for seq in decider.running] == [0, 1]
+    assert decider.admission.num_preemptions == 0 and [
+        seq.sequence_id for seq in decider.admission.running
+    ] == [0, 1]
 
 
 def test_one_request_does_not_wait_for_a_hundred_of_another() -> None:
@@ -722,9 +727,9 @@ def test_one_request_does_not_wait_for_a_hundred_of_another() -> None:
     decider.add(other := sequence(1000, 30, num_output=20, client="other"))
     finished = 0
     while not other.finish_reason:
-        before = len(decider.running) + len(decider.waiting)
+        before = len(decider.admission.running) + len(decider.admission.waiting)
         run_step(decider)
-        finished += before - len(decider.running) - len(decider.waiting)
+        finished += before - len(decider.admission.running) - len(decider.admission.waiting)
     assert finished <= 9, "it came in when the first place was free"
 
 
@@ -749,7 +754,7 @@ def test_clients_that_always_have_work_get_as_much(
     started: dict[str, int] = {}
 
     def num_waiting(client: str) -> int:
-        return sum(seq.request.client == client for seq in decider.waiting)
+        return sum(seq.request.client == client for seq in decider.admission.waiting)
 
     for step in range(400):
         present = clients if step >= pause else clients[1:]

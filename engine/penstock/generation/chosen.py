@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.errors import RequestFailed
-from penstock.generation.sequence import TokenLogprobs
+from penstock.generation.logprobs import TokenLogprobs
 
 
 class SampledToken(NamedTuple):
@@ -16,21 +16,23 @@ class SampledToken(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Tuples, since there is one for each sequence and step."""
+    """What was chosen for one sequence in one step. The class is a tuple, since each step makes one for each
+    sequence."""
 
-    #: What follows the sequence's tokens: the drafts that were right, and one more. None where no token is
-    #: sampled yet.
+    #: What follows the sequence's tokens: the drafts that were right, and one token more. Empty where no
+    #: token is sampled yet.
     tokens: tuple[SampledToken, ...] = ()
-    #: Of the prompt's tokens that the step was to score, in order.
+    #: Log-probabilities of the prompt's tokens that the step had to score, in order.
     scores: tuple[TokenLogprobs, ...] = ()
     #: Why no token could be chosen.
     error: RequestFailed | None = None
 
     @property
     def num_accepted(self) -> int:
-        """Drafts that were right and whose successor is known: K and V of the last token are not there."""
+        """Drafts that were right and are followed by another token. The last token does not count: its K and
+        V are not computed."""
         return max(0, len(self.tokens) - 1)
 
 
-#: Of a sequence whose step ends within its prompt.
+#: What is chosen for a sequence whose step ends within its prompt.
 NOTHING = Chosen()

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.batch import ModelInputs
+from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
@@ -22,7 +22,8 @@ class Cancelled(Exception):
 
 
 class LayerSource(Protocol):
-    """What brings the layers, one after the other, to where they are computed: a LayerStreamer."""
+    """Brings the layers, one after the other, to the device that computes them: a LayerStreamer, or a test's
+    own source."""
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -44,8 +45,9 @@ class Executor:
         kv_cache: KVCache,
         max_rows: int = 64,
     ) -> None:
-        """`embedding` is on the host; everything else where the streamer brings the layers. `head` is
-        complete (with_head()). `max_rows`: logits of at most so many tokens are in memory at a time."""
+        """`embedding` is on the host. Everything else is on the device to which the streamer brings the
+        layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
+        at a time."""
         self._family = family
         self._embedding = embedding
         self._head = head
@@ -60,9 +62,9 @@ class Executor:
         is_cancelled: Callable[[], bool] = lambda: False,
         observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
     ) -> Iterator[Tensor]:
-        """Sweeps, as sweep() says. Returns the logits of the wanted rows in order, float32
-        [at most max_rows, vocab_size] at a time, on the host; each part is computed when it is asked for, and
-        Cancelled is raised there once is_cancelled() says yes."""
+        """Sweep, as sweep() says. Returns the logits of the wanted rows in order, on the host, in parts:
+        float32 [at most max_rows, vocab_size]. A part is computed when the caller asks for it, and raises
+        Cancelled if is_cancelled() says yes."""
         hidden = self.sweep(inputs, is_cancelled, observe)
         return self._logits(hidden[inputs.wanted_rows.to(hidden.device)], is_cancelled)
 
@@ -79,12 +81,12 @@ class Executor:
         is_cancelled: Callable[[], bool] = lambda: False,
         observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
     ) -> Tensor:
-        """What the last layer makes of the step's tokens, float32 [num_tokens, hidden_size], on the compute
-        device; writes their K and V.
+        """Hidden states of the step's tokens after the last layer, float32 [num_tokens, hidden_size], on the
+        compute device. K and V of the tokens are written.
 
-        is_cancelled is asked before each layer; Cancelled is raised once it says yes. The KV cache then
-        holds some layers of the step's tokens, which must be computed again. observe(index, hidden) is shown
-        the same tensor after each layer.
+        is_cancelled() is called before each layer. If is_cancelled() says yes, sweep() raises Cancelled. The
+        KV cache then holds the step's tokens for some layers only, so the tokens must be computed again.
+        observe(index, hidden) gets the hidden states after each layer.
         """
         device = self._streamer.torch_device
         self._kv_cache.copy_blocks(inputs.block_copies)

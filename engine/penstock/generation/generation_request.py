@@ -1,4 +1,4 @@
-"""GenerationRequest: what is asked of an engine, as one value. No torch here."""
+"""GenerationRequest: what a caller asks of an engine, as one value. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _unique = itertools.count()
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. Defaults as OpenAI's: plain sampling at temperature 1.
+    """How to choose tokens and when to stop. The defaults are OpenAI's: plain sampling at temperature 1.
 
     Raises InvalidParameter (with the parameter's name) for values out of range.
     """
@@ -33,37 +33,38 @@ class SamplingParams:
     #: Divide (or multiply, if negative) the logits of tokens seen in prompt or answer (CTRL, arXiv
     #: 1909.05858). 1 is off.
     repetition_penalty: float = 1.0
-    #: Subtracted from the logits of tokens that the answer holds.
+    #: Subtracted from the logits of tokens that are in the answer.
     presence_penalty: float = 0.0
-    #: Subtracted once per occurrence in the answer.
+    #: Subtracted from a token's logit once for each time that the answer has the token.
     frequency_penalty: float = 0.0
     #: Added to logits, by token id.
     logit_bias: dict[int, float] = field(default_factory=dict)
-    #: Same seed, same prompt, same parameters: same answer. None draws a fresh one.
+    #: The same seed, prompt and parameters give the same answer. None draws a new seed.
     seed: int | None = None
     #: The answer ends before the first of these strings.
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     #: Let the stop string (or stop token's text) be part of the answer.
     include_stop_str_in_output: bool = False
-    #: None: until the context is full. 0: the prompt is computed, for its log-probabilities, and no answer.
+    #: None: until the context is full. 0: the prompt's log-probabilities are computed, and no answer.
     max_tokens: int | None = None
     #: The model's end token and stop_token_ids can't be chosen before this many tokens.
     min_tokens: int = 0
     #: Go on after the model's end token.
     ignore_eos: bool = False
-    #: What the answer must be. It ends where the grammar ends, whatever min_tokens says, unless its length is
-    #: up before. Tokens that the grammar forces are appended without a step of their own, except where
-    #: logprobs are asked for; the tokens are the same.
+    #: What the answer must be. The answer ends where the grammar ends, whatever min_tokens says, or before,
+    #: at max_tokens. Tokens that the grammar forces are appended without a step of their own, except where
+    #: logprobs are asked for. The tokens are the same in both cases.
     grammar: Grammar | None = None
-    #: Report the log-probability of each chosen token and of this many likeliest. None: neither.
-    #: They are of the model's own distribution, before temperature, penalties, filters and grammar.
+    #: Report the log-probability of each chosen token and of this many likeliest tokens. None: report
+    #: nothing. The distribution is the model's own, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
-    #: The same for each token of the prompt but the first; they come with the first output.
+    #: The same for each token of the prompt but the first. They come with the first output.
     prompt_logprobs: int | None = None
-    #: Nothing but these can be chosen. None: everything.
+    #: Only these tokens can be chosen. None: all tokens can.
     allowed_token_ids: tuple[int, ...] | None = None
-    #: Sequences of tokens that the answer must not hold: the last of one is not chosen after the others.
+    #: Sequences of tokens that the answer must not have: the last token of a sequence is not chosen after the
+    #: others.
     bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
 
@@ -89,7 +90,7 @@ class SamplingParams:
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
         if self.grammar is not None:
-            rule = "false together with a grammar, which says itself where the answer may end"
+            rule = "false where there is a grammar, since the grammar says where the answer may end"
             self._check("ignore_eos", not self.ignore_eos, rule)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
@@ -111,43 +112,43 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt, and how it is to be answered. Goes unchanged from where it is made to the Sequence; whoever
-    gave it the prompt's list does not change that any more."""
+    """A prompt, and how to answer it. The request goes unchanged from its maker to the Sequence, and its
+    maker does not change the prompt's list any more."""
 
     prompt_token_ids: Sequence[int]
     params: SamplingParams
-    #: Of all that an engine has at a time each has its own.
+    #: Differs from the ids of all other requests that the engine has at the same time.
     request_id: str = field(default_factory=lambda: f"request-{next(_unique)}")
-    #: Lower runs earlier.
+    #: Lower numbers run earlier.
     priority: int = 0
-    #: Whose share of the engine it takes.
+    #: The client whose share of the engine the request takes.
     client: str = ""
-    #: K and V are shared only among requests with the same one.
+    #: K and V are shared only among requests with the same salt.
     cache_salt: str = ""
-    #: Seconds of the engine's clock (time.monotonic): the first step is to begin before the one, the last to
-    #: end before the other. The request fails with QueueTimeout or DeadlineExceeded otherwise, after the step
-    #: that is being computed then.
+    #: Seconds of the engine's clock (time.monotonic). The first step must begin before start_by, and the last
+    #: must end before finish_by. Otherwise the request fails with QueueTimeout or DeadlineExceeded, after the
+    #: step that is being computed at that time.
     start_by: float = math.inf
     finish_by: float = math.inf
 
 
 @dataclass(frozen=True)
 class ValidRequest(GenerationRequest):
-    """One that an engine can compute: Engine.validate() makes it."""
+    """A request that an engine can compute: Engine.validate() makes it."""
 
     def choice(self, params: SamplingParams) -> ValidRequest:
-        """Another answer to the same prompt, valid without being looked at: `params` differ in the seed and
-        in what they report, and in nothing else."""
+        """A request for another answer to the same prompt. The new request is valid without another check:
+        `params` may differ in the seed and in what is reported, and in nothing else."""
         names = [each.name for each in fields(params) if each.name not in _FREE]
         changed = [name for name in names if getattr(params, name) != getattr(self.params, name)]
-        assert not changed, f"{changed} differ: that is another request, which has to be validated"
+        assert not changed, f"{changed} differ: another request has to be validated"
         return replace(self, params=params, request_id=f"request-{next(_unique)}")
 
     @classmethod
     def of(cls, request: GenerationRequest) -> ValidRequest:
-        """For Engine.validate()."""
+        """The same request, as a valid one. Only Engine.validate() may call of()."""
         return cls(**{each.name: getattr(request, each.name) for each in fields(request)})
 
 
-#: Fields of SamplingParams that any value in range may have, whatever the model is.
+#: Fields of SamplingParams whose values in range are valid for every model.
 _FREE = ("seed", "logprobs", "prompt_logprobs")

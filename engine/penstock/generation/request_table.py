@@ -10,7 +10,8 @@ from penstock.generation.chosen import Chosen
 from penstock.generation.generation_request import ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.request import Request, RequestOutput
-from penstock.generation.scheduler import Batch, Scheduler
+from penstock.generation.scheduling.batch import Batch
+from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.text.tokenizer import Tokenizer
 

@@ -1,8 +1,8 @@
 """Sampler: logits -> token ids, each row by its own sequence's parameters.
 
-Batch invariance: rows that need more than an argmax are processed one by one, so that the same row meets
-the same operations on the same shapes whatever else is in the batch; and a draw depends on the
-sequence's seed and the index of the token alone, so a preempted sequence draws what it would have drawn.
+Batch invariance: rows that need more than an argmax are processed one by one. The same row meets the same
+operations on the same shapes, whatever else is in the batch. A draw depends on the sequence's seed and the
+token's index alone, so a preempted sequence draws the same tokens again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from torch import Tensor
 
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
+from penstock.generation.distribution import draw, token_logprobs, uniform
 from penstock.generation.generation_request import SamplingParams
-from penstock.generation.scheduler import Batch, ScheduledSequence
-from penstock.generation.sequence import Sequence, TokenLogprobs
+from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.sequence import Sequence
 
 if TYPE_CHECKING:
     from penstock.generation.grammars.grammar_matcher import Matcher
 
-#: Candidates that are sorted before a top_p that needs more makes us sort the whole vocabulary.
-FIRST_CANDIDATES = 1024
-
-
-#: Logits [vocab_size], the largest of them, and its token.
+#: Logits [vocab_size], the largest logit, and the token of the largest logit.
 Row = tuple[Tensor, float, int]
 
 
@@ -45,12 +43,13 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
-        """What the wanted rows say of each sequence of the batch. logits: float32 [some, vocab_size], part
-        after part, together a row for each that the batch wants, in its order. One part is in memory at a
-        time.
+        """Tokens and scores for each sequence of the batch. logits: float32 [some, vocab_size], part after
+        part. All parts together have the rows that the batch wants, in the batch's order. One part is in
+        memory at a time.
 
-        A row that holds NaN, or infinity as its largest, gives a ComputationError; one whose parameters
-        leave no token to choose NoTokenLeft; one whose grammar met a limit a RequestFailed.
+        A row that holds NaN, or infinity as its largest logit, gives a ComputationError. A row whose
+        parameters leave no token to choose gives NoTokenLeft. A row whose grammar met a limit gives a
+        RequestFailed.
         """
         rows = _rows(logits)
         return [self._choose(item, rows) for item in batch.scheduled]
@@ -68,11 +67,11 @@ class Sampler:
     def _verify(
         self, item: ScheduledSequence, rows: Iterator[Row], scores: tuple[TokenLogprobs, ...]
     ) -> Chosen:
-        """Follow the drafts as long as each is the token that is chosen where it stands: the row after it is
-        then what it would be without drafts. Ends with the first other token, and where the answer may end.
+        """Follow the drafts as long as each draft is the token that is chosen at its place: the next row is
+        then the same as without drafts. Stop at the first other token, and where the answer may end.
 
-        Only the first row's failure counts. Behind tokens that were accepted it is left to the next step,
-        which meets it again: these tokens are told before.
+        A failure counts in the first row only. A later row's failure comes after accepted tokens, which the
+        caller is told first. The next step meets the same failure in its first row.
         """
         sequence, tokens, matcher = item.sequence, list[SampledToken](), item.sequence.matcher
         error: RequestFailed | None = None
@@ -88,14 +87,15 @@ class Sampler:
                 matcher = matcher.after(draft)
                 if matcher.is_complete:
                     break
-        for _ in rows:  # the others follow a token that was not chosen
+        for _ in rows:  # the other rows follow a token that was not chosen
             pass
         return Chosen(tuple(tokens), scores, error)
 
     def _sample_row(
         self, row: Row, sequence: Sequence, matcher: Matcher | None, accepted: tuple[int, ...] = ()
     ) -> SampledToken | RequestFailed:
-        """The token after the sequence's own and the `accepted`, at which `matcher` stands."""
+        """Choose the token after the sequence's own tokens and the `accepted` ones. `matcher` stands
+        there."""
         logits, largest, token_id = row
         if not math.isfinite(largest):
             return _no_number(largest)
@@ -121,8 +121,8 @@ class Sampler:
         num_output: int,
         matcher: Matcher | None,
     ) -> Tensor:
-        """Bias, penalties, grammar, forbidden and allowed tokens, in that order, on a copy. token_ids: prompt
-        and answer, whose last `num_output` are the answer."""
+        """Apply bias, penalties, grammar, forbidden and allowed tokens, in this order, to a copy. token_ids:
+        prompt and answer; the last `num_output` are the answer."""
         output = token_ids[len(token_ids) - num_output :]
         logits = logits.clone()
         if params.logit_bias:
@@ -161,30 +161,31 @@ def _rows(parts: Iterable[Tensor]) -> Iterator[Row]:
     for part in parts:
         largest, greedy = (column.tolist() for column in part.max(dim=-1))
         yield from zip(part, largest, greedy, strict=True)
-        del part  # before the next one is made
+        del part  # before the next part is made
 
 
 def _score(row: Row, sequence: Sequence, index: int) -> TokenLogprobs:
-    """Of the prompt's token `index`, by the row of the one before."""
+    """Log-probabilities of the prompt's token `index`, from the row of the token before."""
     return token_logprobs(row[0], sequence.token_ids[index], sequence.params.prompt_logprobs or 0)
 
 
 @lru_cache(maxsize=64)
 def _id_tensor(token_ids: tuple[int, ...]) -> Tensor:
-    """Kept, as a list may be as long as the vocabulary and each token of the answer asks for it."""
+    """A tensor of token ids. Tensors are kept, since a list may be as long as the vocabulary and each token
+    of the answer needs the tensor."""
     return torch.tensor(token_ids)
 
 
 def _no_number(largest: float) -> ComputationError:
     return ComputationError(
-        f"the model computed {largest}: its weights or the numbers on the way exceed float32; the checkpoint "
+        f"the model computed {largest}: the weights or the numbers on the way exceed float32; the checkpoint "
         "may be damaged"
     )
 
 
 def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[int]:
     """The tokens that would complete one of `words` at the end of `output`."""
-    # Lengths first: clients may send long words by the thousand, and this is asked for every token.
+    # Lengths are compared first: clients may send thousands of long words, and each token asks again.
     return [
         word[-1]
         for word in words
@@ -194,7 +195,7 @@ def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[
 
 def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None) -> RequestFailed:
     if matcher is not None and matcher.error:
-        return RequestFailed(f"its grammar can't be followed any further: {matcher.error}")
+        return RequestFailed(f"the request's grammar can't be followed any further: {matcher.error}")
     restrictions = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
@@ -205,7 +206,7 @@ def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None)
 
 
 def _mask(allowed: int, vocab_size: int) -> Tensor:
-    """bool [vocab_size] from a bit per token."""
+    """bool [vocab_size] from one bit per token."""
     known = allowed & ((1 << vocab_size) - 1)
     bits = np.frombuffer(known.to_bytes(-(-vocab_size // 8), "little"), dtype=np.uint8)
     return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
@@ -223,83 +224,3 @@ def needs_adjusting(params: SamplingParams, num_output: int, matcher: Matcher | 
         or params.bad_words
         or params.allowed_token_ids is not None
     )
-
-
-def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
-    # In float64: a float32 sum over a large vocabulary is off by more than 1e-5.
-    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-    # The order is that of the logits, which are sorted several times as fast.
-    _, ids = _sorted(logits, min(num_top, len(logits)))
-    top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
-    rank = 1 + int((logits > logits[token_id]).sum())
-    return TokenLogprobs(token_id, float(logprobs[token_id]), top, rank)
-
-
-def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
-    """A token from the filtered distribution: the first whose cumulative probability exceeds u.
-
-    logits [vocab_size]; filters in vLLM's and transformers' order: temperature, top_k, top_p, min_p.
-    """
-    below = logits.double() - logits.max()  # first, so that no temperature is too small
-    weights = torch.exp(below / params.temperature)
-    is_filtered = 0 < params.top_k < len(logits) or params.top_p < 1
-    ids: Tensor | None = None
-    if is_filtered:
-        weights, ids = _likeliest(weights, params)
-    if params.min_p > 0:
-        weights = torch.where(weights >= params.min_p * weights.max(), weights, 0.0)
-    cumulative = weights.cumsum(0)
-    index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-    # u * total may round up to total: the last token that has any probability.
-    index = min(index, int(weights.nonzero()[-1]))
-    return index if ids is None else int(ids[index])
-
-
-def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The weights that top_k and then top_p keep, largest first, and their ids."""
-    limit = params.top_k if params.top_k > 0 else len(weights)
-    count = min(limit, len(weights))
-    if params.top_p < 1 and count > FIRST_CANDIDATES:
-        total = float(weights.sum())
-        kept, ids = _sorted(weights, FIRST_CANDIDATES)
-        if limit >= len(weights) and float(kept.sum()) >= params.top_p * total:
-            return _nucleus(kept, ids, params.top_p * total)
-    kept, ids = _sorted(weights, count)
-    return _nucleus(kept, ids, params.top_p * float(kept.sum())) if params.top_p < 1 else (kept, ids)
-
-
-def _sorted(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest, largest first, ties by id."""
-    if count >= len(weights):
-        values, ids = weights.sort(descending=True, stable=True)
-        return values, ids
-    if count == 0:
-        return weights[:0], torch.empty(0, dtype=torch.long)
-    threshold = weights.topk(count).values[-1]
-    # topk breaks ties as it likes: take all that are as large as the last, in order of id.
-    candidates = (weights >= threshold).nonzero().flatten()
-    values, order = weights[candidates].sort(descending=True, stable=True)
-    return values[:count], candidates[order[:count]]
-
-
-def _nucleus(weights: Tensor, ids: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """The fewest of the sorted weights that reach `mass`, at least one."""
-    before = weights.cumsum(0) - weights
-    keep = max(1, int((before < mass).sum()))
-    return weights[:keep], ids[:keep]
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on (seed, index) alone: SplitMix64 (Steele, Lea, Flood, "Fast
-    splittable pseudorandom number generators", 2014), the index-th number of the seed's stream."""
-    mask = (1 << 64) - 1
-    mixed = _mix(seed & mask)  # neighbouring seeds (n choices get seed + i) must not share a stream
-    return (_mix((mixed + (index + 1) * 0x9E3779B97F4A7C15) & mask) >> 11) * math.ldexp(1.0, -53)
-
-
-def _mix(x: int) -> int:
-    mask = (1 << 64) - 1
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-    return x ^ (x >> 31)

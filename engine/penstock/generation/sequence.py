@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.generation.generation_request import GenerationRequest
+from penstock.generation.logprobs import PromptScores
 
 if TYPE_CHECKING:
     from penstock.generation.grammars.grammar_matcher import Matcher
@@ -20,23 +20,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"  # an end token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the caller left
-    ERROR = "error"  # it could not be computed
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, natural logarithm."""
-
-    token_id: int
-    logprob: float
-    #: The likeliest tokens, likeliest first.
-    top: tuple[tuple[int, float], ...] = ()
-    #: Of the token among all; 1 is the likeliest.
-    rank: int = 0
-
-
-#: A step that scores nothing.
-NONE_SCORED = range(0)
+    ERROR = "error"  # the sequence could not be computed
 
 
 class Sequence:
@@ -58,21 +42,16 @@ class Sequence:
         its beginning. first_scored: the first token of the prompt whose log-probability is wanted; None: 1 if
         the request wants prompt_logprobs, else none. num_computed_tokens, block_table, rope_length: of a
         sequence that begins in the middle, as in the warm-up."""
-        # What never changes.
+        # These never change.
         self.sequence_id = sequence_id
         self.request = request
         self.params = request.params
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_total_tokens = max_total_tokens
-        #: Of the draws.
+        #: The seed of the draws.
         self.seed = self.params.seed if self.params.seed is not None else random.getrandbits(63)
-        if first_scored is None and self.params.prompt_logprobs is not None:
-            first_scored = 1
-        self.first_scored = first_scored
-        #: Not where the logits or the hidden state of each token are wanted: then each is computed.
-        self.reads_prefix_cache = first_scored is None
 
-        # The request's text (Request) changes these: append().
+        # The request's text (Answer) changes these: append().
         self.token_ids = list(request.prompt_token_ids)
         #: Knows the tokens of the answer so far; a preemption changes nothing.
         self.matcher = matcher
@@ -84,21 +63,24 @@ class Sequence:
         self.rope_length = rope_length
         #: Tokens of the prompt whose K and V others had computed: skip_to().
         self.num_cached_tokens = 0
-        #: Of the prompt's tokens as far as they are known, if asked for: add_scores(). Nothing comes before
-        #: the first.
-        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
-        #: It has been in a step, or was about to be.
+        #: None where nobody wants the prompt's log-probabilities.
+        self.prompt_scores = self._prompt_scores(first_scored)
+        #: The sequence has been in a step, or was about to be.
         self.has_started = False
         self.num_preemptions = 0
-        #: What it had computed was dropped at some time: it was preempted, or its step was not computed, or
-        #: it has grown out of the frequencies of its keys: restart().
+        #: What was computed has been dropped at some time: restart().
         self.was_preempted = False
         self.finish_reason: FinishReason | None = None
 
         # The block manager changes these.
         self.block_table = list(block_table)
-        #: Of its full blocks.
+        #: Keys of its full blocks.
         self.block_keys: list[bytes] = []
+
+    def _prompt_scores(self, first_scored: int | None) -> PromptScores | None:
+        if first_scored is None and self.params.prompt_logprobs is not None:
+            first_scored = 1
+        return None if first_scored is None else PromptScores(first_scored, self.num_prompt_tokens)
 
     def append(self, token_id: int) -> None:
         """The answer's next token."""
@@ -109,8 +91,8 @@ class Sequence:
         self.num_computed_tokens += num_tokens
 
     def skip_to(self, num_computed_tokens: int) -> int:
-        """So many tokens are in the cache, though others computed them. Returns how many of the prompt that
-        saves. What a sequence finds again that was preempted counts as its own."""
+        """So many tokens are in the cache, because others computed them. Returns how many tokens of the
+        prompt need not be computed therefore. What a preempted sequence finds again counts as its own."""
         num_saved = 0
         if not self.was_preempted:
             end = min(num_computed_tokens, self.num_prompt_tokens)
@@ -120,29 +102,15 @@ class Sequence:
         return num_saved
 
     def restart(self) -> None:
-        """What was computed is lost."""
+        """What was computed is dropped: the sequence was preempted, its step was not computed, or its length
+        asks for other frequencies."""
         self.num_computed_tokens = 0
         self.was_preempted = True
 
     def follow_length(self, rope_length: int) -> None:
-        """Other frequencies turn its keys from now on, so other blocks hold its tokens."""
+        """Other frequencies turn the sequence's K from now on, so other blocks hold its tokens."""
         self.rope_length = rope_length
         self.block_keys.clear()
-
-    def unscored(self, end: int) -> range:
-        """The prompt's tokens, by index, whose log-probabilities are wanted and will be known once the tokens
-        up to `end` are computed. Those that are known are left out: a preempted sequence computes its prompt
-        again."""
-        if self.first_scored is None:
-            return NONE_SCORED
-        first = max(self.first_scored, self.num_computed_tokens + 1, len(self.prompt_logprobs))
-        return range(first, min(end + 1, self.num_prompt_tokens))
-
-    def add_scores(self, first: int, scores: Iterable[TokenLogprobs]) -> None:
-        """Log-probabilities of the prompt's tokens from the `first` on."""
-        # K and V that came from elsewhere would leave a gap.
-        assert first == len(self.prompt_logprobs), f"{self} was not swept whole"
-        self.prompt_logprobs += scores
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from penstock.generation.request import RequestOutput
-from penstock.generation.scheduler import Batch, Scheduler
+from penstock.generation.scheduling.batch import Batch
+from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
@@ -73,9 +74,9 @@ class StepMeter:
 
     def look_at(self, scheduler: Scheduler) -> None:
         """Note how many requests run and wait, and how full the KV cache is."""
-        metrics, manager = self.metrics, scheduler.block_manager
-        metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
-        metrics.num_preemptions = scheduler.num_preemptions
-        metrics.prefix_cache_queries = scheduler.num_queried_tokens
-        metrics.prefix_cache_hits = scheduler.num_hit_tokens
+        metrics, admission, manager = self.metrics, scheduler.admission, scheduler.block_manager
+        metrics.num_running, metrics.num_waiting = len(admission.running), len(admission.waiting)
+        metrics.num_preemptions = admission.num_preemptions
+        metrics.prefix_cache_queries = admission.num_queried_tokens
+        metrics.prefix_cache_hits = admission.num_hit_tokens
         metrics.kv_blocks_used = manager.num_blocks - manager.num_free

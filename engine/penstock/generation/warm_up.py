@@ -1,6 +1,6 @@
-"""What a step takes beside weights, keys and values: measured by computing the largest one that the config
-allows, before memory is planned. Layers are alike, so the sweep meets the largest of them twice (once where
-there is one layer)."""
+"""Warm-up: measures what memory a step takes beside weights, keys and values. The largest step that the
+config allows is computed before memory is planned. Layers are alike, so the sweep computes the largest layer
+twice (once where the model has one layer)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.config import EngineConfig
-from penstock.generation.batch import ModelInputs
 from penstock.generation.executor import Executor
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
-from penstock.generation.scheduler import Batch, ScheduledSequence
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
@@ -27,15 +27,15 @@ from penstock.spec import KVLayout, RopeSpec
 from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
-#: Takes the sampler's longest way.
+#: Parameters that need every part of the sampler.
 _PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 
 
 def largest_step(
     config: EngineConfig, longest: int, num_past: int = 0, rope: RopeSpec | None = None
 ) -> Batch:
-    """The most tokens of the most sequences, each after `num_past` computed ones, none longer than `longest`.
-    All keys and values lie in block 0."""
+    """A step with as many tokens of as many sequences as the config allows. Each sequence has `num_past`
+    computed tokens, and none is longer than `longest`. All keys and values lie in block 0."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens
     scheduled = []
@@ -59,8 +59,8 @@ def largest_step(
 def measure_activations(
     family: Family, tensors: ModelTensors, config: EngineConfig, kv_layout: KVLayout, batch: Batch
 ) -> int:
-    """Bytes at the peak of a step of this batch, on the family's device. Its weights are not initialized, and
-    may be no more than addresses: on the CPU pages that nothing writes take no memory."""
+    """Bytes at the peak of a step with this batch, on the family's device. The weights are not initialized.
+    On the CPU they take no memory, since nothing writes their pages."""
     device = family.device
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
     head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
@@ -77,10 +77,10 @@ def measure_activations(
 
     def step() -> None:
         for logits in executor.forward(ModelInputs.of(batch, config.block_size)):
-            sampler.sample([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # it takes row by row
+            sampler.sample([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # the sampler takes row by row
 
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # a step that is served from torch's reserve would seem to take nothing
+        torch.cuda.empty_cache()  # a step that uses torch's reserve would seem to take no memory
         before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         step()
@@ -99,8 +99,9 @@ def _unread(
 
 
 class _LargestTwice:
-    """A LayerSource: of each stack the largest layer, which gets its own result if the stack has several, so
-    that input and output are both there. All its experts are the largest one."""
+    """A LayerSource that brings the largest layer of each stack. If the stack has several layers, the largest
+    one comes twice, so that a layer's input and output are in memory together. All experts are the largest
+    one."""
 
     def __init__(self, tensors: ModelTensors, device: torch.device) -> None:
         self._units = tensors.units
@@ -118,7 +119,7 @@ class _LargestTwice:
         yield from [weights] * min(2, self._num_layers[stack])
 
     def _largest(self, stack: str, is_expert: bool) -> tuple[TensorSpec, ...]:
-        """Of a stack's units of that kind; () if it has none."""
+        """The largest of a stack's units of one kind; () if the stack has none."""
         found = [
             unit
             for unit in self._units
@@ -131,8 +132,9 @@ class _LargestTwice:
 
 
 class _PeakRecorder(TorchFunctionMode):
-    """Bytes of the tensors that operations make and that live at once. A TorchDispatchMode would also
-    see what some operations make on the way, but its import takes a second."""
+    """Counts the bytes of all tensors that operations make, and notes the most that live at once. A
+    TorchDispatchMode would also see tensors that operations make for themselves, but importing it takes a
+    second."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Chat messages -> token ids by the model's own template, in transformers' sandbox."""
+"""Chat: messages -> token ids, by the model's own template, in transformers' sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jinja2.exceptions import TemplateError
 from penstock.errors import InvalidParameter
 from penstock.text.tokenizer import Tokenizer
 
-#: What a template raises, on purpose or because a message is not what it expects.
+#: Errors that a template raises, on purpose or because a message is not what the template expects.
 _REFUSALS = (
     TemplateError,
     ValueError,
@@ -37,8 +37,8 @@ def render_chat(
     if not (chat_template or tokenizer.has_chat_template):
         raise InvalidParameter(
             "messages",
-            "this model has no chat template, so it can't be asked by messages: use /v1/completions with "
-            "a prompt, or put a chat_template.jinja into its folder",
+            "this model has no chat template, so it can't answer messages: use /v1/completions with a "
+            "prompt, or put a chat_template.jinja into the model's folder",
         )
     try:
         text: str = tokenizer.backend.apply_chat_template(

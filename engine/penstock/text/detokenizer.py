@@ -1,4 +1,4 @@
-"""Detokenizer: token ids of an answer, one at a time -> text that is certain."""
+"""Detokenizer: token ids of an answer, one at a time -> text that no later token changes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
 
-#: Prompt tokens that are decoded before the answer's, so that its first token meets its context:
-#: sentencepiece drops the space of whatever it is given first.
+#: Prompt tokens that are decoded before the answer's, so that the answer's first token has its context:
+#: sentencepiece drops the space of the first token that it decodes.
 CONTEXT_TOKENS = 6
-#: A character has four bytes at most, so a token that continues one is at most so many behind its first.
+#: A character has four bytes at most, so the token with its last byte comes at most three tokens after the
+#: token with its first byte.
 MAX_TOKENS_BACK = 3
 #: For the same reason, a longer run of tokens without a complete character is not UTF-8.
 MAX_INCOMPLETE_TOKENS = 8
@@ -18,8 +19,8 @@ INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
-    """Emits complete characters only, and nothing that might be the beginning of a stop string. All that
-    it returns concatenates to the answer's text, cut at the stop string that is complete first."""
+    """Returns complete characters only, and no text that might be the beginning of a stop string. All
+    returned texts concatenate to the answer's text, cut at the stop string that is complete first."""
 
     def __init__(
         self,
@@ -35,9 +36,9 @@ class Detokenizer:
         self._include_stop = include_stop_str_in_output
         self._skip_special = skip_special_tokens
         self._token_ids = list(prompt_token_ids[_context_begin(tokenizer, prompt_token_ids) :])
-        #: Tokens from `_begin` are decoded each time; `_known` is what of their text is out, and all of
-        #: those before `_read`. The window moves on with each emission, so the cost of a token does not
-        #: grow with the answer.
+        #: Tokens from `_begin` on are decoded each time. `_known` is the part of their text that was
+        #: returned: the text of the tokens before `_read`. The window moves on each time that text is
+        #: returned, so a token's cost does not grow with the answer.
         self._begin, self._read = 0, len(self._token_ids)
         self._known = self._decode(self._token_ids)
         self._held = ""
@@ -51,14 +52,15 @@ class Detokenizer:
         self._token_ids.append(token_id)
         text = self._new_text()
         is_incomplete = text.endswith(INCOMPLETE)
-        # A special token is no context for what follows. Decoded twice, as a first space may be dropped.
+        # A special token is no context for the next tokens. The token is decoded twice because a decoder may
+        # drop a first space, which would make a space look like a special token.
         if (is_incomplete or not text) and not self._decode([token_id, token_id]):
             self._token_ids.pop()
             return ""
         if is_incomplete:
             if len(self._token_ids) - self._read <= MAX_INCOMPLETE_TOKENS:
                 return ""
-            # These are no characters in the making, except perhaps the last.
+            # These tokens are no incomplete characters, except perhaps the last.
             self._advance(_context_begin(self._tokenizer, self._token_ids))
             self._known = self._known[:-1]
             return self._emit(text[:-1])
@@ -67,7 +69,8 @@ class Detokenizer:
         return self._emit(text)
 
     def finish(self) -> str:
-        """What was held back; bytes of an incomplete character as U+FFFD. "" after a stop string."""
+        """The text that was held back, with U+FFFD for the bytes of an incomplete character. "" after a stop
+        string."""
         if self.stopped_by is not None:
             return ""
         text = self._emit(self._new_text())
@@ -83,17 +86,18 @@ class Detokenizer:
     def _new_text(self) -> str:
         text = self._decode(self._token_ids[self._begin :])
         if not (text.startswith(self._known) or self._known.endswith(INCOMPLETE)):
-            # New byte tokens that are no characters: sentencepiece's decoders then give up the whole run of
-            # byte tokens, also its characters that are out.
+            # New byte tokens are no characters. sentencepiece's decoders then decode nothing of the whole run
+            # of byte tokens, not even the characters that were returned.
             return self._decode(self._token_ids[self._read :])
-        # Not only its length: a prompt may end within a character, which then reads differently.
+        # The known text is compared, not only its length: a prompt may end within a character, whose text
+        # changes when the character is complete.
         return text[len(os.path.commonprefix([self._known, text])) :]
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, self._skip_special) if token_ids else ""
 
     def _emit(self, text: str) -> str:
-        """What of held and new text is certain."""
+        """The part of the held text and the new text that can be returned."""
         self._held += text
         if not self._stop:
             text, self._held = self._held, ""
@@ -110,8 +114,9 @@ class Detokenizer:
 
 
 def _context_begin(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
-    """Where the last CONTEXT_TOKENS begin, or a little before, where they would begin within a character: to
-    sentencepiece's decoders a run of byte tokens that begins so has no character at all."""
+    """Where the last CONTEXT_TOKENS begin. If they would begin within a character, the context begins a
+    little before: sentencepiece's decoders find no characters in a run of byte tokens that begins within
+    one."""
     begin = max(0, len(token_ids) - CONTEXT_TOKENS)
     first = max(0, begin - MAX_TOKENS_BACK)
     while begin > first and _is_within_character(tokenizer.token_bytes(token_ids[begin])):

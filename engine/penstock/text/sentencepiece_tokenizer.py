@@ -1,8 +1,8 @@
 """SentencePieceTokenizer: a sentencepiece model without a tokenizer.json, read by the sentencepiece package.
 
 transformers would translate such a model into rules of its own, which leave out the model's normalizer, its
-dummy prefix or its scores. Here the package encodes every text, so that the tokens are the model's. What
-transformers keeps is what the files beside the model say: added tokens, special tokens, chat templates.
+dummy prefix or its scores. Here the package encodes every text, so that the tokens are the model's.
+transformers still reads what the files beside the model say: added tokens, special tokens, chat templates.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ def find_model(folder: Path) -> Path | None:
 
 
 class SentencePieceTokenizer(PreTrainedTokenizer):
-    """What Tokenizer asks of a transformers tokenizer.
+    """A transformers tokenizer with the methods that Tokenizer calls.
 
-    Control pieces ("<s>", "[INST]") and added tokens in a text are these tokens, as with a tokenizer.json.
-    Each text between them is encoded by itself, so it begins with the model's dummy prefix, if it has one.
-    Where tokenizer_config.json says `"legacy": false`, only the beginning of the whole text has the prefix.
+    Control pieces ("<s>", "[INST]") and added tokens that stand in a text become these tokens, as with a
+    tokenizer.json. Each text between them is encoded by itself, so the text begins with the dummy prefix if
+    the model has one. Where tokenizer_config.json says `"legacy": false`, only the beginning of the whole
+    text has the prefix.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
     ) -> None:
         proto = _read_proto(Path(vocab_file))
         if proto is None:
-            raise CorruptFile(f"{vocab_file} is no sentencepiece model")
+            raise CorruptFile(
+                f"{vocab_file} is not a sentencepiece model; it may be damaged: copy or download it again"
+            )
         self._read_pieces(proto.pieces)
         self._make_processors(proto, add_prefix_space is not False, legacy is not False)
         special_tokens = self._own_special_tokens() | kwargs
@@ -92,7 +95,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         }
 
     def _make_processors(self, proto: Any, has_prefix: bool, has_prefix_everywhere: bool) -> None:
-        """`_first` encodes a text's beginning, `_next` what is behind an added token."""
+        """`_first` encodes a text's beginning, `_next` the text behind an added token."""
         normalizer = proto.normalizer_spec
         normalizer.add_dummy_prefix &= has_prefix
         self._drops_first_space = normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces
@@ -139,8 +142,9 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         return {name: self._pieces[token_id] for name, token_id in ids.items() if token_id >= 0}
 
     def _added_pattern(self) -> re.Pattern[str]:
-        """Finds the added token that begins first, and of several the longest. The model's user-defined
-        pieces are not among them: the model itself finds those, also where a space belongs to them."""
+        """A pattern that finds the added token that begins first, and the longest if several begin there. The
+        model's user-defined pieces are left out: the model itself finds them, even where a space belongs to
+        them."""
         contents = {
             token.content: token
             for token in self._added_tokens_decoder.values()
@@ -170,7 +174,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
 
 
 def _read_proto(file: Path) -> Any:
-    """The model's content; None for a file of another format, such as tiktoken's."""
+    """A model file's content. None for a file of another format, such as tiktoken's."""
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at import
     try:
         proto.ParseFromString(file.read_bytes())
@@ -180,8 +184,8 @@ def _read_proto(file: Path) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Whether the tokenizer class that the folder names, if any, adds nothing to the model. Raises
-    ConfigError for a class that is code of the folder's own."""
+    """Whether the folder names no tokenizer class, or a class that adds nothing to the model. Raises
+    ConfigError for a class whose code lies in the folder."""
     kind, has_code = _tokenizer_class(folder)
     if kind is None or kind in _PLAIN_CLASSES:
         return True
@@ -195,11 +199,11 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _tokenizer_class(folder: Path) -> tuple[str | None, bool]:
-    """The name of the class, without "Fast", and whether it is code of the folder's own."""
+    """The name of the tokenizer class, without "Fast", and whether its code lies in the folder."""
     for name in ("tokenizer_config.json", "config.json"):
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # absent; what is broken is refused by whoever reads it
+        except (OSError, ValueError):  # an absent file is no error; whoever needs a broken file refuses it
             continue
         if isinstance(config, dict) and isinstance(kind := config.get("tokenizer_class"), str):
             return kind.removesuffix("Fast"), "AutoTokenizer" in (config.get("auto_map") or ())

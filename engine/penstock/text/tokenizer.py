@@ -25,21 +25,22 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """One model's tokenizer. Threads share it without a lock, behind which a long prompt would hold up the
-    engine: it only ever reads what was loaded."""
+    """One model's tokenizer. Threads share the tokenizer without a lock, since it only reads what was loaded.
+    With a lock, a long prompt would hold up the engine."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         """`tokenizer` is a transformers tokenizer."""
         self.backend = tokenizer
         self.vocab_size: int = len(tokenizer)
-        # A piece may stand twice in a vocabulary, and get_vocab() then has one of its ids.
+        # A vocabulary may have a piece twice; get_vocab() then has only one of the two ids.
         vocab = tokenizer.get_vocab()
         self._known_ids = frozenset(vocab.values()) | frozenset(range(tokenizer.vocab_size))
-        #: Characters of the longest token, or more: no text of n characters has fewer than n / this tokens,
-        #: but for normalizers that drop most of it.
+        #: Characters of the longest token, or more. A text of n characters has at least n / max_token_chars
+        #: tokens, unless a normalizer drops most of the text.
         self.max_token_chars: int = max(map(len, vocab), default=1)
         if fast := getattr(tokenizer, "backend_tokenizer", None):
-            # What the file says of these is not for prompts; transformers would turn it off while encoding.
+            # The file's truncation and padding are not meant for prompts. transformers would turn them off
+            # during encode(), which other threads would notice.
             fast.no_truncation()
             fast.no_padding()
         self.eos_token_ids = eos_token_ids
@@ -48,9 +49,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, eos_token_ids: frozenset[int] = frozenset()) -> Tokenizer:
-        """The tokenizer of a folder, which says itself where answers end, or of a GGUF file, for which
-        `eos_token_ids` do. Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if it can't
-        be read, ConfigError if that takes a package which is not installed."""
+        """The tokenizer of a folder or of a GGUF file. `eos_token_ids` are the end tokens of a GGUF file; a
+        folder's own files say which tokens end an answer. Raises CheckpointNotFound if the folder has no
+        tokenizer, CorruptFile if the tokenizer can't be read, ConfigError if reading it needs a package that
+        is not installed."""
         is_file = folder.is_file()
         if not is_file and not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
             raise CheckpointNotFound(_no_tokenizer(folder))
@@ -65,19 +67,19 @@ class Tokenizer:
                 f"the tokenizer in {folder} needs a package that is not installed: {error} "
                 "(for CpmTokenizer: pip install 'penstock[cpm]'; for GGUF files: 'penstock[gguf]')"
             ) from error
-        except Exception as error:  # whatever transformers and its parsers raise: the files are at fault
+        except Exception as error:  # transformers and its parsers raise many types; the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
         return cls(tokenizer, _eos_token_ids(folder, tokenizer))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens are those that the model wants around a prompt."""
-        # verbose would warn of texts beyond the context, which only whoever computes with them can judge.
+        """Token ids of a text. add_special_tokens: add the tokens that the model wants around a prompt."""
+        # verbose=True would warn of texts longer than the context. The engine checks the length itself.
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are not UTF-8 become U+FFFD. Spaces are never tidied up. Ids that the
-        tokenizer does not have are no text: models pad their vocabulary."""
+        """Text of token ids. Bytes that are not UTF-8 become U+FFFD. Spaces stay as they are. Ids that the
+        tokenizer does not have give no text: models pad their vocabulary."""
         text: str = self.backend.decode(
             [token_id for token_id in token_ids if token_id in self._known_ids],
             skip_special_tokens=skip_special_tokens,
@@ -98,20 +100,21 @@ class Tokenizer:
 
     @cached_property
     def tool_template(self) -> str:
-        """The text of the chat template that would show tools; "" without one."""
+        """The source of the chat template that is used for messages with tools. "" if the model has none."""
         template = self.backend.chat_template or ""
         if isinstance(template, dict):
             template = template.get("tool_use", template.get("default", ""))
         return str(template)
 
     def token_text(self, token_id: int) -> str:
-        """One token alone as text; a part of a character becomes U+FFFD."""
+        """The text of one token alone. A part of a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def _token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of the token's text (special tokens: their name; unknown ids: none).
+        """The exact bytes of a token's text (a special token's name; nothing for an unknown id).
 
-        decode() treats an added token as any other: Gemma's "\u2581\u2581" is two spaces."""
+        An added token is spelled like any other token, as in decode(): Gemma's "\u2581\u2581" is two
+        spaces."""
         if token_id not in self._known_ids:
             return b""
         piece = self.backend.convert_ids_to_tokens(token_id)
@@ -127,14 +130,14 @@ class Tokenizer:
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that are no text: decode() skips them."""
+        """Tokens that decode() skips."""
         added: dict[int, Any] = getattr(self.backend, "added_tokens_decoder", {})
         special = {token_id for token_id, token in added.items() if token.special}
         return frozenset(special.union(self.backend.all_special_ids))
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        """Whether pieces are spelled with GPT-2's stand-ins for bytes."""
+        """Whether pieces are spelled with the characters that stand for bytes in GPT-2's vocabulary."""
         fast = getattr(self.backend, "backend_tokenizer", None)
         if fast is None:
             return bool(getattr(self.backend, "byte_decoder", None))
@@ -167,7 +170,7 @@ def _no_tokenizer(folder: Path) -> str:
 
 
 class NoText(Tokenizer):
-    """Where only token ids matter: nothing is a word, and nothing ends an answer."""
+    """A tokenizer for engines that only need token ids: every text is empty, and no token ends an answer."""
 
     def __init__(self) -> None:
         self.eos_token_ids = frozenset()
@@ -184,8 +187,8 @@ class NoText(Tokenizer):
 
 
 def _byte_stand_ins() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the other bytes, in
-    order, for the characters from U+0100 on."""
+    """Character -> byte in GPT-2's spelling. Printable Latin-1 characters stand for their own byte; the
+    characters from U+0100 on stand for the other bytes, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     stand_ins = {chr(byte): byte for byte in printable}
@@ -199,7 +202,7 @@ def _read_gguf(file: Path) -> Any:
     """transformers' tokenizer from the vocabulary in a GGUF file."""
     from transformers import PreTrainedTokenizerFast
 
-    # In a folder of its own: whatever lies beside the file must not be taken for a part of its tokenizer.
+    # The folder is a new one, since transformers would take files beside the GGUF file for its tokenizer's.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / file.name).symlink_to(file.resolve())
         return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
@@ -207,7 +210,7 @@ def _read_gguf(file: Path) -> Any:
 
 def _read_folder(folder: Path) -> Any:
     """transformers' tokenizer of a folder, or ours for a sentencepiece model that has no tokenizer.json."""
-    from transformers import AutoTokenizer  # takes a second, so only when it is needed
+    from transformers import AutoTokenizer  # the import takes a second
 
     from penstock.text.sentencepiece_tokenizer import SentencePieceTokenizer, find_model
 
@@ -217,7 +220,8 @@ def _read_folder(folder: Path) -> Any:
 
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """Where answers end: generation_config.json, else config.json, else the tokenizer's own."""
+    """The tokens that end an answer, from generation_config.json, else config.json, else the tokenizer
+    itself."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if not path.is_file():
@@ -225,7 +229,9 @@ def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
         try:
             ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         except (ValueError, AttributeError) as error:
-            raise CorruptFile(f"{path} is not readable JSON ({error})") from error
+            raise CorruptFile(
+                f"{path} is not a JSON object ({error}): copy or download the file again"
+            ) from error
         if ids is None:
             continue
         ids = ids if isinstance(ids, list) else [ids]

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
-from penstock.generation.block_manager import BlockManager
 from penstock.generation.chosen import NOTHING
-from penstock.generation.scheduler import Scheduler
+from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import Sequence
 from penstock.memory.cost import StepPrediction
 from penstock.memory.hardware import HardwareProfile
@@ -91,7 +91,7 @@ def longest_sequence(
     while num_timed < num_steps:
         num_timed += all(sequence.num_pending_tokens <= 1 for sequence in scheduler)
         batch = scheduler.schedule()
-        if not batch or scheduler.num_preemptions:
+        if not batch or scheduler.admission.num_preemptions:
             return None
         for sequence, _ in scheduler.update(batch, [NOTHING] * len(batch.scheduled)):
             sequence.append(0)

@@ -8,8 +8,9 @@ import pytest
 
 from fakes import EOS, FakeAsyncEngine, FakeTokenizer
 from penstock.generation.generation_request import SamplingParams
+from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
-from penstock.generation.sequence import FinishReason, TokenLogprobs
+from penstock.generation.sequence import FinishReason
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras, stream
 from penstock_server.facade.engine import ServedEngine

@@ -9,7 +9,7 @@ import pytest
 from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece
 
 from fakes import EOS, FakeTokenizer
-from penstock.generation.sequence import TokenLogprobs
+from penstock.generation.logprobs import TokenLogprobs
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.answers.logprobs import LogprobWriter, answer_offsets, prompt_offsets
 

@@ -136,7 +136,7 @@ def test_wrong_usage(
 def test_texts_that_can_not_be_scored(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for content, message in ((b"a", "1 tokens; that is too short"), (b"\xff\xfe", "not a text in UTF-8")):
+    for content, message in ((b"a", "1 tokens, which is too short"), (b"\xff\xfe", "not a text in UTF-8")):
         (tmp_path / "text").write_bytes(content)
         assert cli.main(["eval", str(tiny_llama), "--text", str(tmp_path / "text")]) == 2
         assert message in capsys.readouterr().err

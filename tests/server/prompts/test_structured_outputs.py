@@ -113,7 +113,7 @@ def test_objects_are_closed_unless_the_client_opens_them(
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "no JSON"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "not JSON"),
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs", "empty"),
         ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs", "'x' not found"),
         ({"grammar": "root ::= x"}, "grammar", "'x' not found"),

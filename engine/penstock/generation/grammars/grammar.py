@@ -1,4 +1,4 @@
-"""Grammar: what an answer must be, as a value. Knows no tokenizer; grammar_matcher.py follows one."""
+"""Grammar: what an answer must be, as a value. Knows no tokenizer; grammar_matcher.py does."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from penstock.errors import InvalidParameter
 from penstock.generation.grammars.closed_schema import closed
 from penstock.generation.grammars.schema_facts import moved
 
-#: What is larger is no honest request; grammar_trial.py has the limits on what it takes to read one.
+#: No honest request needs a larger grammar. grammar_trial.py limits the time and memory to read a grammar.
 MAX_GRAMMAR_CHARS = 250_000
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A set of texts, of which the answer will be one, whole.
+    """A set of texts. The answer will be one of them, whole.
 
-    Answers that are asked for with the same object share what it takes to follow it: see
-    GrammarCompiler.matcher(). Made by the constructors below. They raise InvalidParameter for what can be
-    seen without a model; Engine.validate() for the rest.
+    Answers to requests with the same Grammar object share the compiled grammar: see
+    GrammarCompiler.matcher(). The constructors below make grammars. They raise InvalidParameter for errors
+    that can be seen without a model; Engine.validate() raises it for the others.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
@@ -37,11 +37,11 @@ class Grammar:
         try:
             self.text.encode()
         except UnicodeEncodeError:
-            raise invalid("the grammar has a character that is no Unicode") from None
+            raise invalid("the grammar has half a surrogate pair, which is no character; remove it") from None
 
     @staticmethod
     def part_of_schema(schema: dict[str, Any], place: str) -> Any:
-        """A JSON Schema that was whole, as a part at `place` ("#/$defs/a") of another one: its references
+        """A whole JSON Schema, changed into a part at `place` ("#/$defs/a") of another schema: its references
         lead to the same things."""
         return moved(schema, place)
 
@@ -54,28 +54,28 @@ class Grammar:
     def json_schema(cls, schema: dict[str, Any] | bool | str, *, is_closed: bool = True) -> Grammar:
         """JSON that a schema (draft 2020-12) admits, its properties in the schema's order.
 
-        Objects have the properties that the schema names, and others only where it says so with
-        additionalProperties (closed_schema.py); without is_closed others are admitted wherever JSON Schema
-        does. {"type": "object"}, which names none, is any object.
+        Objects have the properties that the schema names. They have other properties only where the schema
+        says so with additionalProperties (closed_schema.py). Without is_closed, other properties are admitted
+        wherever JSON Schema admits them. {"type": "object"} names no properties and is any object.
 
-        There is no white space between its parts, unless the schema's top level has "x-guidance":
-        {"whitespace_flexible": true}; llguidance's docs/json_schema.md lists what else may stand there, and
-        the keywords that it knows. The others are refused.
+        The JSON has no white space between its parts, unless the schema's top level has "x-guidance":
+        {"whitespace_flexible": true}. llguidance's docs/json_schema.md lists the other settings of
+        x-guidance, and the keywords that llguidance knows. Other keywords are refused.
         """
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise invalid(f"the JSON schema is no JSON: {error}") from None
+                raise invalid(f"the JSON schema is not JSON: {error}") from None
         schema = {} if schema is True else schema
         if not isinstance(schema, dict):
-            raise invalid("the JSON schema is no object; it must be one, or true for any JSON")
+            raise invalid("the JSON schema is not an object; it must be an object, or true for any JSON")
         if not isinstance(schema.get("x-guidance", {}), dict):
-            raise invalid("x-guidance in the JSON schema is no object")
+            raise invalid("x-guidance in the JSON schema is not an object; it must be an object")
         try:
             schema = closed(schema) if is_closed else schema
         except RecursionError:
-            raise invalid("the JSON schema is nested too deeply") from None
+            raise invalid("the JSON schema is nested too deeply; use fewer levels") from None
         except ValueError as error:
             raise invalid(f"the JSON schema can't be used: {error}") from None
         try:
@@ -85,28 +85,30 @@ class Grammar:
 
     @classmethod
     def regex(cls, text: str) -> Grammar:
-        """What a regular expression in Rust's syntax, without look-around, matches from beginning to end. The
-        characters of \\d, \\w and \\s are ASCII's, as nobody wants the digits of all scripts."""
+        """A text that a regular expression matches from beginning to end. The syntax is Rust's, without
+        look-around. \\d, \\w and \\s match ASCII characters only, since hardly anybody wants the digits of
+        all scripts."""
         return cls("regex", text)
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Grammar:
-        """One of some texts, letter by letter."""
+        """One of these texts, character by character."""
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise invalid("a choice needs at least one text, and none may be empty")
         return cls("choice", json.dumps(list(choices), ensure_ascii=False))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """A context-free grammar in llguidance's variant of Lark (docs/syntax.md there), from `start` on. A
-        temperature in it has no effect. One in GBNF, whose rules have ::=, is rewritten."""
+        """A context-free grammar in llguidance's variant of Lark (docs/syntax.md there); the rule `start`
+        comes first. A temperature in the grammar has no effect. A grammar in GBNF, whose rules have ::=, is
+        rewritten in Lark."""
         if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
             return cls("lark", text)
         from llguidance.gbnf_to_lark import any_to_lark
 
         try:
             return cls("lark", any_to_lark(text))
-        except Exception as error:  # the package has no type for all of them
+        except Exception as error:  # the package's errors have no common type
             raise invalid(f"the GBNF grammar can't be read: {error}") from None
 
 

@@ -1,8 +1,9 @@
 """GrammarCompiler: grammars for one model's vocabulary; Matcher: where one answer stands in its grammar.
 
-llguidance does the work. What it learns of a tokenizer is the bytes of each token, which are those that
-the detokenizer makes text of, and how the tokenizer itself would write a text: where a grammar leaves one
-text only, the one token that is allowed is the tokenizer's, so that the model sees what it was trained on.
+llguidance does the work. It is told two things of a tokenizer. The first is the bytes of each token, which
+are the bytes that the detokenizer makes text of. The second is how the tokenizer itself writes a text: where
+a grammar leaves only one text, only the tokenizer's own token is allowed, so that the model sees the tokens
+that it was trained on.
 """
 
 from __future__ import annotations
@@ -25,35 +26,38 @@ logger = logging.getLogger(__name__)
 
 #: Grammars that are known to pass the trial.
 MAX_TRIED = 256
-#: Nothing merges with it, and no prompt has it.
+#: A character that no tokenizer merges with others, and that no prompt has.
 _MARK = "\x02"
-_NO_TOKEN = "no token of the model's vocabulary goes on with it"
+_NO_TOKEN = "no token of the model's vocabulary may come next"
 _SAMPLE = "It is 1, 2 or 3."
 
 
 class GrammarCompiler:
-    """One model's. Safe from any thread; the first grammar takes as long as its vocabulary is large."""
+    """Compiles grammars for one model. Safe from any thread. The first grammar takes longer, since the whole
+    vocabulary is read."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """vocab_size: of the logits; models pad their vocabulary."""
+        """vocab_size: the number of logits, which may be more than the tokens: models pad their
+        vocabulary."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._try = lru_cache(maxsize=MAX_TRIED)(self._try_once)
-        #: By the id of the Grammar, for as long as that lives.
+        #: A Grammar's id() -> the compiled grammar, for as long as the Grammar lives.
         self._compiled: dict[int, LLMatcher] = {}
 
     def check(self, grammar: Grammar) -> None:
-        """Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. Takes a
-        while for an object that was not seen before, be it equal to another."""
+        """Raises InvalidParameter for a grammar that is wrong, too large, or not for this model. A new
+        Grammar object takes a while, even if it equals another."""
         self._compile(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """For a new answer. Raises what check() raises.
+        """A matcher for a new answer. Raises what check() raises.
 
-        Answers that are asked for with one Grammar object share what was compiled, and its lexer's limit: one
-        that exceeds it ends them all. So a request has an object of its own, which its answers share.
+        Answers with the same Grammar object share the compiled grammar and its lexer's limit: an answer that
+        exceeds the limit ends them all. So each request has a Grammar object of its own, which only the
+        request's own answers share.
         """
         return Matcher(self._compile(grammar).deep_copy(), self._built_vocabulary())
 
@@ -80,16 +84,16 @@ class GrammarCompiler:
         try:
             has_passed = self._built_vocabulary().trial.passes(kind, text)
         except OSError as error:
-            raise RequestFailed(f"its grammar can't be tried: {error}") from error
+            raise RequestFailed(f"the request's grammar can't be tried: {error}") from error
         if not has_passed:
             raise _unusable(
                 kind,
-                f"it takes more than {MAX_SECONDS:g} s or too much memory to read; make it smaller, with "
-                "fewer rules that follow from each other and smaller numbers (multipleOf, repetitions)",
+                f"reading it takes more than {MAX_SECONDS:g} s or too much memory; make it smaller, with "
+                "fewer rules that use each other and smaller numbers (multipleOf, repetitions)",
             )
 
     def close(self) -> None:
-        """Ends the process that tries grammars. Idempotent."""
+        """End the process that tries grammars. Idempotent."""
         with self._lock:
             if self._vocabulary is not None:
                 self._vocabulary.trial.close()
@@ -102,24 +106,26 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """Where one answer stands in its grammar. Depends on the answer's own tokens and on nothing else."""
+    """Where one answer stands in its grammar. The place depends on the answer's own tokens and on nothing
+    else."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
         self._matcher = matcher
-        self._vocabulary = vocabulary  # which llguidance itself does not keep alive
-        #: What follows for certain, the next token last. Found at once, as a token costs as much as all.
+        self._vocabulary = vocabulary  # kept here because llguidance does not keep it alive
+        #: The tokens that must follow, the next token last. All are found together, since one costs as much
+        #: as all.
         self._run: list[int] = []
         self._look()
 
     def advance(self, token_id: int) -> None:
-        """The answer's next token, one that is allowed."""
+        """Go on with the answer's next token, which must be allowed."""
         self._matcher.consume_token(token_id)
         if self._run:
             self._run.pop()
         self._look()
 
     def after(self, token_id: int) -> Matcher:
-        """Where the answer would stand after another token; this one stays where it is."""
+        """A matcher that stands one token further. This matcher stays where it is."""
         other = copy.copy(self)
         other._matcher, other._run = self._matcher.deep_copy(), list(self._run)
         other.advance(token_id)
@@ -133,13 +139,13 @@ class Matcher:
 
     def _look(self) -> None:
         self._run = self._run or self._matcher.compute_ff_tokens()[::-1]
-        #: Bit i: token i may come next; of the end tokens each, where the answer may end.
+        #: Bit i: token i may come next. All end tokens may come where the answer may end.
         self.allowed = 1 << self._run[-1] if self._run else self._mask()
-        #: Why there is no next token, a limit of llguidance's for example; "" as long as all is well.
+        #: Why there is no next token, for example a limit of llguidance's. "" as long as there is one.
         self.error = _without_details(self._matcher.get_error())
         if not self.allowed and not self.error:
             self.error = _NO_TOKEN
-        #: Nothing may follow but the end.
+        #: Only the end may follow.
         self.is_complete = not self.error and not self.allowed & ~self._vocabulary.end_bits
         #: The only token that may come next.
         self.forced: int | None = None
@@ -151,7 +157,8 @@ class Matcher:
 
 
 class _Vocabulary:
-    """What llguidance wants to know of a tokenizer; attributes and call are its TokenizerWrapper's."""
+    """A tokenizer, as llguidance wants to see it. Attributes and __call__ are those of llguidance's
+    TokenizerWrapper."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -161,19 +168,19 @@ class _Vocabulary:
         self._own = tokenizer
         if not _is_spelled_by_its_tokens(tokenizer):
             raise invalid(
-                "this model's tokenizer can't be used with a grammar: its text is not that of its tokens "
-                "one after the other"
+                "this model's tokenizer can't be used with a grammar: a decoded text differs from the texts "
+                "of its tokens put together"
             )
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
         ends = self._ends = sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
         specials = {token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size}
-        #: Special tokens are no text: what decodes to nothing must not count as letters.
+        #: Special tokens decode to nothing, so their names must not count as text.
         self._specials = specials | set(ends)
         self.special_token_ids = sorted(self._specials)
-        #: None: llguidance adds one of its own, behind the others, which can't be chosen.
+        #: None: llguidance adds an end token of its own behind the others, which can't be chosen.
         self.eos_token_id = ends[0] if ends else None
         self.end_bits = sum(1 << token_id for token_id in ends or [vocab_size])
-        # By a weak reference, as Python would not find the cycle.
+        # The reference is weak because Python's garbage collector does not see the cycle.
         wrapper: Any = weakref.proxy(self)
         self.tokenizer = LLTokenizer(wrapper, eos_token=ends or None)
 
@@ -184,15 +191,15 @@ class _Vocabulary:
     def __call__(self, text: str) -> list[int]:
         """How the model's tokenizer writes a text in the middle of an answer."""
         try:
-            for mark in ("", _MARK):  # sentencepiece puts a space before what it is given first
+            for mark in ("", _MARK):  # sentencepiece puts a space before a text's beginning
                 before = self._own.encode(mark, add_special_tokens=False) if mark else []
                 ids = self._own.encode(mark + text, add_special_tokens=False)
                 rest = ids[len(before) :]
                 if ids[: len(before)] == before and self._is_spelled(text, rest):
                     return rest
-        except Exception:  # tokenizers are not ours; an error here would end the engine
+        except Exception:  # tokenizers are not ours, and an error here would end the engine
             logger.exception("the tokenizer failed on a text that a grammar forces")
-        # It has no way to write it: it folds case, or takes the text for a special token.
+        # The tokenizer can't write this text: it folds case, or takes the text for a special token.
         return self.tokenizer.greedy_tokenize(text)
 
     def _is_spelled(self, text: str, token_ids: list[int]) -> bool:

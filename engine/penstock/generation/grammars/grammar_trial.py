@@ -1,9 +1,9 @@
-"""GrammarTrial: whether a grammar can be read at all, found out in a process of its own.
+"""GrammarTrial: finds out, in a process of its own, whether a grammar can be read.
 
-llguidance reads a grammar by recursion and without a bound on time: a chain of some thousand rules overflows
-the stack, which ends the process, and {"multipleOf": 99999989} takes memory and time without end. Clients
-write grammars, so each is read first where only the trial can be lost. This file is also what that process
-runs: on its own, as the rest of the package would take it seconds to import.
+llguidance reads a grammar by recursion and without a limit on time. A chain of some thousand rules overflows
+the stack, which ends the process; {"multipleOf": 99999989} takes memory and time without end. Clients write
+grammars, so each grammar is read first by a process that may be lost. That process runs this file alone:
+importing the rest of the package would take seconds.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from typing import IO, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-#: A lexer state takes 1-2 kB; the answers to a request share theirs. The others are llguidance's defaults,
-#: with which a step's mask takes tens of microseconds, and some 20 ms at worst.
+#: A lexer state takes 1-2 kB; a request's answers share their states. The other limits are llguidance's
+#: defaults, with which a step's mask takes tens of microseconds, and some 20 ms at worst.
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
-#: Seconds of the processor, and bytes beyond what the vocabulary takes. A schema of 1000 properties takes
-#: 0.2 s.
+#: Limits of a trial: processor seconds, and bytes beyond what the vocabulary takes. A schema of 1000
+#: properties takes 0.2 s.
 MAX_SECONDS, MAX_BYTES = 1.0, 256 << 20
-#: Of the thread that reads. A quarter of what threads usually have: what passes here passes there.
+#: Stack of the thread that reads. Threads usually have four times as much, so a grammar that passes the trial
+#: does not overflow another thread's stack.
 _STACK_BYTES = 2 << 20
-#: Seconds after which a process that says nothing is given up, however slow the machine.
+#: Seconds after which a silent process counts as lost, even on a slow machine.
 _PATIENCE_S = 60.0
 _READY, _PASSED = b".", b"+"
 
 
 def source(kind: str, text: str) -> str:
-    """A Grammar's kind and text in llguidance's own format. Raises ValueError."""
+    """A Grammar in llguidance's own format. Raises ValueError."""
     match kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
@@ -53,21 +54,21 @@ def source(kind: str, text: str) -> str:
 
 
 class GrammarTrial:
-    """For one vocabulary. Safe from any thread; the process begins with the first grammar, and again after
-    one that ended it."""
+    """Trials with one vocabulary. Safe from any thread. The process starts with the first grammar, and starts
+    again after a grammar that ended it."""
 
     def __init__(
         self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int | None, ends: list[int]
     ) -> None:
-        """tokens: the bytes of each; the others as llguidance's TokenizerWrapper has them."""
+        """tokens: the bytes of each token. The other arguments are as in llguidance's TokenizerWrapper."""
         self._vocabulary = pickle.dumps((tokens, special_token_ids, eos_token_id, ends))
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., GrammarTrial] | None = None
 
     def passes(self, kind: str, text: str) -> bool:
-        """Whether it was read, be it with an error, within the limits. Raises OSError if nothing can be
-        tried."""
+        """Whether a grammar was read within the limits, with or without an error. Raises OSError if nothing
+        can be tried."""
         with self._lock:
             process = self._process or self._start()
             assert process.stdin is not None and process.stdout is not None
@@ -81,7 +82,7 @@ class GrammarTrial:
             return has_passed
 
     def close(self) -> None:
-        """Ends the process. Idempotent."""
+        """End the process. Idempotent."""
         with self._lock:
             self._end()
 
@@ -90,8 +91,8 @@ class GrammarTrial:
             [sys.executable, "-P", str(Path(__file__).resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # it is expected to be killed
-            start_new_session=True,  # Ctrl-C is for the server, which ends it
+            stderr=subprocess.DEVNULL,  # the limits end the process, which is no error
+            start_new_session=True,  # Ctrl-C is for the server, which ends the process
         )
         self._finalizer = weakref.finalize(self, _kill, process)
         assert process.stdin is not None and process.stdout is not None
@@ -102,7 +103,9 @@ class GrammarTrial:
             is_ready = False
         if not is_ready:
             self._end()
-            raise OSError("the process that reads grammars did not start")
+            raise OSError(
+                "the process that reads grammars did not start; the machine may be out of memory or processes"
+            )
         return process
 
     def _end(self) -> None:
@@ -117,7 +120,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reply(pipe: IO[bytes]) -> bytes:
-    """One byte; none if the process ended."""
+    """One byte. Empty if the process ended or said nothing in time."""
     return pipe.read(1) if select.select([pipe], [], [], _PATIENCE_S)[0] else b""
 
 
@@ -130,7 +133,7 @@ def _send(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> Any:
-    """None at the end."""
+    """The next message. None at the end."""
     head = pipe.read(8)
     return pickle.loads(pipe.read(struct.unpack("<Q", head)[0])) if len(head) == 8 else None
 
@@ -150,13 +153,13 @@ class _Vocabulary:
 
 
 def _try(vocabulary: _Vocabulary, kind: str, text: str) -> None:
-    """What the first step of an answer does."""
+    """Do what the first step of an answer does."""
     try:
         matcher = LLMatcher(vocabulary.tokenizer, source(kind, text), log_level=0, limits=LIMITS)
         matcher.compute_ff_tokens()
         matcher.compute_bitmask()
     except ValueError:
-        pass  # whoever asks finds out by himself
+        pass  # the engine meets the same error and reports it
 
 
 def _limit_memory() -> None:

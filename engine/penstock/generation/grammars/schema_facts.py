@@ -1,5 +1,5 @@
-"""What a JSON schema says of its values: which properties it names, and which values it excludes. Looks at
-keywords one by one, and follows no reference."""
+"""Schema facts: which properties a JSON schema names, and which values the schema excludes. Each fact comes
+from the keywords of one schema or of several; no reference is followed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-#: Keywords that hold schemas by name.
+#: Keywords whose values map names to schemas.
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 NAMING_KEYWORDS = frozenset({"properties", "patternProperties"})
 _OPEN_KEYWORDS = frozenset({"additionalProperties", "unevaluatedProperties"})
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-#: Keywords whose values are data, and none of which is a reference.
+#: Keywords whose values are data, so that "$ref" in them is no reference.
 _DATA = frozenset({"const", "enum", "default", "examples"})
 
 Schema = dict[str, Any]
@@ -22,16 +22,16 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Names:
-    """What is said of an object's properties in one place or several."""
+    """What one schema or several say of an object's properties."""
 
-    #: In the schema's order, which is the order in an answer; also those that are only required.
+    #: In the schema's order, which is the order in an answer. Properties that are only required are included.
     properties: tuple[str, ...] = ()
-    #: Of the properties those whose values have a schema.
+    #: The properties whose values have a schema.
     described: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
     #: Whether properties are named at all: {"type": "object"} is any object.
     is_naming: bool = False
-    #: Whether the schema itself says which others there are.
+    #: Whether a schema itself says which other properties there may be.
     is_open: bool = False
 
     @classmethod
@@ -50,16 +50,16 @@ class Names:
 
 @dataclass(frozen=True)
 class Values:
-    """Of which a value is one, as far as types and lists of constants say it."""
+    """A set of values, as far as types and lists of constants describe it."""
 
     types: frozenset[str]
-    #: As JSON; None: there is no list of them, or it has more than words and integers, which are equal only
-    #: if their JSON is.
+    #: The constants as JSON. None: no list of constants is given, or the list has constants other than
+    #: strings, integers, booleans and null, whose JSON may differ though they are equal.
     constants: frozenset[str] | None
 
     @classmethod
     def of(cls, schemas: Iterable[Any]) -> Values:
-        """Of what all the schemas admit."""
+        """The values that all the schemas admit."""
         types = frozenset(_TYPES)
         constants: frozenset[str] | None = None
         for schema in schemas:
@@ -79,7 +79,7 @@ _ANYTHING = Values(frozenset(_TYPES), None)
 
 @dataclass(frozen=True)
 class Facts:
-    """What is certain of each value that a schema admits."""
+    """What is true of each value that a schema admits."""
 
     values: Values
     required: frozenset[str]
@@ -87,7 +87,7 @@ class Facts:
 
     @classmethod
     def of(cls, parts: Sequence[Schema]) -> Facts:
-        """parts: the schemas that all hold for it."""
+        """parts: schemas that all hold for the value."""
         properties: dict[str, list[Any]] = {}
         for part in parts:
             for name, value in members(part, "properties").items():
@@ -96,14 +96,14 @@ class Facts:
         return cls(Values.of(parts), required, {name: Values.of(each) for name, each in properties.items()})
 
     def excludes(self, other: Facts) -> bool:
-        """Whether no value is of both: by its type, or by a property that tells them apart."""
+        """Whether no value can have both facts: the types differ, or a required property tells them apart."""
         return self.values.excludes(other.values) or any(
             self.properties.get(name, _ANYTHING).excludes(other.properties.get(name, _ANYTHING))
             for name in self.required | other.required
         )
 
     def asks_more_than(self, names: Names) -> bool:
-        """Whether an object that has none but these names lacks one."""
+        """Whether an object with no other properties than these names lacks a required one."""
         is_bounded = names.is_naming and not names.is_open and not names.patterns
         return is_bounded and not self.required <= set(names.properties)
 
@@ -128,7 +128,7 @@ def _constants(schema: Schema) -> frozenset[str] | None:
 
 
 def own_names(schema: Schema) -> Names:
-    """What a schema says of its object itself, its parts aside."""
+    """What a schema itself says of an object's properties, without its parts."""
     described = members(schema, "properties")
     properties = tuple(dict.fromkeys([*described, *strings(schema, "required")]))
     patterns = tuple(members(schema, "patternProperties"))
@@ -140,7 +140,7 @@ def own_names(schema: Schema) -> Names:
 
 
 def moved(schema: Any, place: str) -> Any:
-    """A schema that was a whole, as a part at `place` of another: references within it begin there."""
+    """A whole schema, changed into a part at `place` of another schema: its references begin at `place`."""
     if isinstance(schema, list):
         return [moved(item, place) for item in schema]
     if not isinstance(schema, dict):

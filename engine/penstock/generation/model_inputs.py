@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.generation.scheduler import Batch
+from penstock.generation.scheduling.batch import Batch
 from penstock.kernels import BatchLayout
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What the executor needs of a step."""
+    """What the executor needs to know of a step."""
 
     input_ids: Tensor  # int64 [num_tokens]
-    #: Rows of hidden whose logits are wanted, in the order of Batch.scheduled. int64 [num_rows]
+    #: Rows of the hidden states whose logits are wanted, in the order of Batch.scheduled. int64 [num_rows]
     wanted_rows: Tensor
     layout: BatchLayout
-    #: KV blocks (source, destination) to copy before anything is written.
+    #: KV blocks (source, destination) to copy before the step writes.
     block_copies: tuple[tuple[int, int], ...] = ()
 
     @classmethod
@@ -33,7 +33,7 @@ class ModelInputs:
             start = sequence.num_computed_tokens
             certain = start + item.num_new_tokens
             end = certain + len(item.drafts)
-            if item.scored:  # the row of position p is len(input_ids) - start + p
+            if item.scored:  # position p has row len(input_ids) - start + p
                 first = len(input_ids) - start - 1
                 wanted_rows += range(first + item.scored.start, first + item.scored.stop)
             input_ids += sequence.token_ids[start:certain]
@@ -61,7 +61,7 @@ class ModelInputs:
 
 
 def _rope_lengths(batch: Batch) -> Tensor | None:
-    """What BatchLayout says. Most models know no length but 0, and nothing is made for them."""
+    """rope_lengths as BatchLayout describes them. None if all are 0, as they are for most models."""
     lengths = [item.sequence.rope_length for item in batch.scheduled]
     if not any(lengths):
         return None

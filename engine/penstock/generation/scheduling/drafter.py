@@ -1,4 +1,4 @@
-"""Drafter: who guesses what a sequence goes on with, so that one sweep computes several of its tokens."""
+"""Drafter: guesses how a sequence goes on, so that one sweep computes several of its tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.generation.sequence import Sequence
 
 
 class Drafter(Protocol):
-    """Guesses cost time and places in a step, and never change an answer: the scheduler takes as many as have
-    room, and a guess is accepted where the sampler chooses the same token."""
+    """Guesses cost time and places in a step, and never change an answer. The scheduler takes as many guesses
+    as have room, and a guess is accepted where the sampler chooses the same token."""
 
     def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> Mapping[Sequence, List[int]]:
-        """Token ids that may follow the tokens of each of these sequences, one after the other; nothing for a
-        sequence without a guess. More than `num_tokens` in all have no place."""
+        """For each of these sequences the token ids that may follow its tokens, in order. A sequence without
+        a guess may be left out. The step has room for `num_tokens` guesses in all."""
         ...
 
 

@@ -1,0 +1,68 @@
+"""Batch: a step, decided: which tokens of which sequences are computed, and whose logits are wanted. Numbers
+only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.generation.logprobs import NONE_SCORED
+from penstock.generation.sequence import Sequence
+
+
+class ScheduledSequence(NamedTuple):
+    """A sequence's part in a step: its next `num_new_tokens` pending tokens, and guesses of the tokens after
+    them. The class is a tuple, since each step makes one for each sequence."""
+
+    sequence: Sequence
+    num_new_tokens: int
+    #: The new tokens are all that were pending, so the logits of the last one are wanted, and those of each
+    #: draft.
+    is_sampled: bool
+    #: Tokens of the prompt, by index, whose log-probabilities are wanted. The logits of the token before each
+    #: give them.
+    scored: range = NONE_SCORED
+    #: A chain: the first draft follows the pending tokens, each other one the draft before. Empty unless
+    #: is_sampled.
+    drafts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
+        is_sampled = num_new_tokens == sequence.num_pending_tokens
+        if sequence.prompt_scores is None:
+            return cls(sequence, num_new_tokens, is_sampled)
+        num_computed = sequence.num_computed_tokens
+        scored = sequence.prompt_scores.missing(num_computed, num_computed + num_new_tokens)
+        return cls(sequence, num_new_tokens, is_sampled, scored)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that are wanted: those of `scored` in order, then of the last token and the
+        drafts."""
+        return len(self.scored) + self.is_sampled + len(self.drafts)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All sequences' parts in a step."""
+
+    scheduled: tuple[ScheduledSequence, ...]
+    #: Blocks (source, destination) of K and V to be copied before anything is written. No destination is a
+    #: source.
+    block_copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_new_tokens + len(item.drafts) for item in self.scheduled)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(item.num_rows for item in self.scheduled)
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences that get a token, in order."""
+        return tuple(item.sequence for item in self.scheduled if item.is_sampled)
+
+    def __bool__(self) -> bool:
+        return bool(self.scheduled)

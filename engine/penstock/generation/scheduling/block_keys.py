@@ -1,0 +1,44 @@
+"""Block keys: the names by which KV blocks are found. Numbers only.
+
+A key is SHA-256 of a block's tokens and of the key before it. A key therefore stands for all tokens from the
+sequence's beginning, and no sequence finds what another prompt wrote. The first key of a chain is made of the
+request's cache_salt and of the length that rope's frequencies belong to, because other frequencies turn K
+otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+from penstock.generation.sequence import Sequence
+
+
+def full_key(sequence: Sequence, index: int, token_ids: list[int], block_size: int) -> bytes:
+    """The key of the sequence's block `index`, which is full. `token_ids` are the sequence's tokens, and
+    perhaps tokens that will be appended next. The sequence keeps the keys of its full blocks."""
+    keys = sequence.block_keys
+    while len(keys) <= index:
+        start = len(keys) * block_size
+        before = keys[-1] if keys else _first_key(sequence)
+        keys.append(_chain(before, token_ids[start : start + block_size]))
+    return keys[index]
+
+
+def tail_key(sequence: Sequence, block_size: int) -> bytes:
+    """The key of the prompt's last block, which is not full."""
+    token_ids = sequence.token_ids
+    index, length = divmod(sequence.num_prompt_tokens, block_size)
+    before = full_key(sequence, index - 1, token_ids, block_size) if index else _first_key(sequence)
+    start = index * block_size
+    return _chain(before, token_ids[start : start + length])
+
+
+def _first_key(sequence: Sequence) -> bytes:
+    """What the chain of a sequence's keys begins with."""
+    salt = hashlib.sha256(sequence.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+    return _chain(salt, [sequence.rope_length]) if sequence.rope_length else salt
+
+
+def _chain(before: bytes, token_ids: list[int]) -> bytes:
+    return hashlib.sha256(before + array("q", token_ids).tobytes()).digest()

@@ -1,0 +1,113 @@
+"""BlockManager: the KV blocks of each sequence. Numbers only.
+
+Sequences that begin with the same tokens share blocks. A sequence that goes on otherwise gets a copy of the
+shared block before it writes there.
+"""
+
+from __future__ import annotations
+
+from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.sequence import Sequence
+
+
+class BlockManager:
+    """Fills and empties the sequences' block tables."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching)
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Free blocks that a sequence without blocks takes for all its tokens."""
+        shared = sum(self.pool.num_owners[block] > 0 for block in self.prefix_cache.find(sequence))
+        return self.blocks_for(sequence.num_tokens) - shared
+
+    def adopt(self, sequence: Sequence) -> int:
+        """Share the blocks of the sequence's next tokens that others have computed, or will in this step.
+        Returns how many of the sequence's tokens are in the cache then. The last token is never counted: the
+        sequence computes it, since its logits are wanted. If the last token lies in a shared block, the
+        sequence writes the same K and V there once more."""
+        found, table = self.prefix_cache.find(sequence), sequence.block_table
+        if not found:
+            return sequence.num_computed_tokens
+        first = sequence.num_computed_tokens // self.block_size
+        for index, block in enumerate(found, start=first):
+            self.pool.own(block)
+            if index < len(table):
+                self.pool.disown(table[index])
+                table[index] = block
+            else:
+                table.append(block)
+        return min((first + len(found)) * self.block_size, sequence.num_tokens - 1)
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Give a sequence blocks for all its tokens, and a copy of the block of the next token if the
+        sequence must not write into that block. False, and nothing is done, if there are too few free
+        blocks."""
+        table, pool = sequence.block_table, self.pool
+        num_new = max(0, self.blocks_for(sequence.num_tokens) - len(table))
+        is_diverging = self._is_diverging(sequence)
+        if not (num_new or is_diverging):
+            return True
+        if num_new + is_diverging > pool.num_free:
+            return False
+        if is_diverging:
+            index = sequence.num_computed_tokens // self.block_size
+            shared, table[index] = table[index], pool.take()
+            pool.disown(shared)
+            self._copies.append((shared, table[index]))
+        table.extend(pool.take() for _ in range(num_new))
+        return True
+
+    def extend(self, sequence: Sequence, num_drafts: int) -> int:
+        """Blocks for drafts that follow the sequence's tokens, which have blocks. Returns how many drafts
+        have room, `num_drafts` at most. A draft overwrites nothing that others see, and takes no other
+        sequence's block."""
+        table, end = sequence.block_table, sequence.num_tokens
+        if end % self.block_size and self.pool.num_owners[table[end // self.block_size]] > 1:
+            return 0
+        num_drafts = min(num_drafts, (len(table) + self.pool.num_free) * self.block_size - end)
+        table.extend(self.pool.take() for _ in range(self.blocks_for(end + num_drafts) - len(table)))
+        return num_drafts
+
+    def accept(self, sequence: Sequence, accepted: tuple[int, ...]) -> None:
+        """These drafts were right. Blocks of the others are free again, but for the block of the next
+        token."""
+        self.prefix_cache.register_accepted(sequence, accepted)
+        num_tokens = sequence.num_tokens + len(accepted)
+        while len(sequence.block_table) > self.blocks_for(num_tokens + 1):
+            self.pool.disown(sequence.block_table.pop())
+
+    def release(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
+        can't be found."""
+        for block in reversed(sequence.block_table):
+            self.pool.disown(block)
+        sequence.block_table.clear()
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The copies (source, destination) that the step has to make before it writes. No destination is a
+        source; the step may write into a source."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def _is_diverging(self, sequence: Sequence) -> bool:
+        """Whether the next token would overwrite what others see in the same block."""
+        index, offset = divmod(sequence.num_computed_tokens, self.block_size)
+        if index >= len(sequence.block_table):
+            return False
+        block = sequence.block_table[index]
+        return self.pool.num_owners[block] > 1 and offset >= self.pool.num_keyed_tokens(block)

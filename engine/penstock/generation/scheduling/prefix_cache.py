@@ -1,0 +1,82 @@
+"""PrefixCache: finds blocks whose K and V a sequence can use, as it begins with the same tokens. Numbers
+only.
+
+A block gets its key when it is full. A prompt's last block, in which the answer goes on, gets a key at once,
+which stands for the prompt's part of the block.
+
+Keys are given when tokens are scheduled, before the tokens are computed: within a layer all K and V of a step
+are written before attention reads any, so other sequences may share the block in the very same step. A step
+that fails takes its keys back (rollback). Only certain tokens get keys in this way. Drafts get keys when they
+are accepted.
+"""
+
+from __future__ import annotations
+
+from penstock.generation.scheduling.block_keys import full_key, tail_key
+from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.sequence import Sequence
+
+
+class PrefixCache:
+    """Gives keys to a pool's blocks and looks blocks up by key."""
+
+    def __init__(self, pool: BlockPool, block_size: int, is_enabled: bool) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._is_enabled = is_enabled
+        #: Blocks that got their keys in the step that is being decided or computed.
+        self._unconfirmed: list[int] = []
+
+    def is_read_by(self, sequence: Sequence) -> bool:
+        """Whether a sequence looks for blocks. A sequence whose prompt is scored does not: every token has to
+        be computed then."""
+        return self._is_enabled and sequence.prompt_scores is None
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Blocks with the sequence's next tokens, beginning with the block of the first pending token."""
+        found: list[int] = []
+        if not (self.is_read_by(sequence) and sequence.num_pending_tokens > 1):
+            return found
+        size = self._block_size
+        for index in range(sequence.num_computed_tokens // size, sequence.num_tokens // size):
+            block = self._pool.find(full_key(sequence, index, sequence.token_ids, size))
+            if block is None:
+                return found
+            found.append(block)
+        if sequence.num_tokens % size and not sequence.num_output_tokens:
+            block = self._pool.find(tail_key(sequence, size))
+            found += [] if block is None else [block]
+        return found
+
+    def register(self, sequence: Sequence, end: int) -> None:
+        """The sequence's tokens up to `end` will be computed in this step. The blocks that become full, and
+        the prompt's last block, can be found from now on."""
+        if not self._is_enabled:
+            return
+        size, table = self._block_size, sequence.block_table
+        for index in range(sequence.num_computed_tokens // size, end // size):
+            self._set_key(table[index], full_key(sequence, index, sequence.token_ids, size), size)
+        if end % size and end == sequence.num_prompt_tokens:
+            self._set_key(table[end // size], tail_key(sequence, size), end % size)
+
+    def register_accepted(self, sequence: Sequence, accepted: tuple[int, ...]) -> None:
+        """These drafts, which follow the sequence's tokens, were computed and were right."""
+        if not self._is_enabled:
+            return
+        size, token_ids = self._block_size, [*sequence.token_ids, *accepted]
+        for index in range(sequence.num_tokens // size, len(token_ids) // size):
+            self._set_key(sequence.block_table[index], full_key(sequence, index, token_ids, size), size)
+
+    def confirm(self) -> None:
+        """The step was computed."""
+        self._unconfirmed.clear()
+
+    def rollback(self) -> None:
+        """The step was not computed. Every sequence that had a part in it must be released."""
+        for block in self._unconfirmed:
+            self._pool.drop_key(block)
+        self._unconfirmed.clear()
+
+    def _set_key(self, block: int, key: bytes, num_tokens: int) -> None:
+        if self._pool.set_key(block, key, num_tokens):
+            self._unconfirmed.append(block)

@@ -1,0 +1,159 @@
+"""Scheduler: which tokens of which sequences make up the next step. Numbers only: no torch, no clock.
+
+There are no phases. Every sequence has pending tokens (a prompt, the last sampled token, or everything after
+a preemption), and a step takes as many as fit:
+
+- Riders come first: the sequences with one pending token.
+- Of the tokens that are left, each prompt is owed a few, so that all prompts advance in every step. The
+  prompt that has run longest is owed half, so that it ends in at most twice the time. The rest goes to the
+  shortest prompt first, so that a short prompt does not wait for a long one.
+- What is still left is for drafts: guesses of what follows a sequence's tokens, computed with them. update()
+  learns which guesses were right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from collections.abc import Sequence as List
+
+from penstock.generation.chosen import Chosen
+from penstock.generation.scheduling.admission import Admission
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
+from penstock.generation.scheduling.fair_queue import OUTPUT_WEIGHT
+from penstock.generation.scheduling.rope_lengths import RopeLengths
+from penstock.generation.scheduling.step_limit import MIN_CHUNK, StepLimit
+from penstock.generation.sequence import FinishReason, Sequence
+from penstock.spec import RopeSpec
+
+
+class Scheduler:
+    """Decides step after step, and notes what each step computed."""
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        step_time_target_s: float = 0.0,
+        predict_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        rope: RopeSpec | None = None,
+        drafter: Drafter = NO_DRAFTS,
+    ) -> None:
+        """step_time_target_s: seconds that a step should take at most; 0: no limit. predict_s: tokens of a
+        step -> seconds; more tokens never take less. `rope` is the model's; it says when a sequence's keys
+        must be computed again."""
+        self.block_manager = block_manager
+        self.limit = StepLimit(max_num_batched_tokens, step_time_target_s, predict_s)
+        self._rope_lengths = RopeLengths(rope)
+        self.admission = Admission(block_manager, max_num_seqs, self._rope_lengths)
+        self._drafter = drafter
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All sequences that are not finished."""
+        return iter(self.admission)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.admission.running or self.admission.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. It must be able to run alone: all blocks together hold it at its longest."""
+        self.admission.add(sequence)
+
+    def schedule(self) -> Batch:
+        """Decide the next step and reserve its blocks. The batch is empty only if there is no work. The next
+        call is update() or rollback()."""
+        self.admission.make_way()
+        may_admit = self.admission.grow_running()
+        riders = [sequence for sequence in self.admission.running if sequence.num_pending_tokens == 1]
+        budget = self.limit.num_tokens(len(riders))
+        scheduled = {sequence: self._take(sequence, 1) for sequence in riders[:budget]}
+        budget -= len(scheduled)
+        while owed := self._owe(budget, scheduled, may_admit):
+            for item in self._share(owed, budget):
+                scheduled[item.sequence] = item
+                budget -= item.num_new_tokens
+        self._draft(scheduled, budget)
+        return Batch(tuple(scheduled.values()), self.block_manager.take_copies())
+
+    def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
+        """A step was computed, and `chosen` has what was chosen for each of its sequences. The step's tokens
+        are in the cache now, and so are the drafts that were right. Returns the sequences that gained
+        something; whoever makes text of the tokens appends them."""
+        gained, waiting = [], self.admission.waiting
+        for item, choice in zip(batch.scheduled, chosen, strict=True):
+            sequence = item.sequence
+            if item.drafts:
+                self.block_manager.accept(sequence, item.drafts[: choice.num_accepted])
+                sequence.advance(choice.num_accepted)
+            sequence.advance(item.num_new_tokens)
+            if choice.scores and sequence.prompt_scores is not None:
+                sequence.prompt_scores.add(item.scored.start, choice.scores)
+            if item.is_sampled:
+                waiting.charge(sequence.request.client, OUTPUT_WEIGHT * max(1, len(choice.tokens)))
+                gained.append((sequence, choice))
+        self.block_manager.prefix_cache.confirm()
+        return gained
+
+    def rollback(self, batch: Batch) -> None:
+        """A step was not computed, or only in part. Its sequences wait, and compute again what the prefix
+        cache does not hold from earlier steps."""
+        self.block_manager.prefix_cache.rollback()
+        for item in reversed(batch.scheduled):
+            self.admission.suspend(item.sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence, running or waiting, and take its blocks back."""
+        self.admission.finish(sequence, reason)
+
+    def _owe(self, budget: int, others: Container[Sequence], may_admit: bool) -> dict[Sequence, int]:
+        """Prompts that advance beside the others, and by how many tokens at least: half the budget for the
+        prompt that has run longest, a little for each of the rest. New prompts are admitted while there are
+        tokens for them."""
+        waiting = self.admission.waiting
+        prompts = [sequence for sequence in self.admission.running if sequence not in others]
+        half = budget // 2
+        # There may be more riders than when the prompts came in: each prompt gets less then, rather than the
+        # last one nothing.
+        chunk = max(1, min(MIN_CHUNK, half // max(1, len(prompts) - 1)))
+        owed: dict[Sequence, int] = {}
+        for sequence in prompts:
+            due = min(sequence.num_pending_tokens, chunk if owed else budget - half)
+            if 0 < due <= budget - sum(owed.values()):
+                owed[sequence] = due
+        while may_admit and (first := waiting.first):
+            due = min(first.num_tokens, MIN_CHUNK if owed else budget - half)
+            if not 0 < due <= budget - sum(owed.values()) or not self.admission.admit(first):
+                break
+            owed[first] = min(due, first.num_pending_tokens)
+        return owed
+
+    def _share(self, owed: dict[Sequence, int], budget: int) -> Iterator[ScheduledSequence]:
+        """Each prompt gets what it is owed, and the shortest first what is left. What one prompt computes in
+        this step the next prompts need not."""
+        left = budget - sum(owed.values())
+        for sequence in sorted(owed, key=lambda each: (each.request.priority, each.num_pending_tokens)):
+            self.admission.adopt(sequence)
+            room = owed[sequence] + left
+            count = min(sequence.num_pending_tokens, room)
+            left = room - count
+            yield self._take(sequence, count)
+
+    def _take(self, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
+        self.block_manager.prefix_cache.register(sequence, sequence.num_computed_tokens + num_new_tokens)
+        return ScheduledSequence.of(sequence, num_new_tokens)
+
+    def _draft(self, scheduled: dict[Sequence, ScheduledSequence], budget: int) -> None:
+        """Add guesses to what is scheduled: as many as have room in the step, in the answer (which takes one
+        token more than the guesses) and in free blocks."""
+        ends = (sequence for sequence, item in scheduled.items() if item.is_sampled)
+        for sequence, guess in self._drafter.propose(ends, budget).items():
+            room = min(budget, sequence.max_total_tokens - sequence.num_tokens - 1)
+            drafts = tuple(guess[: max(0, room)])
+            while drafts and not self._rope_lengths.keeps(sequence, len(drafts)):
+                drafts = drafts[:-1]  # other frequencies would need all keys computed again
+            drafts = drafts[: self.block_manager.extend(sequence, len(drafts))]
+            scheduled[sequence] = scheduled[sequence]._replace(drafts=drafts)
+            budget -= len(drafts)
