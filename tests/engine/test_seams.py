@@ -31,7 +31,7 @@ from penstock.kernels import (
 )
 from penstock.kernels.reference import ReferenceKernels
 from penstock.loader import assemble
-from penstock.memory.lane import HostLane
+from penstock.memory.host_lane import HostLane
 from penstock.model.family import LayerFunction, linear_tensors
 from penstock.model.layers import attend
 from penstock.model.llama import Llama, LlamaSpec
