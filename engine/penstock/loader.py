@@ -18,7 +18,6 @@ from penstock.generation.executor import Executor
 from penstock.generation.warm_up import largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.cost import StepPrediction, predict_step
-from penstock.memory.device_choice import find_lane
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import (
     HardwareProfile,
@@ -26,8 +25,9 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.lane import Lane
-from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, context, gib, plan_memory
+from penstock.memory.lane import Lane, find_lane
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
+from penstock.memory.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint

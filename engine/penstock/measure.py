@@ -12,9 +12,9 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint
-from penstock.memory.device_choice import find_lane
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, capacities, hardware_profile
+from penstock.memory.lane import find_lane
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with so many tokens, by matrices in turn, together larger than any last-level cache.

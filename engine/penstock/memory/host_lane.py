@@ -1,4 +1,4 @@
-"""HostLane: the processor as a place that computes. Weights come from the disk into RAM and are used there."""
+"""HostLane: the processor as a place that computes. Weights come from the disk into RAM, and stay there."""
 
 from __future__ import annotations
 

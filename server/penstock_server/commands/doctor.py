@@ -12,9 +12,9 @@ import torch
 
 from penstock.kernels.cpu import BUILDS, compiled_builds
 from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
-from penstock.memory.device_choice import gpu_trouble, has_driver
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
+from penstock.memory.lane import gpu_trouble, has_driver
 from penstock.memory.pages import PAGE
 
 GIB = 2**30

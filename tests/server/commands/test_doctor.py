@@ -9,7 +9,7 @@ import pytest
 import torch
 from pretended_card import missing, pretend
 
-from penstock.memory.device_choice import gpu_trouble
+from penstock.memory.lane import gpu_trouble
 from penstock_server import cli
 from penstock_server.commands import doctor
 
