@@ -12,7 +12,8 @@ from compiler_report import read_report
 
 from penstock.errors import ConfigError
 from penstock.kernels import nvrtc
-from penstock.kernels.cuda import ATTENTION_THREADS, SIGNATURES, THREADS
+from penstock.kernels.cuda import ATTENTION_THREADS
+from penstock.kernels.cuda_launcher import SIGNATURES, THREADS
 
 ARCHITECTURES = (61, 70, 75, 80, 86, 89, 90)
 

@@ -10,7 +10,8 @@ import torch
 from penstock.config import EngineConfig, KernelChoice
 from penstock.kernels import cpu, nvrtc
 from penstock.kernels.cpu import NativeKernels, compiled_builds
-from penstock.kernels.cuda import CudaKernels, CudaLauncher
+from penstock.kernels.cuda import CudaKernels
+from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.operands import (

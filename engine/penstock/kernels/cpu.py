@@ -160,7 +160,10 @@ class NativeKernels:
         y = torch.empty(num_tokens, spec.num_heads * head_dim)
         tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
         max_blocks = max(batch.block_tables.shape[1], -(-self._longest // block_size))
-        partials = self._partials(num_tokens * spec.num_heads, max_blocks * block_size, head_dim)
+        num_partial_bytes = _partial_bytes(
+            num_tokens * spec.num_heads, max_blocks * block_size, head_dim, is_most=self._longest > 0
+        )
+        partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
         self._library.penstock_paged_attention(
             q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
             keys.data_ptr(), values.data_ptr(), code,
@@ -172,13 +175,15 @@ class NativeKernels:
         )  # fmt: skip
         return y
 
-    def _partials(self, num_rows: int, num_keys: int, head_dim: int) -> Tensor | None:
-        """Room for partial results, if threads are to share sequences."""
-        num_splits = -(-num_keys // SPLIT_KEYS)
-        num_bytes = 4 * num_rows * num_splits * (-(-head_dim // 16) * 16 + 16)
-        if self._longest:  # where it is too much for this step, a smaller one takes the most
-            num_bytes = min(num_bytes, MAX_PARTIAL_BYTES)
-        return torch.empty(num_bytes // 4) if num_splits > 1 and num_bytes <= MAX_PARTIAL_BYTES else None
+
+def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:
+    """Bytes of partial results, if threads are to share sequences; otherwise 0. With `is_most`, the most that
+    this step or a smaller one takes: where this step's are too many, a smaller step reaches the limit."""
+    num_splits = -(-num_keys // SPLIT_KEYS)
+    num_bytes = 4 * num_rows * num_splits * (-(-head_dim // 16) * 16 + 16)
+    if is_most:
+        num_bytes = min(num_bytes, MAX_PARTIAL_BYTES)
+    return num_bytes if num_splits > 1 and num_bytes <= MAX_PARTIAL_BYTES else 0
 
 
 class _Idle:
