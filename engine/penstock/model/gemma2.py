@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
+from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import num_layers_of, number, require
-from penstock.model.family import sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.spec import ModelSpec

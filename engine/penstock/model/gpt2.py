@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights

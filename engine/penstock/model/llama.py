@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import linear_tensors, sliding_windows
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, linear_tensors, sliding_windows
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import count, num_layers_of, require
-from penstock.model.family import sliding_windows
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.rope import read_rope
 
