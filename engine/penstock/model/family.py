@@ -47,8 +47,8 @@ class Family(Architecture):
         return AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
 
     def layer_of(self, stack: str) -> LayerFunction:
-        """The function that computes the layers of a stack. The index that this function gets counts the layers
-        of all stacks together. By default the function is layer()."""
+        """The function that computes the layers of a stack, which is layer() by default. The index that this
+        function gets counts the layers of all stacks together."""
         return self.layer
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
