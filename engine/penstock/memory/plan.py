@@ -18,11 +18,11 @@ CUDA_CONTEXT_BYTES = 400 << 20
 
 
 class TierPlan(NamedTuple):
-    """What stays in one of a lane's memories."""
+    """What stays in one of a lane's memories, and the slots for the rest."""
 
     #: Layers, counted over all stacks in the order of a sweep.
     resident: frozenset[int]
-    #: For the layers that don't stay.
+    #: Staging slots for the layers that don't stay.
     num_slots: int
     num_expert_slots: int = 0
 
@@ -38,15 +38,16 @@ class LayerPlacement:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes are those that will be allocated."""
+    """All bytes are bytes that will be allocated."""
 
     layers: tuple[LayerPlacement, ...]
-    #: On the host: it is looked up row by row.
+    #: The embedding lies on the host, where its rows are looked up.
     embedding_bytes: int
-    #: Where layers are computed; with a copy of the embedding if the head shares it and that is a GPU.
+    #: Where layers are computed. On a GPU, a head that shares the embedding is a copy of it.
     head_bytes: int
-    #: Where layers are computed; and on the host, where layers pass from disk to a GPU.
+    #: Slots where layers are computed.
     num_staging_slots: int
+    #: Slots on the host, for layers on their way from disk to a GPU.
     num_host_slots: int
     staging_slot_bytes: int
     block_size: int
@@ -54,24 +55,26 @@ class MemoryPlan:
     kv_bytes: int
     #: Activations at the largest step, and rope's tables.
     workspace_bytes: int
-    #: Such a step was computed; otherwise it is an upper estimate.
+    #: The largest step was computed and its memory measured; otherwise `workspace_bytes` is an upper
+    #: estimate.
     is_workspace_measured: bool
     has_gpu: bool
     host_budget_bytes: int
     #: 0 without a GPU.
     device_budget_bytes: int
-    #: What was traded for what, for people.
+    #: For people: what was traded for what.
     notes: tuple[str, ...] = ()
-    #: What will probably not be as planned.
+    #: For people: what will probably not be as planned.
     warnings: tuple[str, ...] = ()
-    #: Experts that have room where layers are computed, and on the host where that is a GPU; bytes of one.
+    #: Experts that have room where layers are computed.
     num_expert_slots: int = 0
+    #: Experts that have room on the host, on their way to a GPU.
     num_host_expert_slots: int = 0
     expert_slot_bytes: int = 0
 
     @property
     def tiers(self) -> tuple[TierPlan, ...]:
-        """Of each memory through which layers come; they are computed in the last one."""
+        """One tier for each memory through which layers come. Layers are computed in the last one."""
         computing = TierPlan(self.resident, self.num_staging_slots, self.num_expert_slots)
         if not self.has_gpu:
             return (computing,)
@@ -89,12 +92,12 @@ class MemoryPlan:
         return frozenset(index for index, layer in enumerate(self.layers) if layer.home == home)
 
     def layer_bytes(self, home: Home) -> int:
-        """Of the layers of a home."""
+        """Bytes of the layers of a home."""
         return sum(layer.num_bytes for layer in self.layers if layer.home == home)
 
     @property
     def streamed_bytes(self) -> int:
-        """Per step."""
+        """Bytes of layers that each step streams."""
         return sum(layer.num_bytes for layer in self.layers if not layer.is_resident)
 
     @property
@@ -119,8 +122,8 @@ class MemoryPlan:
 
 
 def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]:
-    """Which layers stay in memory, None meaning all: the streamed ones are spread evenly among them, so
-    that reading the next streamed layer has the computing of the layers before it to hide behind."""
+    """Which layers stay in memory; `num_resident` None means all. The streamed layers are spread evenly among
+    the others, so that reading a streamed layer hides behind the computing of the layers before it."""
     if num_resident is None or num_resident >= num_layers:
         return frozenset(range(num_layers))
     num_streamed = num_layers - num_resident
@@ -129,5 +132,5 @@ def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]
 
 
 def gib(num_bytes: float) -> str:
-    """For people: GiB, or MiB where there is less than a tenth of one."""
+    """For people: GiB, or MiB for less than a tenth of a GiB."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.2f} MiB"
