@@ -17,7 +17,7 @@ HEIGHTS = {64: (8, 32), 128: (8, 32), 256: (4, 8)}
 #: Threads of a block of most kernels.
 THREADS = 256
 
-#: Types of the kernels' parameters, in order: Pointer, Number (64 bits), Int (32 bits), Float.
+#: The kernels' parameters: a letter for the type of each, Pointer, Number (64 bits), Int (32 bits) or Float.
 _LINEAR = "PPIIPPPIIP"
 _ATTENTION = "PNPPIIIIIPIPPIFFIPPPI"
 SIGNATURES: dict[str, str] = {
@@ -52,17 +52,18 @@ class Launcher(Protocol):
     """The compiled kernels on a device."""
 
     num_multiprocessors: int
-    #: For INT8, and reachable through torch.
+    #: Tensor cores for INT8, which torch's product uses.
     has_tensor_cores: bool
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
-        """Queue a kernel. `values` are tensors, None, and numbers, as SIGNATURES has them."""
+        """Queue a kernel. `values` are tensors, None or numbers, in the order of SIGNATURES."""
 
 
 def pack(
     name: str, values: Sequence[object]
 ) -> tuple[list[ctypes._SimpleCData[Any]], ctypes.Array[ctypes.c_void_p]]:
-    """A kernel's arguments, and pointers to them, as cuLaunchKernel takes them."""
+    """A kernel's arguments as C values, and the array of pointers to them that cuLaunchKernel takes. The
+    pointers are valid as long as the values live."""
     kinds = SIGNATURES[name]
     assert len(values) == len(kinds), name
     plain = (value.data_ptr() if isinstance(value, Tensor) else value for value in values)
@@ -71,11 +72,11 @@ def pack(
 
 
 class CudaLauncher:
-    """The kernels in a GPU's primary context, the one that torch uses, launched on torch's current stream."""
+    """The kernels in a GPU's primary context, which torch uses too. They run on torch's current stream."""
 
     def __init__(self, device: torch.device, image: bytes) -> None:
-        """`image` is what nvrtc.py compiled for this device; it stays loaded as long as the process lives.
-        Raises ConfigError if the driver refuses it."""
+        """`image` is what nvrtc.py compiled for this device. The image stays loaded as long as the process
+        lives. Raises ConfigError if the driver refuses the image."""
         self._device = torch.device("cuda", device.index or 0)
         properties = torch.cuda.get_device_properties(self._device)
         self.num_multiprocessors = properties.multi_processor_count
@@ -87,8 +88,7 @@ class CudaLauncher:
             self._load(image)
         except RuntimeError as error:
             raise ConfigError(
-                f"{error}: the driver can't run our kernels. A newer driver may help; --kernels torch does "
-                "without them"
+                f"{error}: the driver can't run our kernels. Install a newer one, or choose --kernels torch"
             ) from error
 
     def _load(self, image: bytes) -> None:
@@ -102,17 +102,17 @@ class CudaLauncher:
             self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
-        """Raises RuntimeError, as torch does, for whatever went wrong on the device until now."""
+        """Raises RuntimeError, as torch does, for every error that the device has had until now."""
         if 0 in grid:
             return
         x, y, z = (*grid, 1, 1)[:3]
         cells, pointers = pack(name, values)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        self._call("cuCtxSetCurrent", self._context)  # whatever thread this is
+        self._call("cuCtxSetCurrent", self._context)  # each thread has a current context of its own
         self._call(
             "cuLaunchKernel", self._functions[name], x, y, z, num_threads, 1, 1, 0, stream, pointers, None
         )
-        del cells  # the driver has copied them
+        del cells  # needed until here: the driver has copied the values
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._driver, name)(*arguments)

@@ -88,7 +88,8 @@ def linear_tensors(
     has_bias: bool = True,
     is_transposed: bool = False,
 ) -> tuple[TensorSpec, ...]:
-    """The INT8 matrix `name` (out_features, in_features) of checkpoint modules `parts`, and its bias."""
+    """The INT8 matrix `name`, of `shape` (out_features, in_features), from the checkpoint modules `parts`;
+    and its bias."""
     weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
     matrix = TensorSpec(name, shape, weights, INT8, is_transposed)
     bias = TensorSpec(f"{name}.bias", shape[:1], biases)
@@ -104,8 +105,8 @@ def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, Te
 
 
 def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none.
-    Raises InvalidConfig."""
+    """The window of each layer, 0 for none; () if no layer has one. Newer configs name each layer's kind in
+    `layer_types`; otherwise all layers have `sliding_window`. Raises InvalidConfig."""
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return ()
     window, types = count(config, "sliding_window"), config.get("layer_types")
