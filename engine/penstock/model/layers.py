@@ -29,7 +29,7 @@ def activation_function(name: str) -> ActivationFunction:
     """The activation function by its name in a config.json. Raises UnsupportedModel."""
     if name not in ACTIVATION_FUNCTIONS:
         raise UnsupportedModel(
-            f"activation {name!r} is not supported; there are: {', '.join(ACTIVATION_FUNCTIONS)}"
+            f"activation {name!r} is not supported. Supported are: {', '.join(ACTIVATION_FUNCTIONS)}"
         )
     return ACTIVATION_FUNCTIONS[name]
 

@@ -29,7 +29,7 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
     kind = "longrope" if kind == "su" else kind
     if kind not in _FREQUENCIES:
         raise UnsupportedModel(
-            f"rope scaling {kind!r} is not supported; there are: {', '.join(_FREQUENCIES)}"
+            f"rope scaling {kind!r} is not supported. Supported are: {', '.join(_FREQUENCIES)}"
         )
     scaling.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
     if config.get("original_max_position_embeddings"):  # transformers prefers this one
