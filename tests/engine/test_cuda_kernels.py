@@ -123,7 +123,7 @@ def test_the_emulation_sees_a_missing_barrier() -> None:
     """Without the barrier before a second sum, a warp overwrites what another still reads."""
     if COMPILER is None:
         pytest.skip("no C++ compiler to run the CUDA sources with")
-    barrier = "__syncthreads(); /* whoever still reads an earlier sum */"
+    barrier = "__syncthreads(); /* a thread may still read an earlier sum */"
     assert barrier in nvrtc.source()
     x = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
     with pytest.raises(AssertionError, match="layer_norm: a race"):

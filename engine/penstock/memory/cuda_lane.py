@@ -32,7 +32,7 @@ REGISTER_PORTABLE = 1
 
 class PinnedMemory:
     """RAM that is locked in place, so that copies out of it run at the link's full rate, beside everything
-    else. Where the system refuses to lock a piece it stays pageable and counts as unpinned."""
+    else. A piece that the system refuses to lock stays pageable and counts as unpinned."""
 
     name = "pinned weights"
 
@@ -45,8 +45,8 @@ class PinnedMemory:
         return aligned_buffer(num_bytes)
 
     def prepare(self, piece: Tensor) -> None:
-        # Torch's own pinned memory is rounded up to powers of two. And it is the driver's call, not the
-        # runtime's: a refusal leaves no error behind for torch's next launch.
+        # Torch's own pinned memory would be rounded up to powers of two. The call is the driver's and not the
+        # runtime's, so that a refusal leaves no error behind for torch's next launch.
         code = self._driver.cuMemHostRegister_v2(
             ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.numel()), REGISTER_PORTABLE
         )
@@ -73,12 +73,12 @@ class CudaMemory:
     def allocate(self, num_bytes: int) -> Tensor:
         try:
             buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
-            torch.cuda.current_stream(self._device).synchronize()  # the link knows nothing of the zeros
+            torch.cuda.current_stream(self._device).synchronize()  # the link does not wait for the zeros
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self._device)
             raise CapacityError(
-                f"{self._device} has no {num_bytes} bytes left: {free} of {total} are free. Another "
-                "process may have taken them since the plan was made (nvidia-smi shows which); end it, or "
+                f"{self._device} has no {num_bytes} bytes left: {free} of {total} are free. Another process "
+                "may have taken memory since the plan was made (nvidia-smi shows which): end that process, or "
                 "lower --device-memory"
             ) from error
         self._allocated.append(buffer)
@@ -87,7 +87,8 @@ class CudaMemory:
     def prepare(self, piece: Tensor) -> None: ...
 
     def close(self) -> None:
-        # Views of this memory live on in a closed engine; the next one needs the room before they are gone.
+        # A closed engine still has views of this memory. The next engine needs the memory before the views
+        # are gone, so the storage is emptied.
         while self._allocated:
             self._allocated.pop().untyped_storage().resize_(0)
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from penstock.metrics import Traffic
 
 
 class HostMemory:
-    """RAM. Its pages are asked for ahead of the reads into them."""
+    """RAM, whose pages are asked for ahead of the reads into them."""
 
     name = "weights"
 
@@ -34,7 +34,7 @@ class HostMemory:
 
 
 class HostLink:
-    """No way at all: layers are computed where they arrive, at once, and nothing is queued."""
+    """The host needs no link: layers are computed at once where they arrive, and nothing is queued."""
 
     def __init__(self) -> None:
         self.stall_s = 0.0

@@ -130,7 +130,7 @@ def find_lane(choice: DeviceChoice) -> Lane:
     if choice == "cuda":
         raise ConfigError(f"--device cuda: {trouble}")
     if has_driver():
-        logger.warning("there is a GPU, and it is not used: %s", trouble)
+        logger.warning("there is a GPU, but it is not used: %s", trouble)
     return HostLane()
 
 
@@ -142,19 +142,19 @@ def gpu_trouble() -> str | None:
     """Why torch can't compute on the first GPU, and what to do about it; None if it can."""
     built_for = torch.version.cuda
     if built_for is None:
-        return f"torch {torch.__version__} has no CUDA; install a build of it that has"
+        return f"torch {torch.__version__} has no CUDA; install a build of torch with CUDA"
     if not torch.cuda.is_available():
         return (
             f"torch {torch.__version__} finds no GPU: there is none, its driver is too old for CUDA "
-            f"{built_for} (nvidia-smi shows what it can), or this container was not given it"
+            f"{built_for} (nvidia-smi shows what it can), or this container has no access to it"
         )
     try:
         torch.ones(1, device="cuda").add_(1).item()
-    except RuntimeError as error:  # a list of architectures would mislead: code for sm_60 runs on sm_61
+    except RuntimeError as error:  # torch's list of architectures would mislead: code for sm_60 runs on sm_61
         major, minor = torch.cuda.get_device_capability()
         return (
             f"torch {torch.__version__} for CUDA {built_for} can't compute on {torch.cuda.get_device_name()} "
             f"(compute capability {major}.{minor}): {str(error).splitlines()[0]}. Cards before 7.5 need a "
-            "build for CUDA 12.6, of torch 2.14 or older"
+            "build of torch 2.14 or older, for CUDA 12.6"
         )
     return None

@@ -26,7 +26,8 @@ NUM_STAGING_SLOTS = 2
 GPU_SCRATCH_BYTES = (32 + 16) << 20
 #: Tokens that a sequence is given room for when nobody says how many.
 USUAL_TOKENS = 2048
-#: When not all layers fit, keys and values take at most this share of the budget, but hold one sequence.
+#: When not all layers fit, keys and values take at most this share of the budget, but have room for at least
+#: one sequence.
 KV_SHARE = 0.125
 
 
@@ -134,15 +135,15 @@ class _Layers:
 
 
 class _KVBlocks:
-    """How many blocks of keys and values there should be."""
+    """How many blocks of keys and values a plan tries."""
 
     def __init__(self, footprint: ModelFootprint, config: EngineConfig, budget: int) -> None:
-        self.num_bytes = footprint.kv_bytes_per_token * config.block_size
+        self.block_bytes = footprint.kv_bytes_per_token * config.block_size
         self._config = config
         self._context = context(footprint, config)
         self._budget = budget
         sizes = (config.kv_cache_bytes, config.num_kv_tokens, config.kv_cache_share)
-        #: The config says how many, and layers get what is left.
+        #: The config says how many blocks, and layers get what is left.
         self.is_explicit = any(size is not None for size in sizes)
         self.wanted = self._wanted()
         #: Blocks of one sequence.
@@ -152,17 +153,17 @@ class _KVBlocks:
         """Numbers of blocks to try in this order, where layers, keys and values have `room` bytes."""
         if self.is_explicit:
             return (self.wanted,)
-        if layer_bytes + self.wanted * self.num_bytes <= room:
+        if layer_bytes + self.wanted * self.block_bytes <= room:
             return self.wanted, self.least
-        affordable = int(KV_SHARE * self._budget) // self.num_bytes
+        affordable = int(KV_SHARE * self._budget) // self.block_bytes
         return max(self.least, min(self.wanted, affordable)), self.least
 
     def _wanted(self) -> int:
         config = self._config
         if config.kv_cache_bytes is not None:
-            return config.kv_cache_bytes // self.num_bytes
+            return config.kv_cache_bytes // self.block_bytes
         if config.kv_cache_share is not None:
-            return int(config.kv_cache_share * self._budget) // self.num_bytes
+            return int(config.kv_cache_share * self._budget) // self.block_bytes
         if config.num_kv_tokens is not None:
             return self._blocks(config.num_kv_tokens)
         return self._blocks(max(config.max_num_seqs * min(self._context, USUAL_TOKENS), self._context))
@@ -201,9 +202,9 @@ class _Planner:
 
     def plan(self) -> MemoryPlan:
         num_blocks, tier = self._search()
-        if not self.kv.is_explicit:  # what no layer and no expert fits into
-            rest = self.room - num_blocks * self.kv.num_bytes - self.layers.tier_bytes(tier)
-            num_blocks = min(self.kv.wanted, num_blocks + rest // self.kv.num_bytes)
+        if not self.kv.is_explicit:  # room for which every layer and expert is too large
+            rest = self.room - num_blocks * self.kv.block_bytes - self.layers.tier_bytes(tier)
+            num_blocks = min(self.kv.wanted, num_blocks + rest // self.kv.block_bytes)
         host = self._host_tier(tier) if self.has_gpu else TierPlan(frozenset(), 0)
         return MemoryPlan(
             layers=self._placements(tier, host),
@@ -214,7 +215,7 @@ class _Planner:
             staging_slot_bytes=self.layers.slot_bytes if tier.num_slots or host.num_slots else 0,
             block_size=self.config.block_size,
             num_kv_blocks=num_blocks,
-            kv_bytes=num_blocks * self.kv.num_bytes,
+            kv_bytes=num_blocks * self.kv.block_bytes,
             workspace_bytes=self.workspace,
             is_workspace_measured=self.is_measured,
             has_gpu=self.has_gpu,
@@ -234,10 +235,10 @@ class _Planner:
             tier = self._tier_beside(num_blocks)
             if tier is not None:
                 return num_blocks, tier
-        raise self.budgets.refusal(self.fixed + num_blocks * self.kv.num_bytes, self.layers.least_bytes)
+        raise self.budgets.refusal(self.fixed + num_blocks * self.kv.block_bytes, self.layers.least_bytes)
 
     def _tier_beside(self, num_blocks: int) -> TierPlan | None:
-        return self.layers.best_tier(self.room - num_blocks * self.kv.num_bytes)
+        return self.layers.best_tier(self.room - num_blocks * self.kv.block_bytes)
 
     def _host_tier(self, device: TierPlan) -> TierPlan:
         """What waits in pinned memory for a GPU that has the tier `device`. Raises CapacityError."""
