@@ -78,8 +78,8 @@ class CudaMemory:
             free, total = torch.cuda.mem_get_info(self._device)
             raise CapacityError(
                 f"{self._device} has no {num_bytes} bytes left: {free} of {total} are free. Another process "
-                "may have taken memory since the plan was made (nvidia-smi shows which): end that process, or "
-                "lower --device-memory"
+                "may have taken memory since the plan was made (nvidia-smi shows which): end that process, "
+                "or lower --device-memory"
             ) from error
         self._allocated.append(buffer)
         return buffer
