@@ -38,7 +38,9 @@ LEVELS: list[set[str]] = [
 PURE = (
     "penstock.config",
     "penstock.spec",
+    "penstock.memory.budgets",
     "penstock.memory.plan",
+    "penstock.memory.planner",
     "penstock.memory.cost",
     "penstock.weights.policies",
     "penstock.generation.generation_request",

@@ -26,7 +26,8 @@ from penstock.memory.hardware import (
 )
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.lane import Lane, find_lane
-from penstock.memory.plan import CUDA_CONTEXT_BYTES, USUAL_TOKENS, MemoryPlan, context, gib, plan_memory
+from penstock.memory.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
+from penstock.memory.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.cuda import CudaKernels, CudaLauncher
+from penstock.kernels.cuda import CudaKernels
+from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.nvrtc import find_nvrtc, source
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels

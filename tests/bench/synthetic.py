@@ -13,7 +13,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.kernels import QuantizedTensor
 from penstock.loader import assemble
-from penstock.memory.lane import HostLane
+from penstock.memory.host_lane import HostLane
 from penstock.model.registry import OpenModel, find_family
 from penstock.spec import UnitKey
 from penstock.text.tokenizer import NoText

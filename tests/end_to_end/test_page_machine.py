@@ -14,7 +14,7 @@ from penstock.engine_thread import EngineStatus
 from penstock.memory.cards import find_card
 from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.plan import plan_memory
+from penstock.memory.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
 from penstock_server.commands.plan_report import footprint_of

@@ -210,9 +210,9 @@ static void launch(void (*body)(void **), unsigned x, unsigned y, unsigned z, un
             for (blockIdx.x = 0; blockIdx.x < x; blockIdx.x++) run_block();
 }
 
-/* One function for each kernel; `kinds` are the types of its parameters as cuda.py packs them. */
+/* One function for each kernel; `kinds` are the types of its parameters as cuda_launcher.py packs them. */
 #define EMULATE(name, kinds)                                                                       \
-    static_assert(takes(name, kinds), "cuda.py passes other arguments to " #name);                 \
+    static_assert(takes(name, kinds), "cuda_launcher.py passes other arguments to " #name);        \
     extern "C" __attribute__((visibility("default"))) void emulate_##name(                         \
         unsigned x, unsigned y, unsigned z, unsigned num_threads, void **arguments, int order) {   \
         launch([](void **values) { call(name, values); }, x, y, z, num_threads, arguments, order); \

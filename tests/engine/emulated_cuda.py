@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.kernels.cuda import SIGNATURES, CudaKernels, pack
+from penstock.kernels.cuda import CudaKernels
+from penstock.kernels.cuda_launcher import SIGNATURES, pack
 from penstock.kernels.nvrtc import source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -32,7 +33,7 @@ FLAGS = (
 
 @functools.cache
 def library(program: str | None = None) -> ctypes.CDLL:
-    """Every kernel that cuda.py launches, from the .cu files or from another text in their place."""
+    """Every kernel that cuda_launcher.py knows, from the .cu files or from another text in their place."""
     assert COMPILER is not None
     with tempfile.TemporaryDirectory() as folder:
         text, built = Path(folder, "emulated.cpp"), Path(folder, "emulated.so")

@@ -28,7 +28,8 @@ class FakeMemory:
 
 
 class FakeMachine:
-    """Rates in bytes per virtual second. It is its device and, by submit(), the reader of its disk."""
+    """Rates in bytes per virtual second. The machine is its own lane and link and, by submit(), the reader of
+    its disk."""
 
     torch_device = torch.device("cpu")
 
@@ -38,7 +39,7 @@ class FakeMachine:
         self.unpinned_bytes = 0
         self.pinned_bytes = 0
         self.stall_s = 0.0
-        self.link = Traffic()
+        self.link_traffic = Traffic()
         #: Of the host, whose pieces are pinned, and of the device.
         self.memories = FakeMemory(self.pin), FakeMemory(lambda piece: None)
         #: When each of the three is done with everything it was asked for.
@@ -72,8 +73,12 @@ class FakeMachine:
     # The device.
 
     @property
+    def link(self) -> FakeMachine:
+        return self
+
+    @property
     def traffic(self) -> dict[str, Traffic]:
-        return {"host to device": self.link}
+        return {"host to device": self.link_traffic}
 
     def pin(self, buffer: Tensor) -> None:
         self.pinned_bytes += buffer.numel()
@@ -87,8 +92,8 @@ class FakeMachine:
             self.link_time = start + source.numel() / self.link_rate
             self.written[to] = self.used[from_] = self.link_time
             self.leaving.add(from_)
-            self.link.num_bytes += source.numel()
-            self.link.busy_s += source.numel() / self.link_rate
+            self.link_traffic.num_bytes += source.numel()
+            self.link_traffic.busy_s += source.numel() / self.link_rate
             target.copy_(source)
 
     def wait_copied(self, source: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.cuda import CudaLauncher
+from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.nvrtc import compile_kernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.spec import FLOAT16, FLOAT32

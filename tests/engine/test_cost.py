@@ -9,7 +9,7 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.memory.cost import ELEMENT_S, LAYER_OVERHEAD_S, MeasuredSteps, StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.plan import plan_memory
+from penstock.memory.planner import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint

@@ -24,8 +24,9 @@ from torch import Tensor
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, choose_kernels, cuda, int_mm, nvrtc
-from penstock.kernels.cuda import SPLIT_KEYS, CudaKernels, CudaLauncher
+from penstock.kernels import Kernels, choose_kernels, cuda_linear, int_mm, nvrtc
+from penstock.kernels.cuda import SPLIT_KEYS, CudaKernels
+from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
@@ -122,7 +123,7 @@ def test_the_emulation_sees_a_missing_barrier() -> None:
     """Without the barrier before a second sum, a warp overwrites what another still reads."""
     if COMPILER is None:
         pytest.skip("no C++ compiler to run the CUDA sources with")
-    barrier = "__syncthreads(); /* whoever still reads an earlier sum */"
+    barrier = "__syncthreads(); /* a thread may still read an earlier sum */"
     assert barrier in nvrtc.source()
     x = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
     with pytest.raises(AssertionError, match="layer_norm: a race"):
@@ -175,7 +176,7 @@ def test_sums_of_tensor_cores_become_the_same(
 ) -> None:  # fmt: skip
     """torch._int_mm computes them, here on the CPU; sizes that it does not take are ours."""
     monkeypatch.setattr(launcher, "has_tensor_cores", True)
-    monkeypatch.setattr(cuda, "MAX_SUMS_BYTES", 60_000)  # several blocks of columns
+    monkeypatch.setattr(cuda_linear, "MAX_SUMS_BYTES", 60_000)  # several blocks of columns
     generator = torch.Generator().manual_seed(in_features)
     x = torch.randn(50, in_features, generator=generator)
     weight = random_matrix(out_features, in_features, generator)

@@ -16,7 +16,7 @@ def test_a_shape_is_found_by_its_name() -> None:
 
 
 def test_unknown_shapes_are_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'gpt-5'; there are: tinyllama-1\.1b, "):
+    with pytest.raises(ConfigError, match=r"'gpt-5' is not known; known shapes: tinyllama-1\.1b, "):
         find_shape("gpt-5")
 
 

@@ -15,13 +15,8 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
 from penstock.memory.pages import PAGE
-from penstock.memory.plan import (
-    GPU_SCRATCH_BYTES,
-    NUM_STAGING_SLOTS,
-    MemoryPlan,
-    plan_memory,
-    resident_layers,
-)
+from penstock.memory.plan import MemoryPlan, resident_layers
+from penstock.memory.planner import GPU_SCRATCH_BYTES, NUM_STAGING_SLOTS, plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint

@@ -152,7 +152,7 @@ def test_old_configs_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"rope_type": "spiral"}, "'spiral' is not supported; there are: default, linear"),
+        ({"rope_type": "spiral"}, "'spiral' is not supported. Supported are: default, linear"),
         ({"rope_type": "linear"}, "'linear' lacks its parameter factor"),
         ({"rope_type": "dynamic"}, "'dynamic' lacks its parameter factor"),
         ({"rope_type": "llama3", "factor": 2.0}, "lacks its parameter low_freq_factor"),

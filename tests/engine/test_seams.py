@@ -31,8 +31,9 @@ from penstock.kernels import (
 )
 from penstock.kernels.reference import ReferenceKernels
 from penstock.loader import assemble
-from penstock.memory.lane import HostLane
-from penstock.model.family import LayerFunction, linear_tensors
+from penstock.memory.host_lane import HostLane
+from penstock.model.architecture import linear_tensors
+from penstock.model.family import LayerFunction
 from penstock.model.layers import attend
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.registry import OpenModel, open_model

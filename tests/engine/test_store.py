@@ -277,7 +277,7 @@ from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
 from penstock.weights.readers import StoreReader
-from penstock.memory.lane import HostLane
+from penstock.memory.host_lane import HostLane
 from penstock.memory.plan import TierPlan
 from penstock.weights.streamer import LayerStreamer
 

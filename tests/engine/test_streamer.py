@@ -17,7 +17,7 @@ from units import host_streamer, layer_bytes, layer_key, read_layer
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
-from penstock.memory.lane import HostLane
+from penstock.memory.host_lane import HostLane
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.plan import TierPlan
 from penstock.memory.pools import MemoryPool

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from penstock.memory.lane import HostLane
+from penstock.memory.host_lane import HostLane
 from penstock.memory.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.layer_weights import LayerWeights

@@ -1,4 +1,4 @@
-"""Arithmetic on one device. The implementation is chosen once, at start; all compute the same."""
+"""Kernels: arithmetic on one device. One set of kernels is chosen at start; all sets compute the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from penstock.config import EngineConfig, KernelChoice
 from penstock.kernels import cpu, nvrtc
 from penstock.kernels.cpu import NativeKernels, compiled_builds
-from penstock.kernels.cuda import CudaKernels, CudaLauncher
+from penstock.kernels.cuda import CudaKernels
+from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.operands import (
@@ -53,14 +54,15 @@ def choose_kernels(
     device: torch.device | None = None,
     cache_folder: Path | None = None,
 ) -> Kernels:
-    """The kernels that the config asks for, for tensors on `device`, the CPU by default. `cache_folder` keeps
-    what is compiled for a GPU. Raises ConfigError if the config insists on what is not there."""
+    """The kernels that the config asks for, for tensors on `device`, by default the CPU. `cache_folder` keeps
+    kernels that are compiled for a GPU. Raises ConfigError if the config insists on kernels that are not
+    there."""
     choice = _resolved(config.kernels, device)
     if choice != "native":
         if config.kernels == "auto" and _is_gpu(device):
             logger.warning(
-                "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's, which "
-                "are much slower, serve. %s", device, *divmod(_architecture(device), 10), INSTALL_NVRTC,
+                "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's kernels "
+                "serve, which are much slower. %s", device, *divmod(_architecture(device), 10), INSTALL_NVRTC,
             )  # fmt: skip
         return _PLAIN[choice](config.activations)
     if device is not None and _is_gpu(device):
@@ -72,7 +74,7 @@ def choose_kernels(
 
 
 def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str:
-    """Of the kernels that choose_kernels() gives: another one where they compute at another speed."""
+    """A text that tells apart kernels of different speed, for the kernels that choose_kernels() gives."""
     choice = _resolved(config.kernels, device)
     if choice != "native":
         build = f"{choice} {torch.__version__}"
@@ -84,7 +86,7 @@ def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str
 
 
 def expected_traits(config: EngineConfig, has_gpu: bool) -> KernelTraits:
-    """Of the kernels that would compute, where nothing is loaded: a GPU's, if there were one."""
+    """Traits of the kernels that would compute, on a GPU if `has_gpu`, without loading anything."""
     if has_gpu and config.kernels in ("auto", "native"):
         return CudaKernels.traits
     choice = _resolved(config.kernels, None)
@@ -92,7 +94,7 @@ def expected_traits(config: EngineConfig, has_gpu: bool) -> KernelTraits:
 
 
 def _resolved(choice: KernelChoice, device: torch.device | None) -> KernelChoice:
-    """For "auto": the native kernels where they are there, and torch's elsewhere."""
+    """The choice itself; for "auto" the native kernels where there are any, and torch's elsewhere."""
     if choice != "auto":
         return choice
     has_native = find_nvrtc(_architecture(device)) if _is_gpu(device) else compiled_builds()
@@ -104,6 +106,6 @@ def _is_gpu(device: torch.device | None) -> bool:
 
 
 def _architecture(device: torch.device | None) -> int:
-    """61 for compute capability 6.1."""
+    """The device's compute capability as one number: 61 is 6.1."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

@@ -1,14 +1,14 @@
-/* Attention of new tokens over everything their sequences have cached, causal, float32 (kernels/reference.py
- * has the definition; the softmax over parts of the keys is that of arXiv 1805.02867 and 2205.14135).
+/* Causal attention of new tokens over all cached tokens of their sequences, in float32. kernels/reference.py has
+ * the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
  *
  * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
  * float16 or float32; block_size is a multiple of 16. A row is one head's query of one token.
  *
- * The keys of a sequence are cut by position: TILE_KEYS are met at once, SPLIT_KEYS add up to one partial
- * result (the largest score, the sum of the exponentials relative to it, the values so weighted), and partial
- * results are merged in order. A tile of which a row may see nothing changes nothing in it, bit for bit. So a
- * row's result does not depend on which other rows are in its block, nor on whether one block walks through
- * all splits or each split has a block of its own and merge_splits follows. */
+ * The keys of a sequence are cut by position. TILE_KEYS keys are computed at a time. SPLIT_KEYS keys add up to one
+ * partial result: the largest score, the sum of the exponentials relative to the largest score, and the weighted
+ * values. Partial results are merged in order. A tile that a row may not see changes no bit of the row's result. So
+ * this result does not depend on the other rows of the block, nor on whether one block computes all splits or each
+ * split has a block of its own and merge_splits follows. */
 enum { TILE_KEYS = 32, SPLIT_KEYS = 256 };
 
 typedef struct {
@@ -24,17 +24,17 @@ typedef struct {
     int window;                /* 0: none */
     const float *alibi_slopes; /* [num_heads], or null */
     float *y;                  /* [num_tokens, num_heads, head_dim] */
-    /* Null, or partial results [num_tokens, num_heads, num_splits, head_dim + 2]: largest, sum, values. */
+    /* Partial results [num_tokens, num_heads, num_splits, head_dim + 2], each largest, sum, values; or null. */
     float *partials;
     int num_splits;
 } attention;
 
-/* Part of a softmax: merged, it is as if its keys had been seen together. */
+/* The softmax of a part of the keys. Merged parts give the softmax of all their keys. */
 typedef struct {
     float largest, sum;
 } softmax_part;
 
-/* What both sides' values are to be multiplied with. Merging with an empty part changes nothing. */
+/* The factors by which merge() multiplies the values of both parts. Merging with an empty part changes nothing. */
 typedef struct {
     float mine, other;
 } merge_factors;
@@ -65,8 +65,8 @@ __device__ inline float load_1(const void *cache, int is_half, int64 at) {
     return is_half ? half_to_float(((const half_bits *)cache)[at]) : ((const float *)cache)[at];
 }
 
-/* TILE_KEYS keys from `first` on -> tile [head_dim up to a multiple of 4, TILE_KEYS], zeros beyond num_keys
- * (or what a block that is not yet full holds: nobody sees it) and beyond head_dim. */
+/* TILE_KEYS keys from `first` on -> tile [head_dim up to a multiple of 4, TILE_KEYS], with zeros beyond head_dim.
+ * Keys beyond num_keys are zeros, or whatever a block that is not yet full holds: no row sees them. */
 __device__ inline void load_keys(const attention &a, const int *table, int head, int first, int num_keys,
                                  float *tile) {
     const int units = (a.head_dim + 3) / 4 * 4 * (TILE_KEYS / 4);
@@ -81,7 +81,7 @@ __device__ inline void load_keys(const attention &a, const int *table, int head,
     }
 }
 
-/* Their values -> tile [TILE_KEYS, WIDTH], zeros beyond num_keys. */
+/* The values of the same keys -> tile [TILE_KEYS, WIDTH], with zeros beyond num_keys. */
 template <int WIDTH>
 __device__ inline void load_values(const attention &a, const int *table, int head, int first, int num_keys,
                                    float *tile) {
@@ -105,16 +105,16 @@ __device__ inline void load_values(const attention &a, const int *table, int hea
     }
 }
 
-/* A block's rows: some of one sequence, in the order of tokens, then heads; all share a KV head. */
+/* A block's rows: some rows of one sequence, in the order of tokens, then heads. All share a KV head. */
 typedef struct {
     int seq, first_row, num_rows;
     int group;       /* heads per KV head */
-    int first_token; /* of the sequence, in the batch */
+    int first_token; /* the sequence's first token in the batch */
     int shift;       /* the position of the batch's token t is t + shift */
-    int num_keys;    /* that the last row sees, counted from the sequence's beginning */
+    int num_keys;    /* keys from the sequence's beginning to the last that the last row sees */
 } block_rows;
 
-/* The index-th tile of `height` rows, counted through all sequences; no rows if there is none. */
+/* The index-th tile of `height` rows, counted through all sequences; without rows if there is no such tile. */
 __device__ inline block_rows find_rows(const attention &a, int index, int height) {
     block_rows found = {0, 0, 0, a.num_heads / a.num_kv_heads, 0, 0, 0};
     for (; found.seq < a.num_seqs; found.seq++) {
@@ -138,7 +138,7 @@ __device__ inline int head_of(const block_rows &b, int row) {
     return blockIdx.y * b.group + (b.first_row + row) % b.group;
 }
 
-/* A lane's key against ROWS queries: one chain of multiply-adds over the dimensions, in order. */
+/* Scores of a lane's key and ROWS queries. Each score is one chain of multiply-adds over the dimensions, in order. */
 template <int WIDTH, int ROWS>
 __device__ inline void score_keys(const float *tile, const float (*queries)[WIDTH], int head_dim,
                                   float *scores) {
@@ -156,7 +156,8 @@ __device__ inline void score_keys(const float *tile, const float (*queries)[WIDT
     }
 }
 
-/* A row's score for this lane's key -> its weight in `part`, which takes in the warp's keys. */
+/* A row's score for this lane's key -> the key's weight. The warp's keys are merged into `part`, and the row's
+ * earlier values must be multiplied by `keep`. */
 __device__ inline float weigh(const attention &a, float score, float slope, int key, int position,
                               softmax_part &part, float &keep) {
     score *= a.scale;
@@ -171,7 +172,7 @@ __device__ inline float weigh(const attention &a, float score, float slope, int 
     return weight * factors.other;
 }
 
-/* values += weights times the tile's values, keys in order. */
+/* Add the weights times the tile's values to `values`, keys in order. */
 template <int SLICES, int ROWS>
 __device__ inline void mix_values(const float *tile, const float (*weights)[TILE_KEYS],
                                   float (*values)[SLICES]) {
@@ -192,7 +193,7 @@ __device__ inline void mix_values(const float *tile, const float (*weights)[TILE
     }
 }
 
-/* A softmax over some keys, with the values it weighs: a lane has every 32nd dimension. */
+/* A softmax over some keys, with the weighted values. A lane has every 32nd dimension. */
 template <int SLICES, int ROWS> struct results {
     softmax_part parts[ROWS];
     float values[ROWS][SLICES];
@@ -205,9 +206,8 @@ template <int SLICES, int ROWS> struct results {
     }
 };
 
-/* A warp has ROWS of the block's WARPS * ROWS rows. Scores: a lane has a key. Values: it has SLICES
- * dimensions. Grid: at least as many as there are tiles of rows, KV heads, and num_splits if there are
- * partials. */
+/* A warp has ROWS of the block's WARPS * ROWS rows. For scores a lane has one key, for values SLICES dimensions.
+ * Grid: at least the number of tiles of rows; KV heads; num_splits, if there are partials. */
 template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const attention &a) {
     enum { WIDTH = 32 * SLICES, HEIGHT = WARPS * ROWS };
     __shared__ __align__(16) float queries[HEIGHT][WIDTH], tile[TILE_KEYS * WIDTH],
@@ -232,7 +232,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
     float slopes[ROWS];
     for (int r = 0; r < ROWS; r++) {
         const int row = warp * ROWS + r;
-        positions[r] = row < b.num_rows ? token_of(b, row) + b.shift : -1; /* -1 sees nothing */
+        positions[r] = row < b.num_rows ? token_of(b, row) + b.shift : -1; /* position -1 sees no key */
         slopes[r] = a.alibi_slopes ? a.alibi_slopes[head_of(b, row)] : 0.0f;
     }
     const bool has_rows = warp * ROWS < b.num_rows;
@@ -297,7 +297,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
         attend<slices, warps, rows>(a);                                                                    \
     }
 
-/* attention_WIDTH_HEIGHT: dimensions per head at most, rows per block. */
+/* attention_WIDTH_HEIGHT: WIDTH is the most dimensions per head, HEIGHT the rows of a block. */
 ATTENTION_KERNEL(attention_64_8, 2, 8, 1)
 ATTENTION_KERNEL(attention_64_32, 2, 8, 4)
 ATTENTION_KERNEL(attention_128_8, 4, 8, 1)
@@ -305,7 +305,7 @@ ATTENTION_KERNEL(attention_128_32, 4, 8, 4)
 ATTENTION_KERNEL(attention_256_4, 8, 4, 1)
 ATTENTION_KERNEL(attention_256_8, 8, 4, 2)
 
-/* The partial results of all splits in order -> y, just as a block that walks through them does it.
+/* Merges the partial results of all splits in order into y, exactly as one block that computes all splits does.
  * Grid: tokens, heads. */
 KERNEL merge_splits(const float *partials, int num_splits, int num_heads, int head_dim,
                     const int *query_start, const int *context_lens, int num_seqs, int window, float *y) {

@@ -1,12 +1,12 @@
 /* CPU kernels of Penstock: the arithmetic of kernels/reference.py, fast and batch-invariant.
  *
- * One source, compiled several times with different -m flags; cpu.py loads the best library that the
- * processor runs. No torch header, no OpenMP (torch brings its own copy of that runtime, and two of
- * them would fight for the cores): a pool of plain threads.
+ * This source is compiled several times with different -m flags; cpu.py loads the best library that the
+ * processor runs. The source needs no torch header and no OpenMP: torch brings its own copy of OpenMP's runtime,
+ * and two copies would compete for the cores. A pool of plain threads serves instead.
  *
- * Invariant that everything here keeps: the value of an output element is a function of its own row
- * (and its own sequence's K and V) alone. Which rows share a call, how rows are tiled and which thread
- * computes them never changes the order of a floating-point sum. Integer sums are exact in any order.
+ * Invariant of all kernels: the value of an output element depends on its own row (and its own sequence's K and
+ * V) alone. Which rows share a call, how rows are tiled and which thread computes them never changes the order
+ * of a floating-point sum. Integer sums are exact in any order.
  */
 #include <math.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-"""The compiled kernels of cpu.c, for the CPU."""
+"""NativeKernels: the compiled kernels of cpu.c, for the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.kernels.protocol import KernelTraits
 logger = logging.getLogger(__name__)
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
-#: Builds of cpu.c, best first, and what /proc/cpuinfo must say for each.
+#: Builds of cpu.c, best first, each with the flags that /proc/cpuinfo must have.
 BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("amx", _AVX512 | {"amx_tile", "amx_int8"}),
     ("avx512", _AVX512),
@@ -40,9 +40,11 @@ BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
 )
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
-#: Keys of a partial result of attention (SPLIT in attention_rows.h), and the most bytes that all of a step's
-#: may take: with many tokens there is work for all threads without sharing a sequence.
-SPLIT_KEYS, MAX_PARTIAL_BYTES = 1024, 16 << 20
+#: Keys of a partial result of attention (SPLIT in attention_rows.h).
+SPLIT_KEYS = 1024
+#: The most bytes for all partial results of a step: with more of them, there are tokens enough to give every
+#: thread work, and no sequence needs to be shared.
+MAX_PARTIAL_BYTES = 16 << 20
 
 
 class NativeKernels:
@@ -57,7 +59,7 @@ class NativeKernels:
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
-    #: Of a twin without arithmetic: tokens of the longest sequence that its original will meet.
+    #: In a twin without arithmetic, the tokens of the longest sequence that the original will meet; else 0.
     _longest = 0
 
     def __init__(self, activations: str = "int16", build: str | None = None) -> None:
@@ -70,12 +72,12 @@ class NativeKernels:
         self._library: Any
         self.build, self._library = _load(build)
         if self.build == "amx" and not self._library.penstock_has_tiles():
-            logger.warning("AMX is not to be had (the system refuses it, or it fails a trial); AVX512 serves")
+            logger.warning("AMX can't be used (the system refuses it, or its trial failed): AVX512 serves")
         self._activation_bits = 16 if activations == "int16" else 8
 
     def set_num_threads(self, num_threads: int) -> int:
-        """Threads for all native kernels of this process; how many there are now. That the system gives fewer
-        is told in the log."""
+        """Set the threads of all native kernels of this process. Returns how many there are now; the log says
+        if the system gives fewer."""
         there: int = self._library.penstock_set_num_threads(num_threads)
         if there != num_threads:
             logger.warning("native kernels compute with %d threads instead of %d", there, num_threads)
@@ -154,13 +156,16 @@ class NativeKernels:
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         code, keys, values = kv.plain()
         _, num_kv_heads, head_dim, block_size = keys.shape
-        if head_dim > MAX_HEAD_DIM:  # a rare shape, not worth a second code path in C
+        if head_dim > MAX_HEAD_DIM:  # a rare shape, which is not worth a second path in C
             return reference.paged_attention(q, kv, batch, spec)
         num_tokens = q.shape[0]
         y = torch.empty(num_tokens, spec.num_heads * head_dim)
         tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
         max_blocks = max(batch.block_tables.shape[1], -(-self._longest // block_size))
-        partials = self._partials(num_tokens * spec.num_heads, max_blocks * block_size, head_dim)
+        num_partial_bytes = _partial_bytes(
+            num_tokens * spec.num_heads, max_blocks * block_size, head_dim, is_most=self._longest > 0
+        )
+        partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
         self._library.penstock_paged_attention(
             q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
             keys.data_ptr(), values.data_ptr(), code,
@@ -172,13 +177,15 @@ class NativeKernels:
         )  # fmt: skip
         return y
 
-    def _partials(self, num_rows: int, num_keys: int, head_dim: int) -> Tensor | None:
-        """Room for partial results, if threads are to share sequences."""
-        num_splits = -(-num_keys // SPLIT_KEYS)
-        num_bytes = 4 * num_rows * num_splits * (-(-head_dim // 16) * 16 + 16)
-        if self._longest:  # where it is too much for this step, a smaller one takes the most
-            num_bytes = min(num_bytes, MAX_PARTIAL_BYTES)
-        return torch.empty(num_bytes // 4) if num_splits > 1 and num_bytes <= MAX_PARTIAL_BYTES else None
+
+def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:
+    """Bytes of partial results, if threads are to share sequences; otherwise 0. With `is_most`, the most that
+    this step or a smaller one takes: where this step's are too many, a smaller step reaches the limit."""
+    num_splits = -(-num_keys // SPLIT_KEYS)
+    num_bytes = 4 * num_rows * num_splits * (-(-head_dim // 16) * 16 + 16)
+    if is_most:
+        num_bytes = min(num_bytes, MAX_PARTIAL_BYTES)
+    return num_bytes if num_splits > 1 and num_bytes <= MAX_PARTIAL_BYTES else 0
 
 
 class _Idle:
@@ -199,7 +206,7 @@ def compiled_builds() -> list[str]:
 
 
 def build_fingerprint() -> str:
-    """Of the build that NativeKernels takes on this processor: another one for other code."""
+    """A text that tells apart builds with different code, for the build that NativeKernels takes here."""
     build = next(iter(compiled_builds()), "none")
     path = _library_path(build)
     return f"{build} {zlib.crc32(path.read_bytes()):08x}" if path else build
@@ -212,7 +219,7 @@ def _library_path(build: str) -> Path | None:
 def _processor_flags() -> frozenset[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux: the generic build runs anywhere
+    except OSError:  # this is not Linux: the generic build runs anywhere
         return frozenset()
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
@@ -232,7 +239,7 @@ def _load(build: str | None) -> tuple[str, ctypes.CDLL]:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """A build of cpu.c, with the types of its functions."""
+    """A build of cpu.c, loaded, with the types of its functions' parameters."""
     library = ctypes.CDLL(str(path))
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)

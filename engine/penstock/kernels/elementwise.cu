@@ -1,15 +1,14 @@
 /* CUDA kernels of Penstock: the arithmetic of kernels/reference.py for compute capability 6.1 and later.
  *
- * elementwise.cu, int8.cu and attention.cu are one program in this order, compiled by nvrtc.py without any
- * header. They also compile as C++: tests/engine/emulated_cuda.h runs them on the CPU, thread by thread.
+ * elementwise.cu, int8.cu and attention.cu are one program in this order, which nvrtc.py compiles without any
+ * header. The three files also compile as C++: tests/engine/emulated_cuda.h runs them on the CPU, thread by thread.
  *
- * Invariant that everything here keeps: the value of an output element is a function of its own row (and its
- * own sequence's K and V) alone. Which rows share a launch, and how they are tiled, never changes the order
- * of a floating-point sum. The compiler is told not to fuse multiplications with additions (--fmad=false), so
- * that all copies of a piece of code compute the same; where fmaf is meant, it is written. Integer sums are
- * exact in any order. */
+ * Invariant of all kernels: the value of an output element depends on its own row (and its own sequence's K and V)
+ * alone. Which rows share a launch, and how they are tiled, never changes the order of a floating-point sum. The
+ * compiler must not fuse multiplications with additions (--fmad=false), so that all copies of a piece of code round
+ * the same; a fused multiply-add is written as fmaf. Integer sums are exact in any order. */
 
-/* This part: what the others share, then norms, activations, rope, and writing K and V. */
+/* This file has what the others share, then norms, activations, rope, and the writing of K and V. */
 
 #define KERNEL extern "C" __global__ void
 #define ALL_LANES 0xffffffffu
@@ -21,7 +20,7 @@ typedef unsigned short half_bits;
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 
-/* float16 is a format of storage only: sm_61 computes in it at 1/64 of the rate of float32. */
+/* float16 is used for storage only: sm_61 computes with float16 at 1/64 of the rate of float32. */
 #ifdef __CUDA_ARCH__
 __device__ inline float half_to_float(half_bits bits) {
     float value;
@@ -35,7 +34,7 @@ __device__ inline half_bits float_to_half(float value) {
 }
 #endif
 
-/* Sums and maxima over a warp: a butterfly, so that every lane ends with the same bits. */
+/* Sums and maxima over a warp, in the order of a butterfly, so that every lane ends with the same bits. */
 __device__ inline float warp_sum(float value) {
     for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
     return value;
@@ -55,10 +54,10 @@ __device__ inline unsigned warp_max(unsigned value) {
     return value;
 }
 
-/* Over the block; `shared` has room for one number per warp. */
+/* The sum over the block; `shared` has room for one number per warp. */
 __device__ inline float block_sum(float value, float *shared) {
     value = warp_sum(value);
-    __syncthreads(); /* whoever still reads an earlier sum */
+    __syncthreads(); /* a thread may still read an earlier sum */
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();
     float total = 0.0f;
@@ -66,8 +65,8 @@ __device__ inline float block_sum(float value, float *shared) {
     return total;
 }
 
-/* Norms: one block per row. The number of threads, and with it the order of a sum, is a function of the row's
- * width. x_stride: elements from row to row; y is contiguous. */
+/* Norms have one block per row. The row's width alone decides the number of threads, and so the order of a sum.
+ * x_stride is the number of elements from row to row; y is contiguous. */
 
 KERNEL rms_norm(const float *x, int64 x_stride, int width, const float *weight, float eps, float offset,
                 float *y) {
@@ -102,7 +101,7 @@ KERNEL layer_norm(const float *x, int64 x_stride, int width, const float *weight
 
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
-/* Forms without a difference of near numbers, so that large negative inputs keep their bits. */
+/* No form subtracts numbers that are nearly equal, so large negative inputs keep their precision. */
 __device__ inline float activate(float x, int function) {
     switch (function) {
     case SILU:
@@ -116,7 +115,7 @@ __device__ inline float activate(float x, int function) {
     }
 }
 
-/* y [num_rows, width]; x has width columns, or twice that if gated: y = f(first half) * second half.
+/* y is [num_rows, width]. x has width columns or, if gated, 2 * width: then y = f(first half) * second half.
  * Grid: rows, then blocks of columns. */
 KERNEL activation(const float *x, int64 x_stride, int width, int function, int is_gated, float *y) {
     const int i = blockIdx.y * blockDim.x + threadIdx.x;
@@ -141,12 +140,12 @@ KERNEL rope(float *x, int64 x_stride, int num_heads, int head_dim, int half, con
     }
 }
 
-/* What exceeds float16 becomes its largest finite value; NaN stays NaN. */
+/* A value beyond float16's range becomes its largest finite value; NaN stays NaN. */
 __device__ inline half_bits clamp_to_half(float value) {
     return float_to_half(value > MAX_HALF ? MAX_HALF : value < -MAX_HALF ? -MAX_HALF : value);
 }
 
-/* k and v are [num_tokens, num_kv_heads, head_dim], rows apart by their strides; the caches are as in
+/* k and v are [num_tokens, num_kv_heads, head_dim], with strides between tokens; the caches are as in
  * attention.cu. One block per token. */
 KERNEL write_kv(const float *k, int64 k_stride, const float *v, int64 v_stride, const int64 *slot_mapping,
                 void *k_cache, void *v_cache, int is_half, int num_kv_heads, int head_dim, int block_size) {

@@ -1,24 +1,25 @@
-/* Products of INT8 weights and integer activations, exact (kernels/reference.py has the definition).
+/* Exact products of INT8 weights and integer activations (kernels/reference.py has the definition).
  *
- * A token's activations become rows of bytes: one ("int8"), or two ("int16"), hi and lo with q = 256 hi + lo,
- * one after the other. PARTS is their number. Rows are padded with zeros to a multiple of 64 bytes.
+ * A token's activations become PARTS rows of bytes: one row for "int8"; for "int16" two rows, hi and then lo, where
+ * q = 256 hi + lo. Rows are padded with zeros to a multiple of 64 bytes.
  *
- * A sum fits int32 up to 131071 inputs: no product exceeds 128 * 128 = 2^14 in magnitude. hi and lo are
- * summed apart and combined in 64 bits. */
+ * A sum fits int32 up to 131071 inputs, since no product exceeds 128 * 128 = 2^14 in magnitude. The sums of hi and lo
+ * are separate and are combined in 64 bits. */
 
-/* The exact sum, scaled: one rounding to float64 (53 bits hold both factors), one to float32. Consumer cards
- * have 1/32 of their rate in float64; two multiplications per output, not per weight, don't show. */
+/* The exact sum, scaled. It rounds once to float64 (53 bits hold both factors) and once to float32. Consumer cards
+ * compute float64 at 1/32 of their float32 rate, but two multiplications per output, not per weight, cost nothing
+ * that shows. */
 __device__ inline float scaled(int64 sum, float token_scale, float weight_scale) {
     return (float)((double)sum * ((double)token_scale * (double)weight_scale));
 }
 
-/* One block per token. x [num_tokens, in_features], rows apart by x_stride. */
+/* One block per token. x is [num_tokens, in_features], with x_stride elements from row to row. */
 template <int PARTS>
 __device__ inline void quantize(const float *x, int64 x_stride, int in_features, int padded, int8 *rows,
                                 float *token_scales) {
     __shared__ unsigned largest_of[32];
     const float *row = x + blockIdx.x * x_stride;
-    /* Without their sign, floats are ordered as their bits are, and NaN is the largest. */
+    /* The bits of floats without their sign have the order of the numbers; NaN is the largest. */
     unsigned largest = 0;
     for (int i = threadIdx.x; i < in_features; i += blockDim.x)
         largest = max(largest, __float_as_uint(row[i]) & 0x7fffffffu);
@@ -29,7 +30,7 @@ __device__ inline void quantize(const float *x, int64 x_stride, int in_features,
 
     float scale = __uint_as_float(largest) / (PARTS == 2 ? 32512.0f : 127.0f);
     if (scale < 1.17549435e-38f) scale = 0.0f; /* subnormal: the row counts as zero */
-    if (!(scale < infinity())) scale = __uint_as_float(0x7fc00000u); /* what is no number makes the row NaN */
+    if (!(scale < infinity())) scale = __uint_as_float(0x7fc00000u); /* NaN or infinity makes the row NaN */
     if (threadIdx.x == 0) token_scales[blockIdx.x] = scale;
     const float divisor = scale > 0.0f ? scale : infinity();
     int8 *hi_row = rows + (int64)blockIdx.x * PARTS * padded;
@@ -55,7 +56,7 @@ KERNEL quantize_2(const float *x, int64 x_stride, int in_features, int padded, i
     quantize<2>(x, x_stride, in_features, padded, rows, token_scales);
 }
 
-/* What the products share. */
+/* Operands of a product. */
 typedef struct {
     const int8 *rows; /* [num_tokens * PARTS, padded] */
     const float *token_scales;
@@ -71,8 +72,9 @@ __device__ inline void write_output(const linear &l, int token, int column, int6
     l.y[(int64)token * l.out_features + column] = l.bias ? y + l.bias[column] : y;
 }
 
-/* Inputs k to k + 15 of one output channel, zeros beyond the last channel or input. ALIGNED: in_features and
- * the matrix's address are multiples of 16. Models' are; otherwise bytes are read one by one. */
+/* Inputs k to k + 15 of one output channel, with zeros beyond the last channel or input. ALIGNED says that
+ * in_features and the matrix's address are multiples of 16, as in all usual models; otherwise bytes are read one by
+ * one. */
 template <bool ALIGNED> __device__ inline int4 load_weights(const linear &l, int column, int k) {
     if (column >= l.out_features || k >= l.in_features) return make_int4(0, 0, 0, 0);
     const int8 *at = l.qweight + (int64)column * l.in_features + k;
@@ -93,9 +95,9 @@ __device__ inline int dot16(int4 a, int4 b, int sum) {
     return __dp4a(a.w, b.w, sum);
 }
 
-/* Few tokens: reading the weights is the cost, so each byte is read once per TOKENS tokens, 16 bytes a lane.
- * A warp has COLUMNS output channels; the block's activations pass through shared memory, CHUNK bytes of a
- * row at a time. Grid: groups of GEMV_WARPS * COLUMNS channels, then groups of TOKENS tokens. */
+/* Few tokens. Reading the weights is the cost, so each byte is read once per TOKENS tokens, 16 bytes by a lane. A warp
+ * has COLUMNS output channels. The block's activations pass through shared memory, CHUNK bytes of a row at a time.
+ * Grid: groups of GEMV_WARPS * COLUMNS channels, then groups of TOKENS tokens. */
 enum { GEMV_WARPS = 8, CHUNK = 2048 };
 
 template <int TOKENS, int PARTS, bool ALIGNED> __device__ inline void gemv(const linear &l) {
@@ -130,7 +132,7 @@ template <int TOKENS, int PARTS, bool ALIGNED> __device__ inline void gemv(const
         }
     }
 
-    /* Lane n writes the n-th of the warp's outputs. */
+    /* Lane n writes the n-th output of the warp. */
     int64 mine = 0;
     for (int t = 0; t < TOKENS; t++)
         for (int c = 0; c < COLUMNS; c++) {
@@ -143,10 +145,9 @@ template <int TOKENS, int PARTS, bool ALIGNED> __device__ inline void gemv(const
         write_output(l, token, my_column, mine);
 }
 
-/* More tokens: tiles of 16 * HEIGHT rows of activations by 128 output channels, 32 bytes deep, in shared
- * memory; the next tile is on its way while one is computed. 256 threads, each with HEIGHT rows (whole
- * tokens) and 8 channels. Grid: tiles of rows, so that the blocks that share weights run side by side, then
- * of channels. */
+/* More tokens. Tiles of 16 * HEIGHT rows of activations by 128 output channels, 32 bytes deep, lie in shared memory;
+ * the next tile arrives while one is computed. Each of 256 threads has HEIGHT rows (whole tokens) and 8 channels.
+ * Grid: tiles of rows, then tiles of channels, so that blocks that share weights run side by side. */
 enum { TILE_COLUMNS = 128, TILE_WORDS = 8 };
 
 template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(const linear &l) {
@@ -155,12 +156,12 @@ template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(cons
     __shared__ __align__(16) int ws[2][TILE_WORDS][TILE_COLUMNS];
     const int thread = threadIdx.x, num_rows = l.num_tokens * PARTS;
     const int first_row = blockIdx.x * ROWS, first_column = blockIdx.y * TILE_COLUMNS;
-    /* What this thread brings: 16 bytes of a row and 16 of a channel. */
+    /* This thread loads 16 bytes of a row and 16 bytes of a channel. */
     const int x_row = thread % ROWS, x_half = thread / ROWS, column = thread % TILE_COLUMNS;
     const int half = thread / TILE_COLUMNS;
     const bool has_x = x_half < 2, is_row = first_row + x_row < num_rows;
     const int8 *x_from = l.rows + (int64)(first_row + x_row) * l.padded + 16 * x_half;
-    /* What it computes: rows y0 .. y0 + HEIGHT - 1, channels x0 .. x0 + 3 and 64 + x0 .. 64 + x0 + 3. */
+    /* This thread computes rows y0 .. y0 + HEIGHT - 1, channels x0 .. x0 + 3 and 64 + x0 .. 64 + x0 + 3. */
     const int x0 = 4 * (thread % 16), y0 = HEIGHT * (thread / 16);
     int sums[HEIGHT][8];
     for (int i = 0; i < HEIGHT; i++)
@@ -176,8 +177,8 @@ template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(cons
         }
         int (*to)[TILE_COLUMNS] = ws[buffer] + 4 * half;
         to[0][column] = w.x, to[1][column] = w.y, to[2][column] = w.z, to[3][column] = w.w;
-        /* Buffers alternate, so this is the only barrier: whoever writes a buffer has passed the barrier
-         * after its last use by all. */
+        /* Buffers alternate, so one barrier is enough: a thread that writes a buffer has passed the barrier that
+         * follows the buffer's last use by all threads. */
         __syncthreads();
         const int next = k + 4 * TILE_WORDS;
         if (next < l.padded) {
@@ -216,7 +217,7 @@ template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(cons
         function(l);                                                               \
     }
 
-/* gemv_TOKENS_PARTS and tiled_HEIGHT_PARTS; "any" is for matrices that are not ALIGNED. */
+/* The names are gemv_TOKENS_PARTS and tiled_HEIGHT_PARTS; "any" kernels are for matrices that are not ALIGNED. */
 LINEAR_KERNEL(gemv_1_1, 4, (gemv<1, 1, true>))
 LINEAR_KERNEL(gemv_2_1, 4, (gemv<2, 1, true>))
 LINEAR_KERNEL(gemv_4_1, 4, (gemv<4, 1, true>))
@@ -234,8 +235,8 @@ LINEAR_KERNEL(tiled_8_2, 2, (tiled<8, 2, true>))
 LINEAR_KERNEL(tiled_any_1, 2, (tiled<8, 1, false>))
 LINEAR_KERNEL(tiled_any_2, 2, (tiled<8, 2, false>))
 
-/* Sums that torch's INT8 product left, int32 [num_tokens * PARTS, num_columns], of channels first_column and
- * following -> y. Grid: tokens, then blocks of columns. */
+/* Sums of torch's INT8 product, int32 [num_tokens * PARTS, num_columns], of the channels from first_column on -> y.
+ * Grid: tokens, then blocks of columns. */
 template <int PARTS>
 __device__ inline void combine(const int *sums, int first_column, int num_columns, const linear &l) {
     const int token = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;

@@ -1,4 +1,5 @@
-"""Kernels on torch's own INT8 product: the fallback without a compiler, on the CPU and on CUDA."""
+"""TorchKernels: the reference with torch's own INT8 product, on the CPU and on CUDA. They serve where nothing
+was compiled."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from penstock.kernels.reference import (
     split_rows,
 )
 
-#: Rows that torch._int_mm wants on CUDA: more than 16.
+#: Rows are padded to this number on CUDA: torch._int_mm wants more than 16.
 MIN_CUDA_ROWS = 32
-#: Output channels whose weights are held as float64 at a time, where there is no INT8 product.
+#: Where there is no INT8 product, this many output channels at a time are held as float64.
 BLOCK_CHANNELS = 1024
 
 
 class TorchKernels(PlainOperations):
-    """The reference with torch's INT8 product."""
+    """Plain torch, with torch's INT8 product."""
 
     traits = KernelTraits(
         name="torch",
@@ -40,7 +41,7 @@ class TorchKernels(PlainOperations):
         self.activations = activations
 
     def without_arithmetic(self, longest: int) -> TorchKernels:
-        """These: their operations allocate as they compute."""
+        """The same kernels: their operations can't allocate without computing."""
         return self
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -58,7 +59,7 @@ class TorchKernels(PlainOperations):
         return y if bias is None else y + bias
 
     def _in_blocks(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-        """The reference, some channels at a time: it copies their weights as float64."""
+        """The reference product of some channels at a time, since it copies their weights as float64."""
         blocks = zip(*(torch.split(part, BLOCK_CHANNELS) for part in weight), strict=True)
         y = torch.cat(
             [reference.linear(x, QuantizedTensor(*block), None, self.activations) for block in blocks], dim=1
@@ -67,10 +68,10 @@ class TorchKernels(PlainOperations):
 
 
 def _int_mm_takes(qweight: Tensor) -> bool:
-    if qweight.is_cuda:  # cuBLASLt's INT8 products need tensor cores and sizes in multiples of 8
+    if qweight.is_cuda:  # cuBLASLt needs tensor cores and sizes in multiples of 8
         has_tensor_cores = torch.cuda.get_device_capability(qweight.device) >= (7, 5)
         return has_tensor_cores and all(size % 8 == 0 for size in qweight.shape)
-    return 1 not in qweight.shape  # torch 2.13 takes such a matrix for its transpose
+    return 1 not in qweight.shape  # torch 2.13 mistakes a single row or column for its transpose
 
 
 def _int_mm(rows: Tensor, qweight: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""The CUDA sources compiled for one GPU, by NVRTC through ctypes; no GPU is needed for that.
+"""Nvrtc: the compiler of the CUDA sources, through ctypes. Compiling needs no GPU.
 
-NVRTC comes with every CUDA build of torch, or as nvidia-cuda-nvrtc-cu12 from a package index. It is given the
-real architecture and returns machine code, which no driver has to translate and none is too old for. Only for
-a card that is newer than the library does it return PTX of the newest architecture it knows, which the driver
-translates.
+NVRTC comes with every CUDA build of torch, or as nvidia-cuda-nvrtc-cu12 from a package index. For an
+architecture that the library knows, NVRTC returns machine code: no driver has to translate machine code, and
+no driver is too old for it. For a card that is newer than the library, NVRTC returns PTX of the newest
+architecture that the library knows, and the driver translates the PTX.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from penstock.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-#: One program, in this order.
+#: These files are one program, in this order.
 SOURCES = ("elementwise.cu", "int8.cu", "attention.cu")
-#: No fused multiply-add but where fmaf is written: elementwise.cu says why.
+#: The compiler fuses no multiplication with an addition; elementwise.cu says why.
 OPTIONS = ("--std=c++17", "--fmad=false", "--restrict")
 INSTALL_NVRTC = (
-    "pip install 'nvidia-cuda-nvrtc-cu12==12.6.*' brings one for compute capability 6.1 to 9.0; newer cards "
-    "need a newer one"
+    "pip install 'nvidia-cuda-nvrtc-cu12==12.6.*' brings an NVRTC for compute capability 6.1 to 9.0; newer "
+    "cards need a newer one"
 )
 #: Oldest architecture with 8-bit dot products.
 OLDEST_ARCHITECTURE = 61
 
 
 def source() -> str:
-    """All kernels as one text, whose line numbers are those of the files."""
+    """All kernels as one text. #line directives keep the files' own names and line numbers."""
     folder = Path(__file__).parent
     return "".join(f'#line 1 "{name}"\n{(folder / name).read_text()}\n' for name in SOURCES)
 
@@ -45,7 +45,7 @@ class Nvrtc:
     """One NVRTC library."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError if it can't be loaded."""
+        """Raises OSError if the library can't be loaded."""
         self._library = ctypes.CDLL(path)
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
@@ -53,11 +53,12 @@ class Nvrtc:
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         architectures = (ctypes.c_int * count.value)()
         self._call("nvrtcGetSupportedArchs", architectures)
-        #: As numbers: 61 is sm_61, compute capability 6.1.
+        #: Architectures as numbers: 61 is sm_61, compute capability 6.1.
         self.architectures = frozenset(architectures)
 
     def target(self, architecture: int) -> str | None:
-        """What to compile for, for a card of this architecture; None if this library can't."""
+        """The compiler's target for a card of this architecture; None if the card is too old for this
+        library."""
         if architecture in self.architectures:
             return f"sm_{architecture}"
         newest = max(self.architectures)
@@ -68,7 +69,7 @@ class Nvrtc:
         return self.compile_with_log(text, target, OPTIONS)[0]
 
     def compile_with_log(self, text: str, target: str, options: Sequence[str]) -> tuple[bytes, str]:
-        """compile(), and what the compiler said."""
+        """What compile() returns, and the compiler's log."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), text.encode(), b"penstock.cu", 0, None, None)
         try:
@@ -79,7 +80,7 @@ class Nvrtc:
             if code:
                 raise ConfigError(
                     f"NVRTC {self.version[0]}.{self.version[1]} can't compile the CUDA kernels for "
-                    f"{target}:\n{log}\nChoose --kernels torch, and report this, please"
+                    f"{target}:\n{log}\nChoose --kernels torch, and please report this error"
                 )
             kind = "CUBIN" if target.startswith("sm_") else "PTX"
             return self._result(f"nvrtcGet{kind}", program), log
@@ -102,13 +103,13 @@ class Nvrtc:
 
 @cache
 def _libraries() -> tuple[Nvrtc, ...]:
-    """Every NVRTC that can be loaded: of packages, then of the system."""
+    """Every NVRTC library that can be loaded: first those of packages, then the system's."""
     found = []
     for path in dict.fromkeys(_paths()):
         try:
             found.append(Nvrtc(path))
         except (OSError, AttributeError, ConfigError) as error:
-            logger.debug("%s is no NVRTC for us: %s", path, error)
+            logger.debug("%s can't be used as NVRTC: %s", path, error)
     return tuple(found)
 
 
@@ -120,8 +121,9 @@ def _paths() -> Iterator[str]:
 
 
 def find_nvrtc(architecture: int) -> Nvrtc | None:
-    """The library for a card of this architecture (61 is compute capability 6.1): the oldest that knows it
-    by name, since drivers may refuse what is newer than they are; else the newest of those older than it."""
+    """The library for a card of this architecture (61 is compute capability 6.1). The oldest library that
+    knows the architecture by name comes first, since a driver may refuse what a newer library compiled.
+    Without one, the newest of the older libraries serves."""
     if architecture < OLDEST_ARCHITECTURE:
         return None
     able = sorted((lib for lib in _libraries() if lib.target(architecture)), key=lambda lib: lib.version)
@@ -130,7 +132,7 @@ def find_nvrtc(architecture: int) -> Nvrtc | None:
 
 
 def build_fingerprint(architecture: int) -> str:
-    """Of what compile_kernels() makes for a card of this architecture: another one for other code."""
+    """A text that tells apart what compile_kernels() makes of different sources or with another NVRTC."""
     library = find_nvrtc(architecture)
     compiler = f"nvrtc {library.version[0]}.{library.version[1]}" if library else "no nvrtc"
     return f"{compiler} {zlib.crc32(source().encode()):08x}"
@@ -139,19 +141,19 @@ def build_fingerprint(architecture: int) -> str:
 def compile_kernels(architecture: int, cache_folder: Path | None = None) -> bytes:
     """The kernels for a card of this architecture, as cuModuleLoadData takes them. `cache_folder` keeps them.
 
-    Raises ConfigError where there is no NVRTC for it, or where it reports an error.
+    Raises ConfigError where no NVRTC can compile for the card, or where NVRTC reports an error.
     """
     library = find_nvrtc(architecture)
     if library is None:
         is_old = architecture < OLDEST_ARCHITECTURE
         reason = (
-            "6.1 is the oldest with 8-bit products"
+            "cards before 6.1 have no 8-bit products. Choose --kernels torch"
             if is_old
-            else f"no NVRTC for it was found. {INSTALL_NVRTC}"
+            else f"no NVRTC for it was found. {INSTALL_NVRTC}. Or choose --kernels torch"
         )
         raise ConfigError(
-            f"no CUDA kernels for compute capability {architecture // 10}.{architecture % 10}: {reason}. Or "
-            "choose --kernels torch"
+            f"there are no CUDA kernels for compute capability {architecture // 10}.{architecture % 10}: "
+            f"{reason}"
         )
     text, target = source(), library.target(architecture)
     assert target is not None
@@ -167,7 +169,8 @@ def compile_kernels(architecture: int, cache_folder: Path | None = None) -> byte
 
 
 def _keep(path: Path, image: bytes) -> None:
-    """As a whole or not at all; a folder that can't be written costs the next start some seconds."""
+    """Write the file as a whole or not at all. Where the folder can't be written, the next start compiles
+    again, which takes some seconds."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What kernels work on: a quantized matrix, one layer's K and V, the ragged shape of a step."""
+"""Operands of the kernels: a quantized matrix, one layer's K and V, the ragged shape of a step."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from torch import Tensor
 from penstock.spec import FLOAT16, FLOAT32, KVLayout
 
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
-#: How compiled kernels know activation functions, and layouts of keys and values: whether they are float16.
+#: Numbers by which compiled kernels know activation functions.
 ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+#: Numbers by which compiled kernels know layouts of keys and values: 1 is float16.
 KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1}
 
 
 class Matrix(Protocol):
-    """What tokens are multiplied by, in some weight format: kernels know the format by the value's type."""
+    """A matrix of weights in some weight format. Kernels know the format by the value's type."""
 
     @property
     def out_features(self) -> int: ...
 
     def rows(self, start: int, stop: int) -> Matrix:
-        """These output channels, as a view."""
+        """A view of the output channels from `start` to `stop`."""
 
     def look_up(self, row_ids: Tensor) -> Tensor:
         """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Matrix:
-        """What `function` makes of each of its tensors: a copy on another device, for example."""
+        """The matrix with `function` applied to each of its tensors, for example to copy it to another
+        device."""
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features]."""
 
 
 class QuantizedTensor(NamedTuple):
-    """A matrix of INT8 integers, symmetric: w = qweight * scale, with one scale per output channel, or one
-    for each group of as many of its inputs."""
+    """A matrix of INT8 integers, symmetric: w = qweight * scale. A scale belongs to an output channel or to a
+    group of the channel's inputs; all groups have the same size."""
 
     qweight: Tensor  # int8 [out_features, in_features], contiguous
     scale: Tensor  # float32 [out_features] or [out_features, num_groups], contiguous
@@ -57,7 +59,7 @@ class QuantizedTensor(NamedTuple):
         return self.qweight.shape[0]
 
     def rows(self, start: int, stop: int) -> QuantizedTensor:
-        """These output channels, as a view."""
+        """A view of the output channels from `start` to `stop`."""
         return QuantizedTensor(self.qweight[start:stop], self.scale[start:stop])
 
     def look_up(self, row_ids: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ class QuantizedTensor(NamedTuple):
         return rows.dequantize() if self.num_groups > 1 else rows.qweight.float() * rows.scale.view(-1, 1)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> QuantizedTensor:
-        """What `function` makes of each of its tensors."""
+        """The matrix with `function` applied to each of its tensors."""
         return QuantizedTensor(function(self.qweight), function(self.scale))
 
     def dequantize(self) -> Tensor:
@@ -79,15 +81,15 @@ class LayerKV(NamedTuple):
     """One layer's part of the KV cache."""
 
     layout: KVLayout
-    parts: tuple[Tensor, ...]  # the layout says their shapes
+    parts: tuple[Tensor, ...]  # of the shapes that the layout says
 
     def plain(self) -> tuple[int, Tensor, Tensor]:
-        """Of a layout that all kernels know: its code; K [num_blocks, num_kv_heads, head_dim, block_size]; V
+        """The code of a layout in KV_CODES; K [num_blocks, num_kv_heads, head_dim, block_size]; V
         [num_blocks, num_kv_heads, block_size, head_dim]. Raises TypeError for another layout."""
         code = KV_CODES.get(self.layout.name)
         if code is None:
             raise TypeError(
-                f"these kernels know no keys and values as {self.layout.name}; they know: "
+                f"these kernels can't read keys and values as {self.layout.name}; they know: "
                 + ", ".join(KV_CODES)
             )
         k, v = self.parts
@@ -98,8 +100,8 @@ class LayerKV(NamedTuple):
 class BatchLayout:
     """Which tokens of a step belong to which sequence, and where their K and V lie.
 
-    The step's tokens lie one sequence after the other: those of sequence s are
-    query_start[s]:query_start[s + 1], and they are the last of its context_lens[s] tokens.
+    The step's tokens lie one sequence after the other. The tokens query_start[s]:query_start[s + 1] belong to
+    sequence s, and are the last of this sequence's context_lens[s] tokens.
     """
 
     positions: Tensor  # int64 [num_tokens]
@@ -111,7 +113,7 @@ class BatchLayout:
     rope_lengths: Tensor | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
-        """On a device; queued, if it is a GPU."""
+        """The same layout on `device`. Copies to a GPU are queued."""
         fields = (self.positions, self.slot_mapping, self.block_tables, self.query_start, self.context_lens)
         positions, slots, tables, starts, lens = (field.to(device, non_blocking=True) for field in fields)
         lengths = self.rope_lengths
@@ -134,9 +136,9 @@ class AttentionSpec:
     num_heads: int
     #: Scores are q . k * scale.
     scale: float
-    #: A token attends to its last `window` tokens, itself included; 0 is all of them.
+    #: A token attends to the last `window` tokens, itself included; 0 means to all tokens.
     window: int = 0
-    #: Scores become softcap * tanh(score / softcap); 0 is none (Gemma 2, arXiv 2408.00118).
+    #: Scores become softcap * tanh(score / softcap); 0 means no cap (Gemma 2, arXiv 2408.00118).
     softcap: float = 0.0
     #: ALiBi: slope * (key position - query position) is added (arXiv 2108.12409). float32 [num_heads]
     alibi_slopes: Tensor | None = None

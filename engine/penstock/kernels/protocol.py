@@ -1,5 +1,5 @@
-"""What a layer may call: the interface of every set of kernels, and what a set says of itself before it
-computes. reference.py defines what each method computes."""
+"""Kernels, the interface of every set of kernels: what a layer may call; and KernelTraits, what a set says of
+itself before it computes. reference.py defines what each method computes."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from penstock.spec import KVLayout
 class KernelTraits:
     """What a set of kernels is and computes. Loader and plan decide by these values, never by a name."""
 
-    #: For people, and as the config calls them.
+    #: The set's name in the config and for people.
     name: KernelChoice
-    #: These kernels bring their own threads, or are a GPU's. Torch's threads would only fight for the cores,
-    #: which they keep busy for a while after each operation.
+    #: These kernels bring their own threads, or run on a GPU. Torch's threads would only compete for the
+    #: cores: they keep cores busy for a while after each operation.
     has_own_threads: bool
-    #: Attention copies a sequence's keys and values together first, so a longer sequence takes more memory.
+    #: Attention first copies a sequence's keys and values together, so a longer sequence takes more memory.
     gathers_keys: bool
     #: Memory for activations, as a multiple of what the native kernels take.
     workspace_factor: float
     #: Types of the matrices that linear() takes.
     matrices: tuple[type, ...]
-    #: Inputs that may share a scale, beside all inputs of an output channel.
+    #: Numbers of inputs that may share a scale. All inputs of an output channel may always share one.
     group_sizes: tuple[int, ...]
     #: Names of the layouts of keys and values that attention reads.
     kv_layouts: tuple[str, ...]
 
     def require(self, group_size: int | None, kv_layout: KVLayout) -> None:
-        """Raises ConfigError for what these kernels do not compute. A `group_size` of 0 or None stands for a
-        scale per output channel."""
+        """Raises ConfigError for weights, keys or values that these kernels do not compute. A `group_size` of
+        0 or None stands for a scale per output channel."""
         if kv_layout.name not in self.kv_layouts:
             raise ConfigError(
-                f"the {self.name} kernels of this device know no keys and values as {kv_layout.name}; choose "
-                f"--kv-dtype {' or '.join(self.kv_layouts)}"
+                f"the {self.name} kernels of this device can't read keys and values as {kv_layout.name}; "
+                f"choose --kv-dtype {' or '.join(self.kv_layouts)}"
             )
         if group_size and group_size not in self.group_sizes:
             raise ConfigError(
                 f"the {self.name} kernels of this device don't compute weights with a scale per group of "
-                f"{group_size} inputs, so far: pass --device cpu, or take a model with scales per output "
-                "channel"
+                f"{group_size} inputs yet: pass --device cpu, or take a model with scales per output channel"
             )
 
     def unknown_matrix(self, matrix: Matrix) -> TypeError:
@@ -58,19 +57,21 @@ class KernelTraits:
 
 
 class Kernels(Protocol):
-    """Arithmetic on one device. Every set of kernels computes the same: integer products bit for bit, the
-    rest to float32 rounding. Tensors are float32 on the kernels' device, unless something else is said."""
+    """Arithmetic on one device. All sets of kernels compute the same: integer products are equal bit for bit,
+    everything else to float32 rounding. Tensors are float32 on the kernels' device unless a method says
+    otherwise."""
 
     @property
     def traits(self) -> KernelTraits: ...
 
     def without_arithmetic(self, longest: int) -> Kernels:
-        """Kernels that allocate what these allocate, and may leave out the arithmetic: they show what a step
-        takes, and each smaller step, of sequences of up to `longest` tokens."""
+        """Kernels that allocate as much memory as these kernels, and may leave out the arithmetic. They show
+        the memory that a step of sequences of up to `longest` tokens takes, or that a smaller step takes if
+        this is more."""
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]. The type of `weight` tells
-        its format. Raises TypeError for a type that these kernels don't know."""
+        the weight format. Raises TypeError for a type that these kernels don't know."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """x / rms(x) * (weight + offset) over the last dimension (arXiv 1910.07467)."""
@@ -92,20 +93,21 @@ class Kernels(Protocol):
         """
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        """Store K and V, each [num_tokens, num_kv_heads, head_dim], at their slots. What exceeds a layout's
-        range becomes its largest finite value. Raises TypeError for a layout that these kernels don't
-        know."""
+        """Store K and V, each [num_tokens, num_kv_heads, head_dim], in the tokens' slots. A value beyond the
+        layout's range becomes the layout's largest finite value. Raises TypeError for a layout that these
+        kernels don't know."""
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        """Causal attention of the step's tokens over all that their sequences have cached.
+        """Causal attention of the step's tokens over all cached tokens of their sequences.
 
         q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
-        step's own K and V must have been written.
+        step's own K and V must be in the cache already.
         """
 
 
 class ForwardingKernels:
-    """Kernels that pass every call on to others. A wrapper overrides what it watches or replaces."""
+    """Kernels that pass every call on to others. A wrapper is a subclass and overrides the calls
+    that it watches or replaces."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

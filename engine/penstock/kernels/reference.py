@@ -1,9 +1,9 @@
-"""The arithmetic of a layer in plain torch: the definition of correct that fast kernels are tested
-against, and the fallback where nothing was compiled.
+"""ReferenceKernels: the arithmetic of a layer in plain torch. Fast kernels are tested against this definition
+of correct.
 
-Batch invariance: an output row depends on its own input row (and its own sequence's K and V) bit for
-bit, not on what else is in the batch. Products are exact integer sums, so their order is free. Attention
-goes token by token, so that a token meets the same shapes whatever chunk it came in.
+Batch invariance: every bit of an output row depends on the row's own input (and the K and V of its own
+sequence) alone, not on the rest of the batch. Products are exact integer sums, so the order of their
+additions is free. Attention goes token by token, so that a token meets the same shapes in every chunk.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from penstock.kernels.protocol import KernelTraits
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
 ACTIVATION_LIMIT = {"int16": 32512.0, "int8": 127.0}
-#: Below the smallest normal float32 a scale has too few bits to divide by: such rows count as zero.
+#: A scale below the smallest normal float32 has too few bits to divide by: the row counts as zero.
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-#: Sums in float64, and copies: so many times the native kernels' memory.
+#: Sums in float64 and copies take this many times the native kernels' memory.
 PLAIN_WORKSPACE = 2.5
 
 
 def quantize_activations(x: Tensor, activations: str) -> tuple[Tensor, Tensor]:
     """Each row as integers: float32 [num_tokens, in_features] -> (int32 of that shape, float32
     [num_tokens]), x ~ q * scale. Rounds half to even."""
-    # The limit lies on x's device: CUDA's division by a number of the host multiplies by its reciprocal.
+    # The limit is a tensor on x's device: divided by a number of the host, CUDA multiplies by its reciprocal.
     scale = x.abs().amax(dim=-1) / x.new_tensor(ACTIVATION_LIMIT[activations])
     scale = torch.where(scale < SMALLEST_SCALE, 0.0, scale)
-    scale = torch.where(scale.isfinite(), scale, torch.nan)  # of NaN and infinity, and with it the row
+    scale = torch.where(scale.isfinite(), scale, torch.nan)  # NaN or infinity in x makes the whole row NaN
     divisor = torch.where(scale > 0, scale, torch.inf)
     return torch.round(x / divisor[:, None]).nan_to_num(0.0).to(torch.int32), scale
 
@@ -49,7 +49,8 @@ def split_rows(q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_sums(sums: Tensor, token_scale: Tensor, weight_scale: Tensor) -> Tensor:
-    """Exact integer sums (as float64) -> float32: both scales in one float64 factor, then one rounding."""
+    """Exact integer sums (as float64) -> float32. Both scales make one float64 factor, and the scaled sum
+    rounds once to float32."""
     factor = token_scale.double()[:, None] * weight_scale.double()
     return (sums * factor).float()
 
@@ -66,8 +67,9 @@ def linear(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, activations:
 
 
 def _grouped_linear(q: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> Tensor:
-    """Groups one after the other. With at most 128 inputs an exact sum (29 bits) times a scale (24) is
-    exact in float64 as well, so only the additions of groups round, always in the same order."""
+    """Groups are added one after the other. With at most 128 inputs, a group's exact sum (29 bits) times a
+    scale (24 bits) is exact in float64 as well. So only the additions of groups round, always in the same
+    order."""
     size = weight.qweight.shape[1] // weight.num_groups
     total = torch.zeros(q.shape[0], weight.qweight.shape[0], dtype=torch.float64, device=q.device)
     for group, scale in enumerate(weight.scale.double().t()):
@@ -77,7 +79,7 @@ def _grouped_linear(q: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> 
 
 
 def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-    """Causal attention, token by token; Kernels.paged_attention says the rest."""
+    """Kernels.paged_attention(), token by token."""
     y = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
     starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
     for seq in range(batch.num_seqs):
@@ -108,7 +110,7 @@ def _attend(q: Tensor, kv: LayerKV, block_table: Tensor, position: int, spec: At
 
 
 class PlainOperations:
-    """Everything but products: what all sets of kernels in plain torch share."""
+    """Everything but products, which all sets of kernels in plain torch share."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps).float()
@@ -177,7 +179,7 @@ class ReferenceKernels(PlainOperations):
         self.activations = activations
 
     def without_arithmetic(self, longest: int) -> ReferenceKernels:
-        """These: their operations allocate as they compute."""
+        """The same kernels: their operations can't allocate without computing."""
         return self
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:

@@ -1,10 +1,10 @@
-"""Well-known cards as data, so that one can plan before buying.
+"""Cards: well-known GPUs as data, so that one can plan before buying.
 
-Sources: capacities, memory rates and FP32 rates are the vendor's data sheets. INT8 rates: dp4a does four
-multiplications and additions where FP32 does one (GTX 10xx); tensor cores as the data sheets state them for
-dense INT8; of either, INT8_SHARE is what a product gets. Host-to-device: pinned copies reach 75-85% of PCIe's
-nominal rate (12.1 GB/s were measured on a Tesla P100 with PCIe 3.0 x16); the RTX 4060 has eight lanes. None
-of these was measured by this project.
+Sources: capacities, memory rates and FP32 rates are from the vendor's data sheets. INT8 rates of GTX 10xx are
+four times FP32, since dp4a does four multiplications and additions where FP32 does one; INT8 rates of tensor
+cores are from the data sheets, for dense INT8. A product gets INT8_SHARE of either. Pinned copies from host
+to device reach 75-85% of PCIe's nominal rate (12.1 GB/s were measured on a Tesla P100 with PCIe 3.0 x16); the
+RTX 4060 has eight PCIe lanes. This project measured none of these numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.errors import ConfigError
 from penstock.memory.hardware import DeviceProfile
 
 GIB = 1 << 30
-#: Of the peak that real products of INT8 matrices reach: llama.cpp's on a Tesla P40 (dp4a) made 13 of 47 TOPS
-#: with a prompt of 2048 tokens (https://github.com/ggml-org/llama.cpp/pull/7716).
+#: The share of the peak that real products of INT8 matrices reach: llama.cpp's products on a Tesla P40 (dp4a)
+#: made 13 of 47 TOPS with a prompt of 2048 tokens (https://github.com/ggml-org/llama.cpp/pull/7716).
 INT8_SHARE = 0.28
 
 
@@ -31,7 +31,7 @@ def _card(
     )  # fmt: skip
 
 
-#: With the size that they are sold by, which tells cards of one name apart.
+#: A card's name ends in the size that the card is sold by: sizes tell cards of one model apart.
 CARDS = tuple(
     _card(*row)
     for row in (
@@ -48,13 +48,13 @@ CARDS = tuple(
 
 
 def find_card(name: str) -> DeviceProfile:
-    """A card by its name, however it is spelt ("gtx1060", "3060 12GB"). Raises ConfigError."""
+    """A card by its name in any spelling ("gtx1060", "3060 12GB"). Raises ConfigError."""
     model, size = _model_and_size(name)
     for card in CARDS:
         own_model, own_size = _model_and_size(card.name)
         if model in (own_model, re.sub("^[gr]tx", "", own_model)) and size in ("", own_size):
             return card
-    raise ConfigError(f"card {name!r} is not known here; there are: {', '.join(card.name for card in CARDS)}")
+    raise ConfigError(f"card {name!r} is not known; known cards: {', '.join(card.name for card in CARDS)}")
 
 
 def _model_and_size(name: str) -> tuple[str, str]:

@@ -1,9 +1,10 @@
-"""How long a step takes by a plan. Pure.
+"""StepPrediction: how long a step takes by a plan. Pure.
 
-A step reads every weight once, streams what is not resident, and multiplies. At best these overlap wholly:
-the floor that physics sets is max(bytes / rate of each link, bytes of weights / rate of the memory,
-operations / rate). What is predicted is what to expect: links still overlap with computing, but a product
-takes what products with as many rows were measured to take, and what is not a matrix takes its own time.
+A step reads every weight once, streams what is not resident, and multiplies. At best these three overlap
+wholly: the floor that physics sets is max(bytes / rate of each link, bytes of weights / rate of the memory,
+operations / rate). The prediction is what to expect: links still overlap with computing, but a product takes
+as long as products with this number of rows were measured to take, and the rest of a layer takes time of its
+own.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from penstock.memory.hardware import HardwareProfile, ProductRates
 from penstock.memory.plan import MemoryPlan
 from penstock.spec import ModelFootprint
 
-#: What is not a matrix (norms, attention over a short context, activations, the calls themselves), measured
-#: on two cores: per layer; and per token and element of a vector that passes a matrix.
+#: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
+#: themselves), measured on two cores: first per layer, then per token and element of a vector that passes a
+#: matrix.
 LAYER_OVERHEAD_S = 150e-6
 ELEMENT_S = 0.5e-9
 
@@ -28,10 +30,10 @@ class StepPrediction:
 
     num_tokens: int
     num_sampled: int
-    #: Link or unit -> seconds that it is busy.
+    #: Link, memory or arithmetic -> seconds for which it is busy.
     terms: dict[str, float]
     seconds: float
-    #: What its products take, as such were measured.
+    #: What the step's products take, by measured rates of products.
     products_s: float = 0.0
 
     @property
@@ -40,22 +42,22 @@ class StepPrediction:
 
     @property
     def binding(self) -> str:
-        """What the step waits for: no link that is done before the products."""
+        """The term that the step waits for. A link that is done before the products is not one."""
         computing = {"memory", "arithmetic"} & self.terms.keys()
         names = computing if computing and self.products_s > self.floor_s else self.terms.keys()
         return max(names, key=lambda name: self.terms[name])
 
 
-#: Where nothing was measured.
+#: The prediction where nothing was measured.
 UNKNOWN = StepPrediction(0, 0, {"nothing": 0.0}, 0.0)
 
 
 class MeasuredSteps:
-    """The same from experience, where rates are unknown: a step takes max(floor_s, num_tokens * token_s), of
-    which each step shows the one or the other. What is not known is tried: a step that took no longer than
-    the floor allows the next one to be a quarter as large again."""
+    """Predictions from experience, where rates are unknown: a step takes max(floor_s, num_tokens * token_s),
+    and each measured step shows one of the two. Sizes that are not known are tried: after a step that took no
+    longer than the floor, the next step may be a quarter larger."""
 
-    #: A step that takes so many times the floor is bound by its tokens.
+    #: A step that takes more than this many times the floor is bound by its tokens.
     IS_BEYOND = 1.1
     GROWTH = 1.25
 
@@ -70,14 +72,14 @@ class MeasuredSteps:
             self.floor_s = min(self.floor_s, seconds)
             self.token_s = min(self.token_s, measured / self.GROWTH)
         elif num_tokens * self.token_s < 0.9 * self.floor_s:
-            # So few tokens should not have shown: the floor has risen, or this step waited for something
-            # else.
+            # So few tokens should have taken the floor's time: the floor has risen, or this step waited for
+            # something else.
             self.floor_s *= self.IS_BEYOND
         else:
             self.token_s = (self.token_s + measured) / 2
 
     def predict_s(self, num_tokens: int) -> float:
-        """0 before anything was measured."""
+        """Seconds of a step; 0 before any step was measured."""
         return 0.0 if self.floor_s == math.inf else max(self.floor_s, num_tokens * self.token_s)
 
 
@@ -89,7 +91,7 @@ def predict_step(
     num_tokens: int,
     num_sampled: int,
 ) -> StepPrediction:
-    """The floor's terms, and seconds. A rate that is unknown (0, or no disk measured) has no term."""
+    """How long a step takes. A rate that is unknown (0, or no disk was measured) has no term."""
     rows = config.rows_per_token
     operations = 2 * rows * (num_tokens * footprint.token_elements + num_sampled * footprint.head_elements)
     lane = hardware.lane
@@ -98,7 +100,7 @@ def predict_step(
     streamed_bytes = plan.streamed_bytes + missing_bytes
     disk_bytes = plan.layer_bytes("disk") + missing_bytes
     amounts = {
-        # What is streamed is written to memory before it is read.
+        # Streamed weights are written to memory before they are read.
         "memory": (layer_bytes + footprint.head_elements + streamed_bytes, lane.memory_gbps),
         "arithmetic": (operations, lane.int8_gops),
         "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
@@ -124,8 +126,8 @@ def predict_step(
 
 
 def _expert_bytes(plan: MemoryPlan, footprint: ModelFootprint, num_tokens: int) -> tuple[int, int]:
-    """Of experts that a step asks for, and of those that are not in memory: tokens choose independently of
-    each other and evenly, which is an upper estimate of both."""
+    """Bytes of the experts that a step asks for, and of those among them that are not in memory. Both are
+    upper estimates: they assume that tokens choose experts evenly and independently of each other."""
     experts = footprint.experts
     if not experts.count:
         return 0, 0
@@ -136,8 +138,8 @@ def _expert_bytes(plan: MemoryPlan, footprint: ModelFootprint, num_tokens: int) 
 
 
 def _seconds_per_byte(products: ProductRates, rows: int) -> float:
-    """Of weights that meet so many rows: between measured numbers of rows on the line through them, beyond
-    the largest in proportion."""
+    """Seconds per byte of weights that meet so many rows. Between two measured numbers of rows the seconds
+    lie on the line through both; beyond the largest they grow in proportion."""
     if rows == 0:
         return 0.0
     before_rows, before_gbps = products[0]

@@ -1,10 +1,10 @@
-"""DirectReader: ranges of files straight into memory, past the page cache, several reads in flight.
+"""DirectReader reads ranges of files straight into memory, past the page cache, several reads in flight.
 
-O_DIRECT makes the memory budget real (the kernel keeps no second copy) and is faster than the page cache
-for what is read once per sweep. It wants addresses, offsets and lengths that are multiples of the disk's
-block; a page is enough everywhere. One read at a time leaves most of a disk's rate unused, so each range
-is cut into blocks that a few threads read; blocks are served in the order in which ranges were submitted,
-and those of the next range begin while the last ones are still in flight.
+O_DIRECT makes the memory budget real, since the kernel keeps no second copy, and O_DIRECT is faster than the
+page cache for what is read once per sweep. Addresses, offsets and lengths must be multiples of the disk's
+block; a page is enough everywhere. One read at a time leaves most of a disk's rate unused, so each range is
+cut into blocks that a few threads read. Blocks are read in the order in which ranges were submitted, and the
+blocks of the next range begin while the last ones of this range are still in flight.
 """
 
 from __future__ import annotations
@@ -29,33 +29,36 @@ from penstock.memory.pages import PAGE, round_up
 
 logger = logging.getLogger(__name__)
 
-#: What is used without a trial on the disk at hand.
+#: Block size and reads in flight for a disk that was not measured.
 DEFAULT_BLOCK_BYTES, DEFAULT_DEPTH = 4 << 20, 4
 
-#: Linux' number, which Python does not name; pages that are asked for at a time.
-MADV_POPULATE_WRITE, POPULATED_BYTES = 23, 4 << 20
+#: Linux' number, which Python does not name.
+MADV_POPULATE_WRITE = 23
+#: Bytes whose pages are asked for in one call.
+POPULATED_BYTES = 4 << 20
 
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 
 
 def aligned_buffer(num_bytes: int) -> Tensor:
-    """uint8 [num_bytes, rounded up to whole pages], zeroed, on a page boundary; given back to the system
-    when the tensor dies. In huge pages where the system has them: fewer faults and address look-ups."""
+    """uint8 [num_bytes, rounded up to whole pages], zeroed, on a page boundary. The memory goes back to the
+    system when the tensor dies. Huge pages, where the system has them, need fewer faults and address
+    look-ups."""
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     pages = mmap.mmap(-1, round_up(num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             pages.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
+        except OSError:  # a kernel without huge pages
             logger.debug("no huge pages")
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class PopulatedAhead:
-    """A thread that has the system find (and clear) the pages of a buffer, from its start on, while they are
-    read into. A read that meets pages which are not there yet waits for them with the disk idle: of 10 GB
-    into fresh memory on two cores that was a third of the time."""
+    """A thread that makes the system find and clear a buffer's pages, from the start of the buffer on, while
+    reads fill it. A read into pages that are not there yet waits for them while the disk is idle: reading
+    10 GB into fresh memory on two cores lost a third of the time so."""
 
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer
@@ -64,21 +67,21 @@ class PopulatedAhead:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until all pages are there."""
+        """Wait until all pages are there."""
         self._thread.join()
 
     def close(self) -> None:
-        """Ask for no more of them."""
+        """Ask for no more pages."""
         self._is_stopped = True
         self._thread.join()
 
     def _run(self) -> None:
         start, end = self._buffer.data_ptr(), self._buffer.data_ptr() + self._buffer.numel()
-        madvise = ctypes.CDLL(None).madvise  # mmap's own would keep the interpreter waiting
+        madvise = ctypes.CDLL(None).madvise  # mmap.madvise() would hold the interpreter's lock
         for at in range(start, end, POPULATED_BYTES):
             num_bytes = ctypes.c_size_t(min(POPULATED_BYTES, end - at))
             if self._is_stopped or madvise(ctypes.c_void_p(at), num_bytes, MADV_POPULATE_WRITE):
-                break  # a kernel before 5.14: pages come as they are needed
+                break  # a kernel before 5.14: pages come when they are first touched
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class _File:
 
 @dataclass
 class _Range:
-    """One submitted read; done when no block is left."""
+    """One submitted read, which is done when no block is left."""
 
     file: _File
     future: Future[int]
@@ -121,7 +124,7 @@ class _Block:
 
 
 class DirectReader:
-    """A few threads that read. Close it, or use `with`."""
+    """A few threads that read. Close the reader, or use `with`."""
 
     def __init__(
         self,
@@ -151,14 +154,15 @@ class DirectReader:
         self.close()
 
     def submit(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> Future[int]:
-        """Read `num_bytes` from `offset` (a page boundary) on into `buffer` (page aligned, with room for
-        num_bytes rounded up to whole pages, of which the last may be overwritten with anything).
+        """Read `num_bytes` from `offset` on into `buffer`. The offset and the buffer lie on page boundaries,
+        and the buffer has room for num_bytes rounded up to whole pages. Anything may be written behind the
+        last byte, up to the end of its page.
 
-        The result is num_bytes. Raises CorruptFile (there or here) if the file ends early, can't be read,
-        or was changed since it was read first.
+        The result is num_bytes. The future, or this call, raises CorruptFile if the file ends early, can't be
+        read, or was changed since it was first read.
         """
         if offset % PAGE or buffer.data_ptr() % PAGE or buffer.numel() < round_up(num_bytes):
-            raise ValueError(f"offset {offset} or buffer of {buffer.numel()} is not in whole pages")
+            raise ValueError(f"offset {offset} or the buffer of {buffer.numel()} bytes is not in whole pages")
         whole = _Range(self._open(path), Future(), num_bytes)
         view = memoryview(buffer.numpy().data).cast("B")
         starts = range(0, num_bytes, self._block_bytes)
@@ -172,7 +176,7 @@ class DirectReader:
         return whole.future
 
     def close(self) -> None:
-        """Wait for everything that was submitted, and end the threads."""
+        """Wait for all submitted reads, and end the threads."""
         for _ in self._threads:
             self._blocks.put(None)
         for thread in self._threads:
@@ -210,7 +214,7 @@ class DirectReader:
             try:
                 if block.range.error is None:
                     self._read(block)
-            except BaseException as caught:  # whatever it is, whoever waits has to learn of it
+            except BaseException as caught:  # whoever waits has to learn of every error
                 error = caught
             block.range.finish_block(error)
 
@@ -221,23 +225,23 @@ class DirectReader:
                 count = self._preadv(file.descriptor, [block.view[done:]], block.offset + done)
             except OSError as error:
                 raise CorruptFile(
-                    f"reading at {block.offset} of {file.path} failed: {error.strerror}"
+                    f"reading at byte {block.offset} of {file.path} failed: {error.strerror}"
                 ) from error
             end = done + count
-            # After a part, direct reads go on from a page boundary.
+            # A read may bring a part only. Direct reads then go on from a page boundary.
             start = end if end >= block.num_bytes else end // PAGE * PAGE
             if start <= done:
                 raise CorruptFile(
-                    f"{file.path} ends at {block.offset + end}, within a layer; it was cut after it was "
-                    "opened: copy or download it again"
+                    f"{file.path} ends at {block.offset + end}, within a layer: the file was cut after it "
+                    "was opened. Copy or download the file again"
                 )
             done = start
-        if not file.is_direct:  # leave no second copy
+        if not file.is_direct:  # leave no second copy in the page cache
             os.posix_fadvise(file.descriptor, block.offset, block.num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:
-    """A descriptor, and whether it bypasses the page cache. Raises OSError."""
+    """A file descriptor, and whether its reads bypass the page cache. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -247,11 +251,14 @@ def _open_direct(path: Path) -> tuple[int, bool]:
         page = mmap.mmap(-1, PAGE)
         try:
             os.preadv(descriptor, [page], 0)
-        except OSError:  # accepted when opened, refused when read
+        except OSError:  # O_DIRECT was accepted when the file was opened, and is refused now
             os.close(descriptor)
         else:
             return descriptor, True
         finally:
             page.close()
-    logger.warning("%s is on a file system without direct reads: through the page cache, slower", path)
+    logger.warning(
+        "%s is on a file system without direct reads: it is read through the page cache, which is slower",
+        path,
+    )
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False

@@ -1,5 +1,5 @@
-"""What this machine has: memory that is really free, cores that this process may use, and a profile of it
-with measured rates, kept from one start to the next."""
+"""HardwareProfile: what this machine has. Memory that is really free and cores that this process may use are
+looked up; rates are measured, and kept from one start to the next."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from penstock.memory import kept_rates
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-#: (rows of integers, 1e9 bytes of weights a second that pass through a product with so many), rows ascending;
-#: in a HardwareProfile rates never rise with them.
+#: Pairs (rows of integers, 1e9 bytes of weights a second that pass through a product with so many rows), rows
+#: ascending. In a HardwareProfile, more rows never have a higher rate.
 ProductRates = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class DiskProfile:
-    """How fast the file system under a model delivers, and how it has to be asked."""
+    """How fast the file system under a model is read, and how to read it so fast."""
 
     read_gbps: float
-    #: Bytes per read and reads in flight at which it was fastest.
+    #: Bytes per read, and reads in flight, at which reading was fastest.
     block_bytes: int
     depth: int
-    #: O_DIRECT works there: reads bypass the page cache.
+    #: O_DIRECT works on this file system: reads bypass the page cache.
     is_direct: bool
 
 
@@ -37,7 +37,7 @@ class DeviceProfile:
     total_bytes: int
     free_bytes: int
     memory_gbps: float
-    #: From pinned RAM.
+    #: Copies from pinned RAM to the GPU.
     host_to_device_gbps: float
     int8_gops: float
     #: RAM that the driver lets a process pin.
@@ -46,40 +46,41 @@ class DeviceProfile:
 
 @dataclass(frozen=True)
 class LaneProfile:
-    """What computes, as plans see it: the processor, or a GPU. Bytes, and 1e9 bytes or operations a second; a
-    rate of 0 is unknown."""
+    """The place that computes, as plans see it: the processor, or a GPU. Capacities are bytes, rates 1e9
+    bytes or operations a second; a rate of 0 is unknown."""
 
-    #: Layers are computed in a memory of the lane's own, fed over a link from pinned RAM, and not in RAM.
+    #: Layers are computed in a memory of the lane's own, which a link feeds from pinned RAM; else in RAM.
     has_own_memory: bool
     free_bytes: int
     memory_gbps: float
     int8_gops: float
-    #: Of products with weights that come from memory; empty where nothing was measured.
+    #: Rates of products with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
-    #: From RAM to the lane's own memory, and the RAM that can be pinned for it.
+    #: Copies from pinned RAM to the lane's own memory.
     link_gbps: float = 0.0
+    #: RAM that can be pinned for the link.
     pinnable_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """Capacities in bytes; rates in 1e9 bytes (or operations) a second, measured."""
+    """Capacities are bytes; rates are measured, in 1e9 bytes (or operations) a second."""
 
     num_cores: int
     ram_bytes: int
-    #: What can be taken without pushing anything out, within the cgroup's limit.
+    #: RAM that can be taken without pushing anything out, within the cgroup's limit.
     free_ram_bytes: int
     memory_read_gbps: float
     #: Multiplications and additions of INT8 products on the CPU, with many rows.
     int8_gops: float
     disk: DiskProfile | None = None
     device: DeviceProfile | None = None
-    #: Of products on the CPU with weights that come from memory; empty where nothing was measured.
+    #: Rates of products on the CPU with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
 
     @property
     def lane(self) -> LaneProfile:
-        """What computes: the GPU if there is one."""
+        """The place that computes: the GPU if there is one, else the processor."""
         if self.device is None:
             free, gbps, gops = self.free_ram_bytes, self.memory_read_gbps, self.int8_gops
             return LaneProfile(False, free, gbps, gops, self.products)
@@ -103,9 +104,9 @@ def free_memory_bytes(
     cgroup_root: Path = CGROUP_ROOT,
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """Memory that can be taken without pushing anything out: what the system has available, or what is
-    left of the limit of the process's cgroup or of one above it (v2 or v1), whichever is least. What a cgroup
-    uses for the page cache and would give up counts as free."""
+    """Memory that can be taken without pushing anything out. The least of these counts: what the system has
+    available, and what is left of the limit of the process's cgroup and of each cgroup above (v2 or v1). Page
+    cache that a cgroup would give up counts as free."""
     available = total_memory_bytes()
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -126,7 +127,7 @@ def _cgroups(root: Path, own: Path) -> Iterator[tuple[Path, str, str]]:
         ("", root, ("memory.max", "memory.current")),
         ("memory", root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
     ):
-        # Inside a container the path is often that of the host and not to be seen here.
+        # Inside a container the path is often the host's path, which does not exist here.
         inner = base / paths.get(controllers, "/").lstrip("/")
         for folder in dict.fromkeys((inner, *inner.parents, base)):
             if folder == base or base in folder.parents:
@@ -143,7 +144,7 @@ def _reclaimable(stat: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """A cgroup file's number; None if it is not there or says "max"."""
+    """The number in a cgroup's file; None if there is no such file or its text is "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -151,8 +152,8 @@ def _number(path: Path) -> int | None:
 
 
 def num_physical_cores() -> int:
-    """Physical cores among the processors this process may run on: a second hardware thread of a core
-    adds nothing to a kernel that is bound by memory or by the core's multipliers."""
+    """Physical cores among the processors that this process may run on. A core's second hardware thread adds
+    nothing to a kernel that is bound by memory or by the core's multipliers."""
     allowed = os.sched_getaffinity(0)
     cores = set()
     for cpu in allowed:
@@ -163,14 +164,15 @@ def num_physical_cores() -> int:
 
 
 def pinnable_bytes(version: Path = Path("/proc/version")) -> int:
-    """RAM that a GPU's driver will lock in memory: what is free, but under WSL about half of it ("CUDA on WSL
-    User Guide": pinned system memory is limited). What is refused after all is told when it is."""
+    """RAM that a GPU's driver will lock in memory: all that is free, but under WSL at most half of the RAM
+    ("CUDA on WSL User Guide": pinned system memory is limited). Where the driver refuses more than this
+    expects, the loader says so."""
     is_wsl = version.exists() and "microsoft" in version.read_text().lower()
     return min(free_memory_bytes(), total_memory_bytes() // 2 if is_wsl else total_memory_bytes())
 
 
 def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
-    """What can be looked up without measuring; rates are 0."""
+    """This machine without measurements: capacities are looked up, rates are 0."""
     return HardwareProfile(
         num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0, device=device
     )
@@ -178,17 +180,18 @@ def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
 
 @dataclass(frozen=True)
 class Measure:
-    """How rates are measured: handed in, because arithmetic is another room's and tests have no time."""
+    """How rates are measured. The functions are handed in, because arithmetic belongs to another room and
+    tests have no time to measure."""
 
-    #: What computes on the processor: other kernels have other rates.
+    #: Fingerprint of the processor's kernels: other kernels have other rates.
     kernels: str
     memory_read_gbps: Callable[[int], float]
     products: Callable[[int], ProductRates]
-    #: None: only what is known is taken.
+    #: None: the disk is not measured, and only kept rates count.
     disk: Callable[[Path], DiskProfile] | None
-    #: What computes on the GPU.
+    #: Fingerprint of the GPU's kernels.
     device_kernels: str = ""
-    #: kept_rates.DEVICE_RATES.
+    #: Gives kept_rates.DEVICE_RATES.
     device: Callable[[], dict[str, float]] = dict
 
 
@@ -200,10 +203,10 @@ def hardware_profile(
     device: DeviceProfile | None = None,
     keeps_better: bool = True,
 ) -> HardwareProfile:
-    """This machine with the GPU `device`, and the disk under `folder` (None: none). Capacities are read anew
-    each time; rates are measured once and kept in the file `cache`: for each machine and card with its
-    kernels, and for each disk. If measuring is forced, the profile has what was just measured; the file keeps
-    the better of both, or, if not `keeps_better`, the new."""
+    """This machine with the GPU `device` and the disk under `folder` (None: without a disk). Capacities are
+    looked up each time. Rates are measured once and kept in the file `cache`: for each machine and card with
+    its kernels, and for each disk. If measuring is forced, the profile has the rates that were just measured;
+    the file keeps the better of old and new rates or, without `keeps_better`, the new ones."""
     num_cores = num_physical_cores()
     kept = kept_rates.read(cache) if cache is not None else {}
     new: dict[str, kept_rates.Rates] = {}
@@ -242,7 +245,7 @@ def hardware_profile(
 def _machine_rates(measure: Measure, num_cores: int) -> kept_rates.Rates:
     products = measure.products(num_cores)
     return {
-        # A good product reads faster than a sum.
+        # A good product reads weights faster than a sum reads numbers.
         "memory_read_gbps": max(measure.memory_read_gbps(num_cores), *(gbps for _, gbps in products)),
         "int8_gops": max(2 * rows * gbps for rows, gbps in products),
         "products": products,
@@ -252,7 +255,7 @@ def _machine_rates(measure: Measure, num_cores: int) -> kept_rates.Rates:
 def _keep(
     cache: Path, kept: dict[str, kept_rates.Rates], new: dict[str, kept_rates.Rates], keeps_better: bool
 ) -> None:
-    """Write what was measured, and say what is far below what was kept."""
+    """Write the measured rates, and warn of rates that are far below the kept ones."""
     lower = [text for key, rates in new.items() for text in kept_rates.far_below(kept.get(key), rates)]
     kept_rates.tell(lower, replaces=not keeps_better)
     found = {key: kept_rates.better(kept.get(key), rates) for key, rates in new.items()}
@@ -260,13 +263,15 @@ def _keep(
 
 
 def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
-    """More rows are more work: a product slower than one with more of them was disturbed. The scheduler
-    relies on steps that take no less with more tokens."""
+    """The measured rates, where no product is slower than a product with more rows: more rows are more work,
+    so something disturbed the slower measurement. The scheduler relies on steps that take no less time with
+    more tokens."""
     return tuple((rows, max(gbps for other, gbps in measured if other >= rows)) for rows, _ in measured)
 
 
 def _machine_key(num_cores: int, kernels: str) -> str:
-    """Another processor, other memory, fewer cores, or other kernels: other rates."""
+    """The key of a machine's rates: another processor, memory size, number of cores or kernel has other
+    rates."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,5 @@
-"""Rates of a machine, kept in a file from one start to the next, and which of two measurements counts."""
+"""Kept rates: what was measured of a machine, in a file from one start to the next; and which of two
+measurements counts."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ CACHE_VERSION = 2
 MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 DISK_RATES = {"read_gbps", "block_bytes", "depth", "is_direct"}
-#: A rate below this share of the one before is more than the noise of an idle machine.
+#: The noise of an idle machine does not bring a rate below this share of an earlier measurement.
 FAR_BELOW = 0.75
 _UNITS = {"int8_gops": "GOPS of INT8"}
 
-#: Of one disk, one card or one machine.
+#: Rates of one disk, one card or one machine, by name.
 Rates = dict[str, Any]
 
 
 def read(path: Path) -> dict[str, Rates]:
-    """{} for a file that is missing, broken or of another format: then it is measured again."""
+    """The rates by key. A file that is missing, broken or of another format gives {}, and everything is
+    measured again."""
     try:
         content = json.loads(path.read_text())
         rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
@@ -35,28 +37,29 @@ def read(path: Path) -> dict[str, Rates]:
 
 
 def write(path: Path, rates: dict[str, Rates]) -> None:
-    """As a whole or not at all; a folder that can't be written costs the next start some seconds."""
+    """Write the file as a whole or not at all. Where the folder can't be written, the next start measures
+    again, which takes some seconds."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"format_version": CACHE_VERSION, "rates": rates}, indent=2))
         os.replace(temporary, path)
     except OSError as error:
-        logger.warning("what was measured can't be kept in %s: %s", path, error.strerror)
+        logger.warning("measured rates can't be kept in %s: %s", path, error.strerror)
 
 
 def better(kept: Rates | None, new: Rates) -> Rates:
-    """Of two measurements of the same thing the better: other work on a machine makes it slower, and nothing
-    makes it faster than it is. A disk that is read in another way is another thing."""
+    """The better of two measurements of the same thing: other work makes a machine slower, and nothing makes
+    it faster than it is. A disk that is now read in another way (directly or not) counts as another thing."""
     if kept is None or kept.get("is_direct") != new.get("is_direct"):
         return new
-    if "read_gbps" in new:  # block size and depth belong to the rate
+    if "read_gbps" in new:  # block size and depth stay with the rate at which they were measured
         return max(kept, new, key=lambda rates: float(rates["read_gbps"]))
     return {name: _better(kept[name], new[name]) for name in new}
 
 
 def _better(kept: Any, new: Any) -> Any:
-    """Of a number, or of (rows, rate) pairs."""
+    """The better of two numbers, or of two lists of (rows, rate) pairs."""
     if not isinstance(new, Sequence):
         return max(kept, new)
     before = {rows: rate for rows, rate in kept}
@@ -64,7 +67,7 @@ def _better(kept: Any, new: Any) -> Any:
 
 
 def far_below(kept: Rates | None, new: Rates) -> list[str]:
-    """For people: the rates that are far below those of before, with both."""
+    """For people: each rate that is far below the kept rate, with both numbers."""
     if kept is None or kept.get("is_direct") != new.get("is_direct"):
         return []
     return [
@@ -78,9 +81,10 @@ def tell(lower: list[str], replaces: bool) -> None:
     """Warn of rates that far_below() found."""
     if not lower:
         return
-    what = "the new ones are kept, as asked for" if replaces else "the ones of before are kept for plans"
+    what = "the new rates are kept, as asked for" if replaces else "plans keep the earlier rates"
     logger.warning(
-        "measured far below an earlier measurement: %s; %s. Other work on the machine may have disturbed it: "
-        "`penstock hardware --remeasure` when it is idle measures again and keeps what it finds",
+        "measured far below an earlier measurement: %s; %s. Other work on the machine may have disturbed the "
+        "measurement: run `penstock hardware --remeasure` on the idle machine to measure again and keep the "
+        "new rates",
         "; ".join(lower), what,
     )  # fmt: skip

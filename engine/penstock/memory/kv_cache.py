@@ -1,5 +1,5 @@
-"""KVCache: block-structured K and V of all layers, carved from a pool. Knows no sequence: who owns which
-block is the block manager's business."""
+"""KVCache: K and V of all layers, in blocks that are cut out of a pool. The cache knows no sequence: the
+block manager knows who owns which block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KVCache:
         layout: KVLayout,
         pool: MemoryPool,
     ) -> None:
-        """Allocates everything at once. Raises CapacityError if the pool is too small."""
+        """Allocates all blocks at once. Raises CapacityError if the pool is too small."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layout = layout
@@ -36,12 +36,12 @@ class KVCache:
         ]
 
     def layer(self, index: int) -> tuple[Tensor, ...]:
-        """The layout's parts of one layer."""
+        """One layer's tensors, one for each part of the layout."""
         return self._layers[index]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in all layers, one after the other, so that it takes no
-        memory. Queued, on a GPU."""
+        """Copy whole blocks (source, destination) in all layers, one after the other, so that copying takes
+        no memory. On a GPU the copies are queued."""
         for parts in self._layers:
             for source, destination in copies:
                 for part in parts:
@@ -51,7 +51,7 @@ class KVCache:
 def kv_views(
     layout: KVLayout, buffer: Tensor, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[Tensor, ...]:
-    """The parts of a layout in a layer's buffer (uint8), one after the other."""
+    """Views of a layer's buffer (uint8), one for each part of the layout, one after the other."""
     views, start = [], 0
     for part in layout.parts:
         shape = part.shape(num_blocks, block_size, num_kv_heads, head_dim)

@@ -1,11 +1,11 @@
-"""Pages: what memory and disks are handed out and read in. Pure."""
+"""Pages: the unit in which memory is handed out and disks are read. Pure."""
 
 from __future__ import annotations
 
-#: Bytes. O_DIRECT wants addresses, offsets and lengths in multiples of the disk's block; a page is enough.
+#: Bytes. O_DIRECT wants addresses, offsets and lengths that are multiples of the disk's block; a page is one.
 PAGE = 4096
 
 
 def round_up(num_bytes: int) -> int:
-    """To whole pages."""
+    """The bytes of the whole pages that `num_bytes` take."""
     return -(-num_bytes // PAGE) * PAGE

@@ -1,4 +1,4 @@
-"""MemoryPool: named allocations within a budget. It refuses instead of growing."""
+"""MemoryPool: named allocations within a budget. A pool refuses instead of growing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ALIGNMENT = 64
 
 
 class MemoryPool:
-    """One arena of exactly the budget's size, handed out piece by piece; nothing is given back before the
-    end."""
+    """One arena of exactly the budget's size, handed out piece by piece. No piece is given back before the
+    whole arena is."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class MemoryPool:
         make_arena: Callable[[int], Tensor] = aligned_buffer,
         prepare: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`make_arena` gives zeroed memory (uint8) of a device, the host by default; `prepare` is called with
-        each piece before it is handed out, to pin it for example. Raises what they raise."""
+        """`make_arena` gives zeroed memory (uint8) of a device, the host by default. `prepare` is called with
+        each piece before the piece is handed out, for example to pin it. Raises what the two raise."""
         self.name = name
         self.budget_bytes = budget_bytes
         self.allocations: dict[str, int] = {}
@@ -34,11 +34,12 @@ class MemoryPool:
         self._prepare = prepare
 
     def allocate(self, name: str, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes], zeroed; page aligned if all pieces are whole pages. Raises CapacityError."""
+        """uint8 [num_bytes], zeroed, and on a page boundary if all pieces are whole pages. Raises
+        CapacityError."""
         if name in self.allocations:
-            raise ValueError(f"{name} was allocated before")
+            raise ValueError(f"{name} is allocated already")
         if num_bytes % ALIGNMENT:
-            raise ValueError(f"{name}: {num_bytes} bytes are not whole units of {ALIGNMENT}")
+            raise ValueError(f"{num_bytes} bytes for {name} are not a multiple of {ALIGNMENT}")
         if self.used_bytes + num_bytes > self.budget_bytes:
             raise CapacityError(
                 f"{name} needs {num_bytes} bytes, but the {self.name} budget of {self.budget_bytes} has "

@@ -1,4 +1,4 @@
-"""What disk and memory really deliver: measured on the spot, medians of interleaved rounds."""
+"""Rates that disk, memory and link really deliver, measured here. A rate is the median of several rounds."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import DiskProfile
 from penstock.memory.pages import PAGE
 
-#: What is tried: bytes per read and reads in flight. One at a time does on an idle machine; beside computing
-#: threads the next one is asked for late, which costs 7% of the rate (measured on two cores).
+#: Bytes per read and reads in flight that are tried. One read in flight is enough on an idle machine. Beside
+#: computing threads the next read is asked for late, which costs 7% of the rate (measured on two cores).
 BLOCKS = (1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (2, 4, 8)
 ROUNDS = 3
-#: Read in each trial; eight times as much is written when there is no file to read.
+#: Bytes that each trial reads. Where there is no file to read, one of eight times this size is written.
 TRIAL_BYTES = 128 << 20
-#: Several times what the last-level caches hold.
+#: Bytes that are summed up: several times what the last-level caches hold.
 MEMORY_BYTES = 512 << 20
-#: Copied to a GPU and within it.
+#: Bytes that are copied to a GPU and within it.
 DEVICE_BYTES = 256 << 20
 
-#: Files, and how many bytes of each are whole pages.
+#: Files, each with the number of its bytes that are whole pages.
 Files = list[tuple[Path, int]]
 
 
 def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BYTES) -> DiskProfile:
     """Find the block size and the depth at which the disk under `folder` is read fastest.
 
-    Reads the weights there, from another place each time, or, where they are too few, a file of 1 GiB that
-    it writes and removes. Raises CapacityError if there are neither enough weights nor room for a file.
+    Each trial reads another part of the weights in the folder. Where the weights are too few, the trials read
+    a file of 1 GiB, which is written for them and removed. Raises CapacityError if there are neither enough
+    weights nor room for such a file.
     """
     samples: dict[tuple[int, int], list[float]] = {}
     buffer = aligned_buffer(trial_bytes)
@@ -55,7 +56,7 @@ def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BY
                 samples.setdefault(choice, []).append(rate)
                 position = (position + trial_bytes) % (span + 1) // PAGE * PAGE
     medians = {choice: statistics.median(rates) for choice, rates in samples.items()}
-    # Of those that are as good as the best, the one with the fewest reads in flight, then the smallest.
+    # Of the choices that are as good as the best: the fewest reads in flight, then the smallest blocks.
     best = max(medians.values())
     block_bytes, depth = min(
         (choice for choice, rate in medians.items() if rate >= 0.97 * best), key=lambda c: (c[1], c[0])
@@ -64,7 +65,7 @@ def measure_disk(folder: Path, rounds: int = ROUNDS, trial_bytes: int = TRIAL_BY
 
 
 def is_measurable(folder: Path, trial_bytes: int = TRIAL_BYTES) -> bool:
-    """Whether measure_disk() would read the weights there, in one file or in many. `folder` may be a file."""
+    """Whether measure_disk() would read the weights in `folder`. The folder may be a file."""
     return sum(size for _, size in _weights(folder)) >= 2 * trial_bytes
 
 
@@ -75,7 +76,8 @@ def _weights(folder: Path) -> Files:
 
 
 def pieces_at(files: Files, position: int, num_bytes: int) -> list[tuple[Path, int, int]]:
-    """(file, offset, bytes) of the `num_bytes` from `position` on, with the files one after the other."""
+    """(file, offset, bytes) of each piece of the `num_bytes` from `position` on, where `position` counts
+    through the files one after the other."""
     pieces, start = [], 0
     for path, size in files:
         first, end = max(position, start), min(position + num_bytes, start + size)
@@ -86,7 +88,7 @@ def pieces_at(files: Files, position: int, num_bytes: int) -> list[tuple[Path, i
 
 
 def _read_all(reader: DirectReader, pieces: list[tuple[Path, int, int]], buffer: torch.Tensor) -> None:
-    """All of them in flight at once, as a streamed model's next layers are."""
+    """Submit all pieces at once, as a streamed model submits its next layers, and wait for them."""
     done, futures = 0, []
     for path, offset, num_bytes in pieces:
         futures.append(reader.submit(path, offset, num_bytes, buffer[done:]))
@@ -105,9 +107,12 @@ def _readable_files(folder: Path, least_bytes: int) -> Iterator[Files]:
     size = 8 * least_bytes
     status = os.statvfs(folder)
     if status.f_bavail * status.f_frsize < 2 * size:
-        raise CapacityError(f"no room to measure the disk under {folder}: {2 * size} bytes should be free")
+        raise CapacityError(
+            f"there is no room to measure the disk under {folder}: {2 * size} bytes should be free; delete "
+            "something there, or choose a folder with weights"
+        )
     with path.open("wb") as stream:
-        path.unlink()  # a signal in the middle leaves nothing behind
+        path.unlink()  # so that a signal in the middle leaves nothing behind
         for _ in range(size // (1 << 20)):
             stream.write(os.urandom(1 << 20))
         stream.flush()
@@ -116,12 +121,12 @@ def _readable_files(folder: Path, least_bytes: int) -> Iterator[Files]:
 
 
 def memory_read_gbps(num_threads: int, num_bytes: int = MEMORY_BYTES, rounds: int = 5) -> float:
-    """1e9 bytes a second of `num_threads` threads that each sum up their part of a buffer."""
+    """1e9 bytes a second that `num_threads` threads read, each summing up its part of a buffer."""
     parts = aligned_buffer(num_bytes).fill_(1).view(torch.int64).chunk(num_threads)
     before = torch.get_num_threads()
     times = []
     try:
-        # One torch thread in each of ours: torch's own would share out each sum once more.
+        # Each of our threads gets one torch thread: more of them would share out each sum once more.
         with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as threads:
             for _ in range(rounds + 1):
                 started = time.perf_counter()
@@ -133,8 +138,8 @@ def memory_read_gbps(num_threads: int, num_bytes: int = MEMORY_BYTES, rounds: in
 
 
 def device_gbps(device: torch.device, num_bytes: int = DEVICE_BYTES, rounds: int = 5) -> tuple[float, float]:
-    """1e9 bytes a second of a GPU's memory (the reading and the writing of a copy) and of copies to it from
-    pinned memory."""
+    """1e9 bytes a second of a GPU's memory, where a copy counts as reading and writing; and of copies from
+    pinned memory to the GPU."""
     target = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     other = torch.zeros_like(target)
     pinned = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()

@@ -1,4 +1,4 @@
-"""BLOOM (arXiv 2211.05100): ALiBi instead of positions, a norm on the embedding."""
+"""BLOOM (arXiv 2211.05100) has ALiBi instead of positions, and a norm on the embedding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.kernels.reference import ReferenceKernels
+from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors
+from penstock.model.family import Family
 from penstock.model.layers import attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -21,7 +22,7 @@ from penstock.weights.weight_format import INT8
 
 
 class Bloom(Family):
-    """layer_norm, qkv fused per head, plain mlp."""
+    """A layer has layer norms, qkv fused per head, and a plain mlp."""
 
     architectures = ("BloomForCausalLM",)
     optional_prefix = "transformer."
@@ -44,7 +45,7 @@ class Bloom(Family):
             head_dim=hidden_size // num_heads,
             intermediate_size=4 * hidden_size,
             vocab_size=count(config, "vocab_size"),
-            # ALiBi has no table that ends; this is the length of the training texts.
+            # ALiBi has no table and so no limit: seq_length is the length of the training texts.
             max_position_embeddings=count(config, "seq_length", default=2048),
             norm_eps=number(config, "layer_norm_epsilon", 1e-5),
             is_tied=flag(config, "tie_word_embeddings", True),
@@ -78,7 +79,7 @@ class Bloom(Family):
         return norm if spec.is_tied else (*norm, head)
 
     def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        # On the host, wherever layers are computed: not by their kernels.
+        # The embedding is computed on the host, while self.kernels may be a GPU's.
         hidden, bias = super().embed(weights, input_ids, positions), weights.vector("embedding_norm.bias")
         norm = weights.vector("embedding_norm")
         return ReferenceKernels().layer_norm(hidden, norm, bias, self.spec.norm_eps)
@@ -96,8 +97,9 @@ class Bloom(Family):
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """float32 [num_heads]: 2^(-8/n), 2^(-16/n), ... for n heads if n is a power of two; otherwise those of
-    the next lower power and, for the rest, every second one of the next higher (arXiv 2108.12409)."""
+    """float32 [num_heads] (arXiv 2108.12409). n heads have the slopes 2^(-8/n), 2^(-16/n), ... if n is a
+    power of two. Otherwise the first heads have the slopes of the next lower power of two, and the others
+    have every second slope of the next higher one."""
     lower = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (i + 1) / lower) for i in range(lower)]
     slopes += [2 ** (-4 * (2 * i + 1) / lower) for i in range(num_heads - lower)]

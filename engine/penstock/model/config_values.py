@@ -1,4 +1,5 @@
-"""Values of a config.json with the types that they must have: what is wrong is named, and what is right."""
+"""Values of a config.json, with the types that they must have. An error names the wrong value and what would
+be right."""
 
 from __future__ import annotations
 
@@ -7,12 +8,15 @@ from typing import Any, NoReturn
 
 from penstock.errors import InvalidConfig, UnsupportedModel
 
-#: No model comes near; beyond it a number is a slip, and a list of so many layers would fill the memory.
-MAX_COUNT, MAX_LAYERS = 1 << 40, 10_000
+#: No number of a real model comes near: a larger one is a slip.
+MAX_COUNT = 1 << 40
+#: No real model has so many layers, and a list of more would fill the memory.
+MAX_LAYERS = 10_000
 
 
 def require(config: dict[str, Any], name: str, *allowed: object) -> None:
-    """Refuse a config whose `name` is set to something that the family does not compute."""
+    """Raises UnsupportedModel if `name` has a value that the family does not compute. Without a value, the
+    first of `allowed` counts."""
     value = config.get(name, allowed[0])
     if value not in allowed:
         raise UnsupportedModel(
@@ -22,8 +26,8 @@ def require(config: dict[str, Any], name: str, *allowed: object) -> None:
 
 
 def count(config: dict[str, Any], *names: str, default: int | None = None, most: int = MAX_COUNT) -> int:
-    """The first of `names` that config.json has, a whole number from 1 on. Raises InvalidConfig (another
-    value) and, if nothing is there and no default, UnsupportedModel."""
+    """The first of `names` that config.json has: a whole number from 1 to `most`. Raises InvalidConfig for
+    any other value, and UnsupportedModel if no name has a value and there is no default."""
     name, value = _find(config, names, default)
     is_whole = _is_number(value) and math.isfinite(value) and value == int(value)
     if not is_whole or not 1 <= value <= most:
@@ -32,7 +36,7 @@ def count(config: dict[str, Any], *names: str, default: int | None = None, most:
 
 
 def num_layers_of(config: dict[str, Any], *names: str) -> int:
-    """count() for layers."""
+    """The number of layers, as count() reads it."""
     return count(config, *names, most=MAX_LAYERS)
 
 
@@ -45,9 +49,9 @@ def number(config: dict[str, Any], name: str, default: float | None = None) -> f
 
 
 def flag(config: dict[str, Any], name: str, default: bool) -> bool:
-    """true or false; null is false, as it is to transformers. Raises InvalidConfig."""
+    """True or false; null is false, as in transformers. Raises InvalidConfig for any other value."""
     value = config.get(name, default)
-    if value not in (True, False, None):  # a text such as "false" would be true
+    if value not in (True, False, None):  # a string such as "false" would count as true
         refuse(name, value, "true or false")
     return bool(value)
 
@@ -61,12 +65,12 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def _find(config: dict[str, Any], names: tuple[str, ...], default: float | None) -> tuple[str, Any]:
-    """Name and value; null is what is not there."""
+    """The first name with a value, and the value; null counts as no value."""
     for name in names:
         if config.get(name) is not None:
             return name, config[name]
     if default is None:
-        raise UnsupportedModel(f"config.json lacks {names[0]}; is it a {config.get('model_type')} model?")
+        raise UnsupportedModel(f"config.json has no {names[0]}; is this a {config.get('model_type')} model?")
     return names[0], default
 
 

@@ -1,5 +1,5 @@
-"""Falcon as in the 7B model (arXiv 2311.16867): one head of k and v for all, attention and mlp in parallel
-behind one norm, rope."""
+"""Falcon as in the 7B model (arXiv 2311.16867): one head of k and v serves all heads of q, attention and mlp
+read the same normed hidden state, and positions are rope's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
@@ -21,14 +22,14 @@ from penstock.weights.weight_format import INT8
 
 @dataclass(frozen=True)
 class FalconSpec(ModelSpec):
-    """Biases of all matrices or of none, and the activation."""
+    """Configs differ in the activation, and in biases: all matrices have one, or none has."""
 
     activation: ActivationFunction = "gelu"
     has_bias: bool = False
 
 
 class Falcon(Family):
-    """The 40B and 180B models (several heads of k and v, two norms) and those with ALiBi are refused."""
+    """The 40B and 180B models (several heads of k and v, two norms) and models with ALiBi are refused."""
 
     architectures = ("FalconForCausalLM",)
     optional_prefix = "transformer."
@@ -50,7 +51,7 @@ class Falcon(Family):
             hidden_size=hidden_size,
             num_layers=num_layers_of(config, "num_hidden_layers", "n_layer"),
             num_heads=num_heads,
-            # The config's num_kv_heads counts for the refused architecture alone.
+            # The config's num_kv_heads holds only for the newer architecture, which is refused.
             num_kv_heads=1,
             head_dim=head_dim,
             intermediate_size=count(config, "ffn_hidden_size", default=4 * hidden_size),
@@ -80,7 +81,7 @@ class Falcon(Family):
 
         return (
             *layer_norm_tensors("input_norm", hidden, f"{prefix}input_layernorm"),
-            # Rows of all heads' q, then k, then v: our order.
+            # The rows are q of all heads, then k, then v, which is our order.
             *linear("qkv", hidden + 2 * spec.head_dim, hidden, "self_attention.query_key_value"),
             *linear("o", hidden, hidden, "self_attention.dense"),
             *linear("up", ffn, hidden, "mlp.dense_h_to_4h"),

@@ -1,56 +1,43 @@
-"""The frame of every model family: config.json -> spec, the tensors of each layer, and what embed, layer
-and head compute. Families are code and hold no weights: those are handed in."""
+"""Family: what embed, layer and head of a model compute. The tensors that they compute with are declared as
+architecture.py says. A family is code and holds no weights: weights are handed in."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from penstock.errors import InvalidConfig
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
-from penstock.model.config_values import count, refuse
+from penstock.model.architecture import Architecture
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
-from penstock.weights.weight_format import INT8
 
 #: (index, weights, hidden, kv, batch) -> hidden, as Family.layer() has it.
 LayerFunction = Callable[[int, LayerWeights, Tensor, LayerKV, BatchLayout], Tensor]
 
 
-class Family(ABC):
-    """One architecture, computed with one set of kernels.
-
-    A subclass declares tensors by their names in Hugging Face checkpoints and computes with them by our
-    names: "qkv", "o", "gate_up" ("up"), "down", and "input_norm", "post_norm" for the norms.
-    """
-
-    #: Names in config.json's `architectures`.
-    architectures: ClassVar[tuple[str, ...]]
-    #: Prefix that checkpoints of the bare model leave out.
-    optional_prefix: ClassVar[str] = "model."
-    #: Regular expressions of tensors that may stand in a checkpoint without being needed.
-    unused_tensors: ClassVar[tuple[str, ...]] = ()
+class Family(Architecture):
+    """One architecture, computed with one set of kernels. Each family of models is one subclass: the subclass
+    overrides what is abstract here and in Architecture, and every method that the family does differently."""
 
     def __init__(
         self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
     ) -> None:
-        """`device` is where layers and head are computed (None: the host); embed() always on the host."""
+        """Layers and head are computed on `device` (None: the host); embed() always runs on the host."""
         self.spec = spec
         self.kernels = kernels
         self.device = device or torch.device("cpu")
-        #: Of the stacks that a step sweeps, in this order.
+        #: The stacks that a step sweeps, in this order.
         self.stack_names = tuple(stack.name for stack in self.stacks(spec))
         self.rope_table = _rope_table(spec.rope, max_model_len, device) if spec.rope else None
         everywhere = self.attention_spec()
-        #: Of each layer.
+        #: What attention computes in each layer.
         self.attentions = [
             replace(everywhere, window=spec.sliding_window(index)) for index in range(spec.num_layers)
         ]
@@ -59,64 +46,13 @@ class Family(ABC):
         """What attention computes in every layer, apart from its window."""
         return AttentionSpec(self.spec.num_heads, self.spec.head_dim**-0.5)
 
-    @classmethod
-    @abstractmethod
-    def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
-        """config.json as numbers. Raises UnsupportedModel for a variant that we don't compute."""
-
-    @classmethod
-    @abstractmethod
-    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """What embed() needs; "embedding" is the INT8 matrix [vocab_size, hidden_size]."""
-
-    @classmethod
-    @abstractmethod
-    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
-        """What layer() needs, in the order in which it is used."""
-
-    @classmethod
-    @abstractmethod
-    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """What head() needs. Without a matrix "head" the embedding's serves (tied)."""
-
-    @classmethod
-    def embedding_matrix(cls, spec: ModelSpec) -> TensorSpec:
-        """The tensor "embedding", without what else embed() needs."""
-        return next(tensor for tensor in cls.embedding_tensors(spec) if tensor.name == "embedding")
-
-    @classmethod
-    def head_matrix(cls, spec: ModelSpec) -> TensorSpec:
-        """The tensor "head" of a model that is not tied, whether `spec` is or not."""
-        tensors = cls.head_tensors(replace(spec, is_tied=False))
-        return next(tensor for tensor in tensors if tensor.name == "head")
-
-    @classmethod
-    def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
-        """All of the above."""
-        # A head that is the embedding's matrix; any other was found when the model was opened.
-        unused = cls.unused_tensors + (
-            (r"^(lm_head|embed_out)\.weight(_scale|_shape)?$",) if spec.is_tied else ()
-        )
-        return ModelTensors(
-            cls.embedding_tensors(spec),
-            cls.stacks(spec),
-            cls.head_tensors(spec),
-            cls.optional_prefix,
-            unused,
-        )
-
-    @classmethod
-    def stacks(cls, spec: ModelSpec) -> tuple[Stack, ...]:
-        """The layers. A family with more than one stack, or with experts, declares them here, and what a
-        layer of another stack computes in layer_of()."""
-        return decoder_only(tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)))
-
     def layer_of(self, stack: str) -> LayerFunction:
-        """What computes the layers of a stack, told a layer's index as all stacks together count: layer()."""
+        """The function that computes the layers of a stack, which is layer() by default. The index that this
+        function gets counts the layers of all stacks together."""
         return self.layer
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
-        """x float32 [num_tokens, in_features] times the matrix `name`, with the bias that it may have ->
+        """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->
         float32 [num_tokens, out_features]."""
         return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
 
@@ -156,39 +92,3 @@ def _rope_table(rope: RopeSpec, max_model_len: int, device: torch.device | None)
             f"the parameters that config.json gives to {rope.scaling} rope make no sense ({error}); download "
             "it again"
         ) from error
-
-
-def linear_tensors(
-    name: str,
-    shape: tuple[int, int],
-    parts: tuple[str, ...],
-    has_bias: bool = True,
-    is_transposed: bool = False,
-) -> tuple[TensorSpec, ...]:
-    """The INT8 matrix `name` (out_features, in_features) of checkpoint modules `parts`, and its bias."""
-    weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
-    matrix = TensorSpec(name, shape, weights, INT8, is_transposed)
-    bias = TensorSpec(f"{name}.bias", shape[:1], biases)
-    return (matrix, bias) if has_bias else (matrix,)
-
-
-def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, TensorSpec]:
-    """Weight and bias of a layer norm."""
-    return (
-        TensorSpec(name, (width,), (f"{part}.weight",)),
-        TensorSpec(f"{name}.bias", (width,), (f"{part}.bias",)),
-    )
-
-
-def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Per layer, from `layer_types` (newer configs) or `sliding_window` for all; () if there are none.
-    Raises InvalidConfig."""
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
-        return ()
-    window, types = count(config, "sliding_window"), config.get("layer_types")
-    if types is None:
-        return (window,) * num_layers
-    if not isinstance(types, list) or len(types) != num_layers:
-        refuse("layer_types", types, f"a list with the kind of each of {num_layers} layers")
-    windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
-    return windows if any(windows) else ()

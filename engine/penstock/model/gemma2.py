@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv 2408.00118): four norms a layer, soft caps, every second layer with a window."""
+"""Gemma 2 (arXiv 2408.00118) has four norms in a layer, soft caps, and a window in every second layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
+from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import num_layers_of, number, require
-from penstock.model.family import sliding_windows
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.spec import ModelSpec
@@ -20,7 +20,7 @@ from penstock.weights.tensors import TensorSpec
 
 @dataclass(frozen=True)
 class Gemma2Spec(LlamaSpec):
-    """Caps of 0 are none."""
+    """A cap of 0 means no cap."""
 
     attention_scale: float = 1.0
     attention_softcap: float = 0.0
@@ -89,8 +89,8 @@ class Gemma2(Llama):
         logits, cap = super().head(weights, hidden), self.spec.logits_softcap
         if not cap:
             return logits
-        # float64: torch's vector and scalar tanh differ in the last bit, and which one an element meets
-        # depends on where it lies in the batch; rounded to float32 they agree.
+        # tanh runs in float64. torch's vector tanh and scalar tanh differ in the last bit, and an element's
+        # place in the batch decides which of the two computes it; rounded to float32 the two agree.
         capped: Tensor = cap * (logits.double() / cap).tanh()
         return capped.float()
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019): learned positions, layer norms, weights stored
+"""GPT-2 (Radford et al., 2019) has learned positions and layer norms. Checkpoints store its matrices as
 [in_features, out_features]."""
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -20,13 +21,13 @@ from penstock.weights.weight_format import INT8
 
 @dataclass(frozen=True)
 class GPT2Spec(ModelSpec):
-    """The activation is the config's choice."""
+    """Configs differ in the activation."""
 
     activation: ActivationFunction = "gelu_tanh"
 
 
 class GPT2(Family):
-    """layer_norm, fused qkv with biases, plain mlp."""
+    """A layer has layer norms, fused qkv with biases, and a plain mlp."""
 
     architectures = ("GPT2LMHeadModel",)
     optional_prefix = "transformer."

@@ -1,4 +1,5 @@
-"""GPT-NeoX and Pythia (arXiv 2204.06745): rope on part of each head, attention and mlp in parallel."""
+"""GPT-NeoX and Pythia (arXiv 2204.06745) have rope on part of each head, and attention and mlp in
+parallel."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
@@ -20,14 +22,14 @@ from penstock.weights.weight_format import INT8
 
 @dataclass(frozen=True)
 class GPTNeoXSpec(ModelSpec):
-    """Whether both blocks read the same hidden state, and the activation."""
+    """Configs differ in the activation, and in whether attention and mlp read the same hidden state."""
 
     activation: ActivationFunction = "gelu"
     is_parallel: bool = True
 
 
 class GPTNeoX(Family):
-    """layer_norm, qkv fused per head, plain mlp."""
+    """A layer has layer norms, qkv fused per head, and a plain mlp."""
 
     architectures = ("GPTNeoXForCausalLM",)
     optional_prefix = "gpt_neox."

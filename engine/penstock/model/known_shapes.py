@@ -1,5 +1,5 @@
-"""Shapes of well-known models, as config.json has them, so that one can plan and measure before downloading
-anything. No torch: `penstock plan --help` names them."""
+"""Known shapes: the config.json of well-known models, so that one can plan and measure before downloading
+anything. This file imports no torch, because `penstock plan --help` lists the names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _llama(
     } | other  # fmt: skip
 
 
-#: As their repositories on the hub have them: TinyLlama/TinyLlama-1.1B-Chat-v1.0, meta-llama/Llama-2-7b-hf,
-#: upstage/SOLAR-10.7B-v1.0, tiiuae/Falcon3-10B-Base, meta-llama/Llama-2-13b-hf, Qwen/Qwen3-14B,
-#: meta-llama/Meta-Llama-3-70B.
+#: The shapes are those of these repositories on the hub: TinyLlama/TinyLlama-1.1B-Chat-v1.0,
+#: meta-llama/Llama-2-7b-hf, upstage/SOLAR-10.7B-v1.0, tiiuae/Falcon3-10B-Base, meta-llama/Llama-2-13b-hf,
+#: Qwen/Qwen3-14B, meta-llama/Meta-Llama-3-70B.
 SHAPES: dict[str, dict[str, Any]] = {
     "tinyllama-1.1b": _llama(2048, 22, 32, 4, 5632, 32000, max_position_embeddings=2048),
     "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def find_shape(name: str) -> dict[str, Any]:
-    """A config.json by the model's name. Raises ConfigError with those there are."""
+    """A config.json by the model's name. Raises ConfigError, which lists the known names."""
     if name.lower() not in SHAPES:
-        raise ConfigError(f"there is no shape {name!r}; there are: {', '.join(SHAPES)}")
+        raise ConfigError(f"shape {name!r} is not known; known shapes: {', '.join(SHAPES)}")
     return SHAPES[name.lower()]

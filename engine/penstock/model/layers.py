@@ -1,4 +1,5 @@
-"""What layers have in common: functions of (weights, inputs), with the kernels handed in."""
+"""Blocks that layers of several families share: functions of (weights, inputs), with the kernels handed
+in."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ ACTIVATION_FUNCTIONS: dict[str, ActivationFunction] = {
 
 
 def activation_function(name: str) -> ActivationFunction:
-    """A config.json's name for an activation. Raises UnsupportedModel."""
+    """The activation function by its name in a config.json. Raises UnsupportedModel."""
     if name not in ACTIVATION_FUNCTIONS:
         raise UnsupportedModel(
-            f"activation {name!r} is not supported; there are: {', '.join(ACTIVATION_FUNCTIONS)}"
+            f"activation {name!r} is not supported. Supported are: {', '.join(ACTIVATION_FUNCTIONS)}"
         )
     return ACTIVATION_FUNCTIONS[name]
 
@@ -43,11 +44,12 @@ def attend(
     head_norm_offset: float | None = None,
     is_per_head: bool = False,
 ) -> Tensor:
-    """Self-attention of normed x [num_tokens, hidden_size], output projection included.
+    """Self-attention of normed x [num_tokens, hidden_size], with the output projection.
 
-    Needs the matrices "qkv" (q rows, k rows, v rows) and "o", with optional biases. head_norm_offset:
-    rms-normalize each head of q and k with "q_norm" and "k_norm" first (their offset, 0 or 1).
-    is_per_head: the rows of "qkv" go head by head, each with its q, k and v.
+    `weights` has the matrices "qkv" (q rows, k rows, v rows) and "o", with optional biases. With
+    `head_norm_offset`, "q_norm" and "k_norm" first rms-normalize each head of q and k; the offset, 0 or 1, is
+    added to their weights. With `is_per_head`, the rows of "qkv" are q, k and v of the first head, then q, k
+    and v of the second, and so on.
     """
     spec, kernels = family.spec, family.kernels
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
@@ -71,7 +73,7 @@ def attend(
 
 
 def gated_mlp(family: Family, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
-    """down(f(gate x) * up x), with "gate_up" holding the gate's rows first (arXiv 2002.05202)."""
+    """down(f(gate x) * up x). The matrix "gate_up" has the gate's rows first (arXiv 2002.05202)."""
     gate_up = family.project(weights, "gate_up", x)
     return family.project(weights, "down", family.kernels.gated_activation(gate_up, function))
 

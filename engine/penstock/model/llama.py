@@ -1,5 +1,5 @@
-"""Llama 1-3 (arXiv 2302.13971) and what shares its layer: Mistral, Qwen2, Qwen3. They differ in biases,
-norms on the heads of q and k, and sliding windows."""
+"""Llama 1-3 (arXiv 2302.13971) and the families that share its layer: Mistral, Qwen2, Qwen3. They differ in
+biases, in norms on the heads of q and k, and in sliding windows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import linear_tensors, sliding_windows
 from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family, linear_tensors, sliding_windows
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, gated_mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
@@ -21,7 +22,7 @@ from penstock.weights.weight_format import INT8
 
 @dataclass(frozen=True)
 class LlamaSpec(ModelSpec):
-    """What members of the family differ in."""
+    """The families that share Llama's layer differ in these values."""
 
     activation: ActivationFunction = "silu"
     has_qkv_bias: bool = False
@@ -31,10 +32,10 @@ class LlamaSpec(ModelSpec):
 
 
 class Llama(Family):
-    """rms_norm, rope, grouped heads, gated mlp."""
+    """A layer has rms norms, rope, grouped heads, and a gated mlp."""
 
     architectures = ("LlamaForCausalLM",)
-    #: Modules of the checkpoint that make up our fused matrices.
+    #: The checkpoint's modules that make up our fused matrices.
     qkv_parts: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     gate_up_parts: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
     spec: LlamaSpec
@@ -151,7 +152,8 @@ class Qwen2(Llama):
 
     @classmethod
     def _windows(cls, config: dict[str, Any]) -> tuple[int, ...]:
-        """Older configs say from which layer on there are windows; newer ones name each layer's kind."""
+        """The window of each layer. Older configs say which layer is the first with a window; newer configs
+        name each layer's kind."""
         num_layers = num_layers_of(config, "num_hidden_layers")
         windows = sliding_windows(config, num_layers) if config.get("use_sliding_window") else ()
         if not windows or config.get("layer_types") is not None:
@@ -161,7 +163,7 @@ class Qwen2(Llama):
 
 
 class Qwen3(Qwen2):
-    """No biases by default; q and k are normalized per head (arXiv 2505.09388)."""
+    """Qwen2 without biases by default, and with norms on the heads of q and k (arXiv 2505.09388)."""
 
     architectures = ("Qwen3ForCausalLM",)
 

@@ -1,4 +1,4 @@
-"""OPT (arXiv 2205.01068): learned positions that begin at 2, layer norms before each block, biases."""
+"""OPT (arXiv 2205.01068) has learned positions that begin at 2, layer norms before each block, and biases."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, require
-from penstock.model.family import Family, layer_norm_tensors, linear_tensors
+from penstock.model.family import Family
 from penstock.model.layers import activation_function, attend, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 from penstock.weights.weight_format import INT8
 
-#: The table of positions begins with two rows that only padding used.
+#: The table of positions begins with two rows that were used only for padding.
 POSITION_OFFSET = 2
 
 
 @dataclass(frozen=True)
 class OPTSpec(ModelSpec):
-    """The activation is the config's choice."""
+    """Configs differ in the activation."""
 
     activation: ActivationFunction = "relu"
 
 
 class OPT(Family):
-    """OPT-350m, which norms after each block, is refused."""
+    """OPT-350m is refused: its norms come after each block."""
 
     architectures = ("OPTForCausalLM",)
     spec: OPTSpec

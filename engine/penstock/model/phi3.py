@@ -1,17 +1,18 @@
-"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama's layer, stored fused, with rope on part of each head."""
+"""Phi-3 and Phi-4 (arXiv 2404.14219) have Llama's layer, with fused matrices and rope on part of each
+head."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import count, num_layers_of, require
-from penstock.model.family import sliding_windows
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.rope import read_rope
 
 
 class Phi3(Llama):
-    """One checkpoint tensor for q, k, v and one for gate and up, in our order already."""
+    """Checkpoints have one tensor for q, k, v and one for gate and up, already in our order."""
 
     architectures = ("Phi3ForCausalLM",)
     qkv_parts = ("qkv_proj",)
@@ -19,7 +20,7 @@ class Phi3(Llama):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
-        # transformers' own default, which a config.json may leave out.
+        # A config.json may leave this value out; 4096 is transformers' own default.
         config = {"original_max_position_embeddings": 4096} | config
         head_dim = count(config, "hidden_size") // count(config, "num_attention_heads")
         rope_parameters = config.get("rope_parameters") or {}

@@ -1,4 +1,4 @@
-"""Architecture name -> family; a folder -> its family, numbers and weights."""
+"""Registry of families: the family of an architecture's name, and a folder opened as a model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FAMILIES: tuple[type[Family], ...] = (
 
 
 def find_family(config: dict[str, Any]) -> type[Family]:
-    """The family of a config.json. Raises UnsupportedModel with the list of those there are."""
+    """The family of a config.json. Raises UnsupportedModel, which lists the supported architectures."""
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         refuse("architectures", architectures, "a list of names")
@@ -52,13 +52,13 @@ def find_family(config: dict[str, Any]) -> type[Family]:
             return family
     known = sorted(name for family in FAMILIES for name in family.architectures)
     raise UnsupportedModel(
-        f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported; there "
-        f"are: {', '.join(known)}"
+        f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported. "
+        f"Supported are: {', '.join(known)}"
     )
 
 
 def read_spec(config: dict[str, Any]) -> tuple[type[Family], ModelSpec]:
-    """A config.json's family and numbers. Raises UnsupportedModel and InvalidConfig."""
+    """The family of a config.json, and its numbers. Raises UnsupportedModel and InvalidConfig."""
     family = find_family(config)
     try:
         spec = family.read_spec(config)
@@ -71,7 +71,7 @@ def read_spec(config: dict[str, Any]) -> tuple[type[Family], ModelSpec]:
 
 
 def _check(spec: ModelSpec) -> None:
-    """Raises InvalidConfig for numbers that contradict each other."""
+    """Raises InvalidConfig if numbers contradict each other."""
     if spec.head_dim < 1:
         refuse("the number of heads", spec.num_heads, f"at most the hidden size, {spec.hidden_size}")
     if spec.num_heads % spec.num_kv_heads:
@@ -87,7 +87,7 @@ def _check(spec: ModelSpec) -> None:
 
 
 class OpenModel(NamedTuple):
-    """A model's folder, opened: headers were read and checked, weights were not."""
+    """A model's folder, opened. Headers were read and checked, weights were not."""
 
     family: type[Family]
     spec: ModelSpec
@@ -95,7 +95,7 @@ class OpenModel(NamedTuple):
 
 
 def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | None = None) -> OpenModel:
-    """`group_size` is EngineConfig's. Raises CheckpointError kinds for whatever is wrong with the files."""
+    """`group_size` is the one of EngineConfig. Raises a kind of CheckpointError if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder)
     family, spec = read_spec(checkpoint.config)
@@ -106,7 +106,7 @@ def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | 
     elif spec.is_tied and has_own_head(
         checkpoint, family.embedding_matrix(spec), family.head_matrix(spec), family.optional_prefix
     ):
-        # From here on the config says what the files say, also in a folder that is converted from them.
+        # From here on the config agrees with the files, also in a folder that is converted from them.
         checkpoint.config |= {"tie_word_embeddings": False}
         spec = replace(spec, is_tied=False)
     store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size)
@@ -115,7 +115,7 @@ def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | 
 
 
 def _tell_how_it_is_read(store: WeightStore) -> None:
-    """What a user could take for granted and should not."""
+    """Log what a user could not expect: another treatment of activations, or weights quantized again."""
     checkpoint = store.checkpoint
     if note := activation_note(checkpoint.config):
         logger.info("%s was %s", checkpoint.folder, note)

@@ -1,4 +1,5 @@
-"""Rotary position embeddings: config.json -> tables of cosines and sines, computed in float64."""
+"""RopeTable: rotary position embeddings. config.json becomes tables of cosines and sines, computed in
+float64."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
     kind = "longrope" if kind == "su" else kind
     if kind not in _FREQUENCIES:
         raise UnsupportedModel(
-            f"rope scaling {kind!r} is not supported; there are: {', '.join(_FREQUENCIES)}"
+            f"rope scaling {kind!r} is not supported. Supported are: {', '.join(_FREQUENCIES)}"
         )
     scaling.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
-    if config.get("original_max_position_embeddings"):  # transformers prefers it to the scaling's own
+    if config.get("original_max_position_embeddings"):  # transformers prefers this one
         scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     scaling.setdefault("original_max_position_embeddings", scaling["max_position_embeddings"])
     rope = RopeSpec(float(theta), rotary_dim, kind, scaling)
@@ -43,9 +44,9 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
 
 
 def context_length(rope: RopeSpec, max_position_embeddings: int) -> int:
-    """Positions that a model has. Where config.json asks for dynamic NTK, max_position_embeddings is what the
-    model was trained for, and `factor` times as many are meant; where it asks for YaRN, the people who
-    stretch a model often leave it as it was, too."""
+    """How many positions a model has. With dynamic NTK, max_position_embeddings says for how many positions
+    the model was trained, and the model has `factor` times as many. With YaRN, people who stretch a model
+    often leave max_position_embeddings as it was; then the same holds."""
     trained = {"dynamic": "max_position_embeddings", "yarn": "original_max_position_embeddings"}
     if rope.scaling not in trained:
         return max_position_embeddings
@@ -53,10 +54,12 @@ def context_length(rope: RopeSpec, max_position_embeddings: int) -> int:
 
 
 class RopeTable:
-    """cos and sin of a step's tokens: looked up in tables, float32 [rows, rotary_dim / 2], whose bytes are
-    RopeSpec.table_bytes(). A row is a position. LongRoPE has short sequences' rows first, then long ones'.
+    """cos and sin of a step's tokens, looked up in tables, float32 [rows, rotary_dim / 2]. Their bytes are
+    RopeSpec.table_bytes(). A row is a position. LongRoPE has the rows of short sequences first, then the rows
+    of long ones.
 
-    Dynamic NTK has frequencies of its own for each length, and no table: each step computes what it needs."""
+    Dynamic NTK has other frequencies for each length, and therefore no table: each step computes cos and sin
+    of its tokens."""
 
     def __init__(self, rope: RopeSpec, max_model_len: int, device: torch.device | None = None) -> None:
         self._rope = rope
@@ -65,8 +68,8 @@ class RopeTable:
         self._last: tuple[BatchLayout, tuple[Tensor, Tensor]] | None = None
 
     def at(self, batch: BatchLayout) -> tuple[Tensor, Tensor]:
-        """cos and sin of a step's tokens, each float32 [num_tokens, rotary_dim / 2]. Every layer of a step
-        asks for those of the same batch, which nobody writes to."""
+        """cos and sin of a step's tokens, each float32 [num_tokens, rotary_dim / 2]. All layers of a step ask
+        for the same batch and get the same tensors, which nobody writes to."""
         last = self._last
         if last is None or last[0] is not batch:
             last = self._last = batch, self._of(batch.positions, batch.rope_lengths)
@@ -80,7 +83,7 @@ class RopeTable:
 
 
 def _tables(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of all positions of short sequences, then of those of long ones, if there can be any."""
+    """cos and sin of all positions of short sequences, then of long sequences if there can be any."""
     short = min(rope.short_length or max_model_len, max_model_len)
     lengths = (short, max_model_len) if short < max_model_len else (short,)
     parts = [_cos_sin(torch.arange(length), *_FREQUENCIES[rope.scaling](rope, length)) for length in lengths]
@@ -89,16 +92,17 @@ def _tables(rope: RopeSpec, max_model_len: int) -> tuple[Tensor, Tensor]:
 
 
 def _cos_sin(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Frequencies are float64 [rotary_dim / 2], or [num_tokens, rotary_dim / 2] where each token has its
-    own."""
+    """Frequencies are float64 [rotary_dim / 2], or [num_tokens, rotary_dim / 2] where each token has its own
+    frequencies."""
     angles = positions.double()[:, None] * inverse_frequencies
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()
 
 
 def _dynamic(rope: RopeSpec, lengths: Tensor, prompts: Tensor | None) -> tuple[Tensor, float]:
-    """Dynamic NTK: the longer the sequence, the larger the base; up to the trained length it is the plain
-    one. `lengths` are those that a step's tokens bring, int64 [num_tokens]; a longer prompt counts instead
-    of them. Powers are exp and log: torch's power has other last bits at a tensor's end than in it."""
+    """Dynamic NTK: a longer sequence has a larger base; up to the trained length the base is the plain one.
+    `lengths` are the lengths of the sequences up to each token, int64 [num_tokens]. Where the token's prompt
+    is longer, the prompt's length counts. Powers are computed as exp of log: the last bits of torch's power
+    depend on where in a tensor a number lies."""
     lengths = lengths if prompts is None else torch.maximum(lengths, prompts)
     factor, dim, device = _number(rope, "factor"), rope.rotary_dim, lengths.device
     stretch = lengths.clamp_min(rope.short_length).double() * (factor / rope.short_length) - (factor - 1)
@@ -114,9 +118,9 @@ def _plain(rope: RopeSpec) -> Tensor:
 
 def _number(rope: RopeSpec, name: str, default: float | None = None) -> float:
     value = rope.parameters.get(name)
-    value = default if value is None else value  # configs write null for "as by default"
+    value = default if value is None else value  # null in a config stands for the default
     if not isinstance(value, int | float):
-        raise UnsupportedModel(f"rope scaling {rope.scaling!r} lacks its parameter {name}")
+        raise UnsupportedModel(f"rope scaling {rope.scaling!r} in config.json lacks its parameter {name}")
     return float(value)
 
 
@@ -129,7 +133,8 @@ def _linear(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
 
 
 def _llama3(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
-    """Llama 3.1's: long wavelengths are stretched by `factor`, short ones kept, between them blended."""
+    """Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones are kept, and those between
+    are blended."""
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
     original = _number(rope, "original_max_position_embeddings")
     frequencies = _plain(rope)
@@ -139,7 +144,8 @@ def _llama3(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
-    """YaRN (arXiv 2309.00071): blend by the number of turns within the original context."""
+    """YaRN (arXiv 2309.00071): stretched and plain frequencies are blended by the number of turns within the
+    original context."""
     factor, original = _number(rope, "factor"), _number(rope, "original_max_position_embeddings")
 
     def dimension(turns: float) -> float:
@@ -163,9 +169,9 @@ def _yarn(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
 
 
 def _longrope(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): a factor per dimension, one list for sequences up to the original length
-    and one for longer ones. What cos and sin are multiplied by is the same for both: it follows from the
-    config, not from the sequence."""
+    """LongRoPE (arXiv 2402.13753): one factor per dimension. Sequences up to the original length have one
+    list of factors, longer ones another. The factor of cos and sin is the same for both, since this factor
+    depends on the config and not on the sequence."""
     original = _number(rope, "original_max_position_embeddings")
     name = "long_factor" if length > original else "short_factor"
     factors = torch.tensor(rope.parameters[name], dtype=torch.float64)
@@ -174,8 +180,7 @@ def _longrope(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     return _plain(rope) / factors, _number(rope, "attention_factor", attention)
 
 
-#: (rope, length of the sequence) -> inverse frequencies [rotary_dim / 2], and what cos and sin are multiplied
-#: by.
+#: (rope, length of the sequence) -> inverse frequencies [rotary_dim / 2], and the factor of cos and sin.
 _FREQUENCIES = {
     "default": _default,
     "linear": _linear,

@@ -1,5 +1,5 @@
-"""What a plan must know of a shape, and folders of a shape with random INT8 weights. known_shapes.py has the
-shapes of well-known models."""
+"""Shapes of models: the footprint by which a plan knows one, and folders of a shape with random INT8 weights.
+known_shapes.py has the shapes of well-known models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.weights.conversion.convert import check_space, quantization_config
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
-#: Layers of a random model that differ; the others repeat them, which no measurement notices.
+#: A random model has this many different layers; the others repeat them, which no measurement notices.
 NUM_DISTINCT = 2
 
 
 def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
-    """What the memory plan needs to know of a model."""
+    """The numbers by which the memory plan knows a model."""
     output = tensors.output_matrix
     return ModelFootprint(
         layer_bytes=tuple(UnitLayout.of(layer).num_bytes for layer in tensors.layers),
@@ -46,7 +46,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOA
 
 
 def _experts(tensors: ModelTensors, num_per_token: int) -> ExpertFootprint:
-    """Of all layers. A layer's token passes through `num_per_token` experts."""
+    """The experts of all layers. In a layer, a token passes through `num_per_token` experts."""
     experts = [unit for unit in tensors.units if unit.key.expert is not None]
     if not experts:
         return NO_EXPERTS
@@ -66,10 +66,10 @@ def _matrix_elements(tensors: tuple[TensorSpec, ...]) -> int:
 def write_random(
     config: dict[str, Any], folder: Path, report_progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """A folder as `penstock convert` writes it, with random weights of this shape and no tokenizer.
+    """Write a folder as `penstock convert` does, with random weights of this shape and without a tokenizer.
 
-    Integers lie over the whole range, scales keep activations of the size of trained ones. Raises
-    CapacityError if the disk is too small, and CheckpointError if somebody else is writing there.
+    Integers cover the whole range, and scales keep activations about as large as in a trained model. Raises
+    CapacityError if the disk is too small, and CheckpointError if another process is writing there.
     """
     family = find_family(config)
     tensors = family.model_tensors(family.read_spec(config))
@@ -111,7 +111,7 @@ def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tens
 
 
 def _even_parts(tensors: tuple[TensorSpec, ...], config: dict[str, Any]) -> dict[str, int]:
-    """Rows of the parts of Llama's fused matrices: q, k, v and gate, up."""
+    """Rows of each part of Llama's fused matrices: q, k, v and gate, up."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rows = {
         "q_proj": config["num_attention_heads"] * head_dim,

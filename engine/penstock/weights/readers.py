@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from torch import Tensor
 
 from penstock.memory.direct_io import DirectReader, aligned_buffer
-from penstock.memory.lane import Lane
+from penstock.memory.lane import Link
 from penstock.spec import UnitKey
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import FileRange, WeightStore
@@ -88,11 +88,11 @@ class LinkReader:
     """Queues copies from the tier of the host, in the order in which they are asked for. A read counts as
     done when its copy is queued: the device keeps the order from there on."""
 
-    def __init__(self, host: Tier, lane: Lane) -> None:
+    def __init__(self, host: Tier, link: Link) -> None:
         self._host = host
-        self._lane = lane
+        self._link = link
         self._requests: SimpleQueue[tuple[UnitKey, Tensor, Future[int]] | None] = SimpleQueue()
-        #: Of the lane.
+        #: What the link raised.
         self._failure: BaseException | None = None
         #: A unit whose copy out of its staging slot may be under way.
         self._leaving: tuple[UnitKey, Tensor] | None = None
@@ -135,7 +135,7 @@ class LinkReader:
         arrival = self._host.acquire(key)
         num_bytes = min(arrival.buffer.numel(), buffer.numel())
         try:
-            self._lane.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
+            self._link.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
         except BaseException as error:
             self._failure = error
             self._host.release(key)
@@ -153,9 +153,9 @@ class LinkReader:
             key, buffer = self._leaving
             self._leaving = None
             try:
-                self._lane.wait_copied(buffer)
+                self._link.wait_copied(buffer)
             except (
                 Exception
-            ) as error:  # a lane that failed once is lost: whoever wants a unit next learns of it
+            ) as error:  # a link that failed once is lost: whoever wants a unit next learns of it
                 self._failure = error
             self._host.release(key)

@@ -65,14 +65,14 @@ class LayerStreamer:
         dense_reader = expert_reader = reader
         for index, (pool, plan) in enumerate(zip(pools, plans, strict=True)):
             if index:
-                dense_reader = LinkReader(self._tiers[-1], lane)
+                dense_reader = LinkReader(self._tiers[-1], lane.link)
             # Units that a nearer memory keeps pass through the farther ones once.
             passing = frozenset().union(*resident[index + 1 :])
             self._tiers.append(
                 CyclicTier(dense, dense_reader, pool, resident[index], plan.num_slots, passing)
             )
             if experts:
-                expert_reader = LinkReader(self._expert_tiers[-1], lane) if index else reader
+                expert_reader = LinkReader(self._expert_tiers[-1], lane.link) if index else reader
                 self._expert_tiers.append(
                     DemandTier(experts, expert_reader, pool, plan.num_expert_slots, num_experts_per_sweep)
                 )
@@ -128,14 +128,14 @@ class LayerStreamer:
     @property
     def stall_s(self) -> float:
         """Seconds in which computing waited for weights."""
-        return self._lane.stall_s
+        return self._lane.link.stall_s
 
     @property
     def traffic(self) -> dict[str, Traffic]:
         """Of each link, everything since the start; experts' reads from the disk under a name of their
         own."""
         experts = {"disk, experts": self._expert_tiers[0].traffic} if self._expert_tiers else {}
-        return {"disk": self._tiers[0].traffic} | experts | self._lane.traffic
+        return {"disk": self._tiers[0].traffic} | experts | self._lane.link.traffic
 
     def wait_until_loaded(self, report_progress: Callable[[int, int], None] | None = None) -> None:
         """Until every layer that stays in memory is there, without a sweep. `report_progress(loaded, total)`
@@ -168,29 +168,29 @@ class LayerStreamer:
 
     def _sweep(self, stack: str, this_sweep: int) -> Generator[LayerWeights, None, None]:
         first = self._cycle.index(UnitKey(stack, 0))
-        lane, tier = self._lane, self._tier
+        link, tier = self._lane.link, self._tier
         for index in range(first, first + self._stacks[stack]):
             self.current_layer = index
             key, stalled_before = self._cycle[index], tier.stall_s
             buffer = tier.acquire(key).buffer
-            lane.acquire(buffer, tier.stall_s - stalled_before)
+            link.acquire(buffer, tier.stall_s - stalled_before)
             try:
                 yield self._views_of(key, buffer)
             finally:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
-                    lane.release(buffer)
+                    link.release(buffer)
                     tier.release(key)
 
     def _experts(self, layer: UnitKey, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
         """LayerWeights.experts() of a layer."""
-        tier = self._expert_tiers[-1]
+        link, tier = self._lane.link, self._expert_tiers[-1]
         stalled_before = tier.stall_s
         for key, arrival in tier.gather([layer._replace(expert=number) for number in numbers]):
             assert key.expert is not None
-            self._lane.acquire(arrival.buffer, tier.stall_s - stalled_before)
+            link.acquire(arrival.buffer, tier.stall_s - stalled_before)
             yield key.expert, self._views_of(key, arrival.buffer)
-            self._lane.release(arrival.buffer)
+            link.release(arrival.buffer)
             stalled_before = tier.stall_s
 
     def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
@@ -203,7 +203,7 @@ class LayerStreamer:
 
     def synchronize(self) -> None:
         """Until the lane has done everything, so that figures are complete."""
-        self._lane.synchronize()
+        self._lane.link.synchronize()
 
     def close(self) -> None:
         """Ask for nothing more, wait for what is being read into our buffers, and give their memory back."""

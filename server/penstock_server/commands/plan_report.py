@@ -14,7 +14,8 @@ from penstock.kernels import expected_traits
 from penstock.memory.cards import find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import MemoryPlan, plan_memory
+from penstock.memory.plan import MemoryPlan
+from penstock.memory.planner import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint

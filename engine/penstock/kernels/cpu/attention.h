@@ -1,4 +1,4 @@
-/* Attention over the block-structured cache, and writing into it. Part of cpu.c. */
+/* Attention over the blocks of the cache, and writing into them. Part of cpu.c. */
 #pragma once
 
 #include "attention_tile.h"
@@ -36,10 +36,10 @@ EXPORT void penstock_write_kv(const float *k, int64_t k_stride, const float *v, 
     for_rows(num_tokens, 2 * num_kv_heads * head_dim, write_kv_token, &c);
 }
 
-/* What follows has one copy, so that the compiler can't round it differently here and there. */
+/* merge() is never inlined: two copies of it could round differently. */
 NOINLINE void merge(float *restrict total, const float *restrict part, int64_t d) {
     const int64_t width = padded(d);
-    if (part[width] == -INFINITY) return; /* saw nothing: changes nothing */
+    if (part[width] == -INFINITY) return; /* a part that saw no key changes nothing */
     const float largest = part[width] < total[width] ? total[width] : part[width];
     const float old = exp2_vec(splat(total[width] - largest))[0], new = exp2_vec(splat(part[width] - largest))[0];
     for (int64_t i = 0; i < width; i++) total[i] = total[i] * old + part[i] * new;
@@ -56,7 +56,8 @@ NOINLINE void divide_by_sum(float *y, const float *total, int64_t d) {
     for (int64_t i = 0; i < d; i++) y[i] = total[i] / total[padded(d) + 1];
 }
 
-/* Kept from call to call: the system would have to find its pages anew each time. NULL if there is no memory. */
+/* A thread's scratch, which is kept from call to call: otherwise the system would have to find its pages each
+ * time. NULL if there is no memory. */
 static float *scratch_of(int64_t num_floats) {
     static _Thread_local float *scratch;
     static _Thread_local int64_t size;
@@ -77,7 +78,7 @@ INLINE int64_t first_seen(const attention *c, int64_t position) {
     return c->window ? MAX(0, position - c->window + 1) : 0;
 }
 
-/* One split of a tile and some KV heads, or all of them. */
+/* One split of a tile and of some KV heads, or all splits. */
 static void attention_task(void *context, int64_t task) {
     const attention *c = context;
     const int64_t d = c->kv.head_dim, group = c->num_heads / c->kv.num_kv_heads;
@@ -100,7 +101,7 @@ static void attention_task(void *context, int64_t task) {
     const int64_t all_rows = num_heads * num_rows, width = part_width(d);
     float *scratch = scratch_of(all_rows * (2 * LANES + SCORES_STRIDE + 2 * width + d) + num_rows * CHUNK +
                                 CHUNK * padded(d));
-    if (!scratch) abort(); /* some hundred KB: nothing else would get any either */
+    if (!scratch) abort(); /* a machine without some hundred KB can do nothing */
     vec *largest = (vec *)scratch, *sums = largest + all_rows;
     float *scores = (float *)(sums + all_rows), *weights = scores + all_rows * SCORES_STRIDE;
     float *parts = weights + num_rows * CHUNK, *totals = parts + all_rows * width, *values = totals + all_rows * width;
@@ -132,7 +133,7 @@ static void attention_task(void *context, int64_t task) {
         }
 }
 
-/* All heads of a tile's tokens. */
+/* Merge the splits of a tile's tokens, for all heads. */
 static void merge_tile(void *context, int64_t index) {
     const attention *c = context;
     const int64_t d = c->kv.head_dim, seq = c->tile_seq[index], first = c->tile_begin[index];
@@ -148,13 +149,13 @@ static void merge_tile(void *context, int64_t index) {
         }
 }
 
-/* Attention of new tokens over everything their sequences have cached, causal.
+/* Causal attention of new tokens over all cached tokens of their sequences.
  *
- * q, y: [num_tokens, num_heads, head_dim]; block_tables [num_seqs, max_blocks]; query_start [num_seqs + 1]:
- * the batch's tokens query_start[s] .. query_start[s + 1] are the last of the context_lens[s] tokens of
- * sequence s. window 0, softcap 0, alibi_slopes NULL: without. tiles is scratch of 2 * num_tokens, partials (NULL: a
- * sequence's splits are not shared among threads) of num_tokens * num_heads * part_width for each SPLIT keys of the
- * longest context. */
+ * q and y are [num_tokens, num_heads, head_dim], block_tables [num_seqs, max_blocks], query_start [num_seqs + 1].
+ * The batch's tokens query_start[s] .. query_start[s + 1] are the last of the context_lens[s] tokens of sequence s.
+ * window 0, softcap 0 and alibi_slopes NULL mean none. tiles is scratch of 2 * num_tokens. partials is scratch of
+ * num_tokens * num_heads * part_width for each SPLIT keys of the longest context; with NULL, threads do not share
+ * the splits of a sequence. */
 EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y, int64_t y_stride, int64_t num_heads,
                                      void *k_cache, void *v_cache, int is_half, int64_t num_kv_heads, int64_t head_dim,
                                      int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
@@ -174,7 +175,7 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
     }
     const int64_t num_splits = (num_keys + SPLIT - 1) / SPLIT;
     if (num_splits == 1) partials = NULL;
-    /* Long pieces of memory, and at least two tasks for each thread. */
+    /* KV heads of a task: many, so that memory is read in long pieces, and few enough for two tasks a thread. */
     const int64_t num_tasks = num_tiles * (partials ? num_splits : 1), wanted = 2 * (atomic_load(&pool.num_wanted) + 1);
     const int64_t at_most = MAX(1, num_kv_heads * num_tasks / wanted);
     const int64_t heads_per_task = MIN(at_most, MAX(1, TASK_ROWS / (MIN(most_tokens, tokens_per_tile) * group)));

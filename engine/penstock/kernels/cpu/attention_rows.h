@@ -1,23 +1,23 @@
-/* Attention's inner loops: scores of keys, their softmax, the mix of values. Part of attention_tile.h. */
+/* Attention's inner loops: scores of keys, the softmax of scores, the weighted sum of values. Part of
+ * attention_tile.h. */
 #pragma once
 
-/* K is [num_blocks, num_kv_heads, head_dim, block_size] (16 keys of one dimension lie together, so that a
- * vector holds 16 keys and scores need no sum over lanes), V is [num_blocks, num_kv_heads, block_size,
- * head_dim]. */
+/* K is [num_blocks, num_kv_heads, head_dim, block_size]: 16 keys of one dimension lie together, so that a vector
+ * holds 16 keys and scores need no sum over lanes. V is [num_blocks, num_kv_heads, block_size, head_dim]. */
 typedef struct {
     void *k_cache, *v_cache;
     int is_half;
     int64_t num_kv_heads, head_dim, block_size;
 } kv_layout;
 
-/* The keys of a sequence are cut by position: SPLIT of them add up to one partial result (its weighted values, the
- * largest score and the sum of the exponentials relative to that), and partial results are merged in order
- * (arXiv 1805.02867, 2205.14135). Keys that a row does not see change nothing in it, bit for bit. So a row's result
- * depends neither on the rows beside it nor on whether one thread walks through all splits or many share them. Rows
- * of scores are a chunk longer than a split: 4096 bytes apart they would fall into the same sets of the L1 cache. */
+/* The keys of a sequence are cut by position. SPLIT keys add up to one partial result: the weighted values, the
+ * largest score, and the sum of the exponentials relative to the largest score. Partial results are merged in order
+ * (arXiv 1805.02867, 2205.14135). Keys that a row does not see change no bit of the row's result. So this result
+ * depends neither on the rows beside it nor on whether one thread computes all splits or many threads share them.
+ * Rows of scores are a chunk longer than a split: rows 4096 bytes apart would share the same sets of the L1 cache. */
 enum { GROUP = 16, CHUNK = 2 * GROUP, SPLIT = 32 * CHUNK, SCORES_STRIDE = SPLIT + CHUNK };
 
-/* Sums that registers hold at a time beside what they are made of. */
+/* Sums that registers hold at a time, beside the operands. */
 #if defined(__AVX512F__)
 enum { SUMS = 16 };
 #else
@@ -29,14 +29,14 @@ INLINE int64_t padded(int64_t d) { return (d + LANES - 1) / LANES * LANES; }
 INLINE vec load_cached(const char *at, int64_t index, const int is_half) {
     return is_half ? load_half((const uint16_t *)at + index) : load((const float *)at + index);
 }
-/* `size` bytes of what is read next, a line at a time. */
+/* Prefetch `size` bytes that are read next, a line at a time. */
 INLINE void fetch_lines(const char *at, int64_t size) {
     for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(at + i);
 }
 
-/* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, whose first dimensions lie
- * at keys[n], into the rows of `scores`; and the largest, lane by lane. One chain of multiply-adds per row and key,
- * over the dimensions in order. */
+/* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, and the largest scores, lane
+ * by lane. The first dimensions of the keys lie at keys[n]. A row and a key have one chain of multiply-adds, over
+ * the dimensions in order. */
 INLINE void score_rows(const kv_layout *kv, const char *const *keys, const char *const *ahead, const float *q,
                        int64_t q_stride, float *scores, vec *largest, const int is_half, const int rows,
                        const int num) {
@@ -70,7 +70,8 @@ INLINE void score_rows(const kv_layout *kv, const char *const *keys, const char 
     }
 }
 
-/* Functions of their own: within a larger one GCC runs out of registers, and counts in memory. */
+/* Each case is a function of its own: in a larger function GCC runs out of registers and keeps counters in
+ * memory. */
 #define SCORE_REGISTERS(rows) MIN(CHUNK / LANES, SUMS / (rows))
 typedef void score_fn(const kv_layout *, const char *const *, const char *const *, const float *, int64_t, float *,
                       vec *);
@@ -121,7 +122,7 @@ INLINE void mix_rows(const char *const *values, const char *const *ahead, int64_
     for (int n = 0; n < rows * num; n++) store(y[n / num] + first + n % num * LANES, sum[n]);
 }
 
-/* Scores of a chunk of keys -> softmax of the split, not yet divided by its sum: `num` registers of each row. */
+/* Scores of a chunk of keys -> weights of the split, not yet divided by their sum: `num` registers of each row. */
 NOINLINE void exponentiate(const float *scores, const vec *largest, vec *sums, float *weights, int64_t num_rows,
                            int num) {
     for (int64_t r = 0; r < num_rows; r++, scores += SCORES_STRIDE, weights += CHUNK) {

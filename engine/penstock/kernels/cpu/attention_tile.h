@@ -3,11 +3,13 @@
 
 #include "attention_rows.h"
 
-/* Rows (of queries: a head's of a token) that meet a KV head's keys together, and rows of all KV heads that a thread
- * takes at once: a block holds all heads' keys side by side, and memory gives most where it is read in long pieces. */
+/* A row is one head's query of one token. TILE_ROWS rows meet a KV head's keys together. A thread takes TASK_ROWS
+ * rows of all KV heads at once: a block holds the keys of all heads side by side, and memory is fastest when it is
+ * read in long pieces. */
 enum { TILE_ROWS = 16, TASK_ROWS = 64 };
 
-/* Floats of a partial result: padded(d) weighted values, the largest score, the sum; the next begins on a new line. */
+/* Floats of a partial result: padded(d) weighted values, the largest score, the sum, and padding up to a new cache
+ * line. */
 INLINE int64_t part_width(int64_t d) { return (d + 15) / 16 * 16 + 16; }
 
 typedef struct {
@@ -20,16 +22,16 @@ typedef struct {
     float scale, softcap;
     int64_t window;
     const float *alibi_slopes;
-    float *partials; /* [num_tokens, num_heads, num_splits] parts, or NULL: who begins a tile walks through all */
+    float *partials; /* [num_tokens, num_heads, num_splits] parts; NULL: a tile's thread computes all splits */
     int64_t num_splits;
 } attention;
 
-/* A few tokens of one sequence, and some of its KV heads with all their query heads; one split of the keys. */
+/* A few tokens of one sequence, some KV heads with all their query heads, and one split of the keys. */
 typedef struct {
     const attention *c;
     const int32_t *blocks;
     int64_t first_head, num_heads;   /* KV heads */
-    int64_t group, num_rows;         /* query heads of a KV head; tokens times that */
+    int64_t group, num_rows;         /* query heads of a KV head; tokens times group */
     int64_t position, last_position; /* of the first token and the last */
     int64_t begin, end;              /* of the split, the keys that some row sees; `begin` is a multiple of GROUP */
     /* queries [num_heads, head_dim, num_rows]; scores [num_heads, num_rows, SCORES_STRIDE]; weights [num_rows, CHUNK];
@@ -38,7 +40,7 @@ typedef struct {
     vec *largest, *sums; /* of each row, lane by lane; then the largest in every lane */
 } query_tile;
 
-/* Where each group of a chunk's keys begins, in the block's first head. What is beyond the last group is that. */
+/* Where each group of a chunk's keys begins, in the block's first head. Groups beyond the last one repeat it. */
 typedef struct {
     const char *at[CHUNK / GROUP];
 } places;
@@ -56,11 +58,11 @@ static places find(const query_tile *t, int64_t key, const int is_k) {
     return found;
 }
 
-/* Keys `key` to `end` in one of the two caches, and what is read after them. */
+/* Keys `key` to `end` in one of the two caches, and the keys or values that are read after them. */
 typedef struct {
     int64_t key, end;
     places here, next;
-    const char *ahead; /* to be fetched now: in next.at[group], of which so many bytes are left */
+    const char *ahead; /* prefetched next: in next.at[group], `left` bytes before its end */
     int64_t group, left;
 } chunk;
 
@@ -68,7 +70,7 @@ INLINE int64_t head_bytes(const query_tile *t, const int is_half) {
     return t->c->kv.head_dim * t->c->kv.block_size * (is_half ? 2 : 4);
 }
 
-/* Of all the tile's heads. */
+/* Bytes of a group of keys in all the tile's heads. */
 INLINE int64_t group_bytes(const query_tile *t) {
     return t->num_heads * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
 }
@@ -79,9 +81,9 @@ static void enter(const query_tile *t, chunk *c, int64_t key, places here, place
     c->group = 0, c->ahead = next.at[0], c->left = group_bytes(t);
 }
 
-/* While `bytes` of this chunk are read: as many of the next one, in the order in which they lie in memory (all heads
- * of a block, then the next block; blocks are of GROUP keys as a rule), whatever order it will be computed in. One
- * stream of addresses that goes straight on is what memory serves best. */
+/* Where to prefetch while `bytes` of this chunk are read: the same number of bytes of the next chunk, in the order
+ * in which they lie in memory (all heads of a block, then the next block; a block usually has GROUP keys), and not in
+ * the order in which they will be computed. Memory is fastest with one stream of ascending addresses. */
 INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes) {
     const char *at = c->ahead;
     c->ahead += bytes, c->left -= bytes;
@@ -106,8 +108,8 @@ INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t 
     return select_vec(seen, v, splat(-INFINITY));
 }
 
-/* Scores of some rows of a head against a chunk of keys, and the largest of each. Most keys are seen by all rows and
- * need nothing more: the scale is in the queries. */
+/* Scores of some rows of a head against a chunk of keys, and the largest score of each row. Most keys are seen by
+ * all rows, and their scores need no more work: the queries are scaled already. */
 INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, const int is_half, const int rows) {
     const attention *a = t->c;
     const int num = SCORE_REGISTERS(rows), size = is_half ? 2 : 4;
@@ -129,13 +131,13 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
             const int64_t at = key - c->key + n * LANES;
             keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
         }
-        for (int part = 0; part < 2; part++) /* the first rows fetch for all */
+        for (int part = 0; part < 2; part++) /* only the first rows prefetch */
             ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2);
         float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
         add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
         if (is_finished) continue;
         for (int r = 0; r < rows; r++, scores += SCORES_STRIDE)
-            for (int n = 0; n < num && key + n * LANES < c->end; n++) { /* what follows is another split's */
+            for (int n = 0; n < num && key + n * LANES < c->end; n++) { /* keys from here on belong to another split */
                 const vec v = finish_score(t, head, row + r, key + n * LANES, load(scores + n * LANES));
                 largest[r] = max_vec(largest[r], v);
                 store(scores + n * LANES, v);
@@ -169,7 +171,7 @@ INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_
 #undef SLICES
 }
 
-/* Values of a head dimension that is no multiple of a register's, as floats in whole vectors. */
+/* The values as floats in whole vectors, where head_dim is no multiple of a register's lanes. */
 static void widen_values(const query_tile *t, const chunk *c, int64_t head, int64_t num_keys) {
     const kv_layout *kv = &t->c->kv;
     const int64_t d = kv->head_dim, width = padded(d);
@@ -181,7 +183,7 @@ static void widen_values(const query_tile *t, const chunk *c, int64_t head, int6
     }
 }
 
-/* DO(rows) for all rows, as many at a time as registers hold. */
+/* DO(rows) for all rows; registers limit how many rows are done at a time. */
 #define FOR_ROWS(t, DO)                                                                            \
     for (int64_t row = 0, left; (left = (t)->num_rows - row) > 0;) {                               \
         if (SUMS >= 16 && left >= 16) { DO(MIN(SUMS, 16)); row += 16; }                            \
@@ -191,7 +193,7 @@ static void widen_values(const query_tile *t, const chunk *c, int64_t head, int6
         else { DO(1); row += 1; }                                                                  \
     }
 
-/* The partial results of a split: two passes over its keys, scores first, then the values. */
+/* The partial results of a split. Two passes over the keys: first scores, then values. */
 INLINE void attend(query_tile *t, const int is_half) {
     const int64_t d = t->c->kv.head_dim, all_rows = t->num_heads * t->num_rows, begin = t->begin, end = t->end;
     for (int64_t r = 0; r < all_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};

@@ -1,17 +1,18 @@
 /* Sixteen rows by a packed panel with AMX. Part of linear_vnni.h.
  *
- * A tile register holds 16 rows of 64 bytes. tdpbusd's kin with signed rows and unsigned weights multiplies 16 rows of
- * activations by 16 channels of a panel, 64 inputs at once, with the very sums that vpdpbusd gives. */
+ * A tile register holds 16 rows of 64 bytes. tdpbsud, for signed rows and unsigned weights, multiplies 16 rows of
+ * activations by 16 channels of a panel, 64 inputs at once, and gives the same sums as vpdpbusd. */
 #pragma once
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { TILE = 16, TILE_INPUTS = 64 };
 
-/* GCC's intrinsics for loading don't say that they read memory: without this, what was written might come too late. */
+/* GCC's intrinsics for loading don't say that they read memory. Without this asm, GCC could move an earlier write
+ * behind the load. */
 #define READS_MEMORY(at) __asm__ volatile("" : : "r"(at) : "memory")
 
-/* All eight registers in the shape that everything here has, for this thread, until stop_tiles(). */
+/* Gives this thread all eight tile registers, in the one shape that this file uses, until stop_tiles(). */
 static void start_tiles(void) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -24,11 +25,11 @@ static void start_tiles(void) {
 }
 static void stop_tiles(void) { _tile_release(); }
 
-/* As tile_6 and its like, with whole multiples of TILE_INPUTS inputs: what a panel and its rows lack of the last one
- * counts as zero. */
+/* The same as tile_6 and the other tiles, but with whole multiples of TILE_INPUTS inputs: inputs that a panel and its
+ * rows don't have count as zero. */
 static void tile_16(const int8_t *x, int64_t stride, const int8_t *w, int64_t inputs, const int32_t *corrections,
                     int64_t num_groups, const ahead *next, int32_t (*sums)[PANEL]) {
-    enum { ROW = PANEL * 4 }; /* bytes of a row of sums; of four inputs of a panel */
+    enum { ROW = PANEL * 4 }; /* bytes of a row of sums, and of four inputs of a panel */
     if (corrections)
         for (int i = 0; i < TILE; i++)
             for (int c = 0; c < PANEL; c += 16)
@@ -56,8 +57,8 @@ static void tile_16(const int8_t *x, int64_t stride, const int8_t *w, int64_t in
     _tile_stored(3, sums[0] + 48, ROW);
 }
 
-/* Linux lends tile registers to who asks: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Where it refuses, or a
- * product comes out wrong (no such processor has run this yet), VNNI serves. */
+/* Linux lends tile registers to a process that asks with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Where
+ * Linux refuses, or a trial product is wrong (no real processor with AMX has run this yet), VNNI serves. */
 static bool has_tiles;
 static bool multiply_right(void) {
     enum { INPUTS = 2 * TILE_INPUTS };

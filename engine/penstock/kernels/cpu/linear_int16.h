@@ -1,5 +1,5 @@
-/* Products with pmaddwd, which every x86-64 has: int16 activations by weights sign-extended to int16, pairs of
- * products added up in 32 bits. Part of linear.h. */
+/* Products with pmaddwd, which every x86-64 has: it multiplies int16 activations by weights sign-extended to int16,
+ * and adds pairs of products in 32 bits. Part of linear.h. */
 #pragma once
 
 typedef double vec4 __attribute__((vector_size(32)));
@@ -9,7 +9,7 @@ typedef __m256i wide;
 #define WIDE(operation) _mm256_##operation
 INLINE wide load_weights(const int8_t *w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w)); }
 INLINE wide load_integers(const int16_t *x) { return _mm256_loadu_si256((const wide *)x); }
-/* Four accumulators' sums onto `sums`, exact in double; up to 512 inputs fit 32 bits (512 * 32512 * 128). */
+/* Add four accumulators' sums to `sums`, exact in double. 512 inputs fit 32 bits (512 * 32512 * 128). */
 INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums) {
     if (inputs <= 512) {
         wide abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
@@ -43,18 +43,18 @@ INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums)
 }
 #endif
 
-/* Two products are at most 2 * 32512 * 128: 256 of them fit 32 bits. A tile's weights stay in the L1 cache, those
- * of a panel of channels in the L2, while all tokens meet them. */
+/* Two products are at most 2 * 32512 * 128, and 256 such pairs fit 32 bits. While all tokens meet them, a tile's
+ * weights stay in the L1 cache and a panel of channels stays in the L2. */
 enum { STEP = sizeof(wide) / 2, MAX_INPUTS = 256 * STEP, TOKENS = 3, CHANNELS = 4, PANEL_BYTES = 128 << 10 };
 
-/* Weights that are wanted soon: `rate` bytes are fetched with each input. */
+/* Weights that are needed soon: `rate` bytes are prefetched with each input. */
 typedef struct {
     const int8_t *w;
     int64_t rate;
 } ahead;
 
-/* The accumulators are variables of their own, because GCC keeps arrays of vectors in memory; the empty asm
- * generates nothing, but its operand has to be in a register. */
+/* The accumulators are separate variables, because GCC keeps arrays of vectors in memory. The empty asm generates
+ * no code, but its operand has to be in a register. */
 #define TOKENS_1(DO, j) DO(0, j)
 #define TOKENS_2(DO, j) DO(0, j) DO(1, j)
 #define TOKENS_3(DO, j) TOKENS_2(DO, j) DO(2, j)
@@ -68,7 +68,7 @@ typedef struct {
         TOKENS_##R(MULTIPLY, j)                                                                    \
     }
 #define ADD_UP(i, j) add_sums(a##i##0, a##i##1, a##i##2, a##i##3, inputs, sums + i);
-/* R tokens by 4 channels, over a multiple of STEP inputs, onto `sums`. */
+/* Add R tokens by 4 channels, over a multiple of STEP inputs, to `sums`. */
 #define DEFINE_SUMS(R)                                                                             \
     INLINE void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, \
                          const int8_t *next, int64_t rate, vec4 *sums) {                           \
@@ -83,7 +83,7 @@ DEFINE_SUMS(1)
 DEFINE_SUMS(2)
 DEFINE_SUMS(3)
 
-/* The exact sums of inputs k to k_end: the last few weights are copied, so that none behind them is read. */
+/* The exact sums of inputs k to k_end. The last few weights are copied, so that nothing behind them is read. */
 typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t,
                         vec4 *);
 INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t k, int64_t k_end, ahead next,
@@ -101,7 +101,7 @@ INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column,
     add(x + k, a->padded, last[0], STEP, STEP, next.w, 0, sums);
 }
 
-/* 4 channels' sums times scales -> y. */
+/* Write the sums of 4 channels, times their scales, to y. */
 INLINE void store_scaled(const linear *l, int64_t token, int64_t column, vec4 sums, vec4 scales) {
     typedef float floats __attribute__((vector_size(16)));
     floats y = __builtin_convertvector(sums * scales, floats), bias = {};
@@ -124,8 +124,8 @@ INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, 
             store_scaled(l, token + i, column, totals[i], (double)a->token_scales[token + i] * scales);
         return;
     }
-    /* With at most 128 inputs a group's sum (29 bits) times a scale (24) is exact in double, so that only adding
-     * groups rounds. */
+    /* With at most 128 inputs, a group's sum (29 bits) times a scale (24 bits) is exact in double, so only the
+     * additions of groups round. */
     const int64_t size = a->group_size;
     for (int64_t g = 0; g < n; g++) {
         vec4 sums[TOKENS] = {};
@@ -147,7 +147,7 @@ static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) {
     tile(l, token, 3, sums_3, column, next);
 }
 
-/* Computes the channels that fall into tiles; where those end. */
+/* Computes the channels that fill tiles, and returns where they end. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     if (!l->is_tiled) return column;
@@ -160,7 +160,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
         const int8_t *next = l->qweight + next_column(l, stop, column_end) * k_end;
         for (int64_t t = 0, fetched = 0; t < a->num_tokens; t += TOKENS, fetched += rate) {
             const int64_t left = a->num_tokens - t;
-            const int64_t first = MIN(fetched, CHANNELS - 1) - column; /* of the next panel's channels, to fetch */
+            const int64_t first = MIN(fetched, CHANNELS - 1) - column; /* prefetched: of the next panel's channels */
             for (int64_t c = column; c < stop; c += CHANNELS) {
                 const ahead part = {next + (c + first) * k_end, fetched < CHANNELS ? rate : 0};
                 (left >= 3 ? tile_3 : left == 2 ? tile_2 : tile_1)(l, t, c, part);

@@ -1,17 +1,16 @@
 /* Products with AVX512-VNNI. Part of linear.h.
  *
- * vpdpbusd multiplies unsigned by signed bytes. The weights are made unsigned (w + 128, a flip of the
- * top bit), so sum(w * x) = sum((w + 128) * x) - 128 * sum(x): the correction belongs to the row of
- * activations, not to the weights. It holds modulo 2^32, and the true sum fits 32 bits up to 131072
- * inputs. */
+ * vpdpbusd multiplies unsigned by signed bytes. The weights are made unsigned (w + 128, a flip of the top bit), so
+ * sum(w * x) = sum((w + 128) * x) - 128 * sum(x): the correction belongs to the row of activations, not to the
+ * weights. This equation holds modulo 2^32, and the true sum fits 32 bits up to 131072 inputs. */
 #pragma once
 
 INLINE __m512i as_unsigned(__m512i weights) {
     return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80));
 }
 
-/* Weights that are wanted soon, fetched in equal parts while others are used: `lines` of the next channels'
- * at a time, so that memory and arithmetic work together. */
+/* Weights that are needed soon. They are prefetched in equal parts while other weights are used, `lines` cache lines
+ * at a time, so that memory and arithmetic work side by side. */
 typedef struct {
     const int8_t *w;
     int64_t stride, lines;
@@ -20,17 +19,17 @@ INLINE void fetch(const ahead *next, int64_t k) {
     for (int64_t i = 0; i < next->lines; i++) _mm_prefetch(next->w + i * next->stride + k, _MM_HINT_T0);
 }
 
-/* Accumulators are variables of their own, because GCC keeps arrays of vectors in memory. */
+/* Accumulators are separate variables, because GCC keeps arrays of vectors in memory. */
 #define ROWS_1(DO) DO(0)
 #define ROWS_2(DO) DO(0) DO(1)
 #define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
 #define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
 #include "linear_vnni_few.h"
 
-/* More: a panel of 64 channels by some inputs is packed (lane = channel, four inputs each) into memory that stays
- * in the core's caches, and all rows pass over it, six at a time. With few rows a panel is small enough for the
- * L1 cache, so that packing and arithmetic alternate while memory delivers; with many, long enough that its sums
- * are rarely put aside. A thread keeps its panel from call to call. */
+/* More than a few rows: a panel of 64 channels by some inputs is packed (a lane per channel, four inputs each) into
+ * memory that stays in the core's caches, and all rows pass over the panel, six at a time. With few rows, a panel
+ * fits into the L1 cache, so that packing and arithmetic alternate while memory delivers. With many rows, a panel has
+ * so many inputs that its sums are rarely stored. A thread keeps its panel from call to call. */
 enum {
     PANEL = 64,
     PANEL_INPUTS = 2048,
@@ -41,12 +40,12 @@ enum {
 };
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
-    int32_t sums[PANEL_ROWS + 16][PANEL]; /* of a group that goes on in the next block; then, of one tile */
+    int32_t sums[PANEL_ROWS + 16][PANEL]; /* of a group that goes on in the next block of inputs; else of one tile */
     double totals[PANEL_ROWS][PANEL], scales[MAX_GROUPS][PANEL]; /* with more than one group */
 } panel;
 
-/* 16 channels by 64 inputs (fewer: zeros) -> 16 vectors, 4 * 64 bytes apart: a transposition of words, first
- * within quarters of vectors, then of quarters. */
+/* 16 channels by 64 inputs (missing ones are zeros) -> 16 vectors, 4 * 64 bytes apart. 32-bit words are transposed,
+ * first within quarters of vectors, then the quarters. */
 INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to) {
     __m512i q[4][4];
     for (int i = 0; i < 4; i++) {
@@ -91,7 +90,7 @@ static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t in
 #define KEEP(i)                                                                                    \
     _mm512_storeu_si512(sums[i], a##i), _mm512_storeu_si512(sums[i] + 16, b##i);                   \
     _mm512_storeu_si512(sums[i] + 32, c##i), _mm512_storeu_si512(sums[i] + 48, d##i);
-/* The empty asm generates nothing; an operand of it has to be in a register. */
+/* The empty asm generates no code, but its operand has to be in a register. */
 #define MULTIPLY(i)                                                                                \
     {                                                                                              \
         int32_t four;                                                                              \
@@ -101,7 +100,7 @@ static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t in
         c##i = _mm512_dpbusd_epi32(c##i, wc, xs), d##i = _mm512_dpbusd_epi32(d##i, wd, xs);        \
         __asm__("" : "+v"(a##i), "+v"(b##i), "+v"(c##i), "+v"(d##i));                              \
     }
-/* `corrections` of R rows, `num_groups` apart, begin their sums; NULL goes on with what `sums` hold. */
+/* The sums of R rows begin with their `corrections`, `num_groups` apart; with NULL they go on from `sums`. */
 #define DEFINE_TILE(R)                                                                             \
     static void tile_##R(const int8_t *x, int64_t stride, const int8_t *w, int64_t inputs,         \
                          const int32_t *corrections, int64_t num_groups, const ahead *next, int32_t (*sums)[PANEL]) { \
@@ -140,7 +139,7 @@ typedef struct {
     bool is_split; /* two rows of integers per token */
 } block;
 
-/* Eight channels' sums, made whole: 40 bits at most are exact in double. */
+/* The whole sums of eight channels (hi and lo combined). They have at most 40 bits, so double is exact. */
 INLINE __m512d exact_sums(const int32_t *sums, const bool is_split) {
     const __m512d first = _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i *)sums));
     if (!is_split) return first;
@@ -149,7 +148,7 @@ INLINE __m512d exact_sums(const int32_t *sums, const bool is_split) {
 }
 INLINE __mmask16 first_lanes(int n) { return n < 16 ? (1u << n) - 1 : 0xffff; }
 
-/* Sums of 16 channels from c on, times a scale each -> y. */
+/* Write the sums of 16 channels from c on, each times its scale, to y. */
 INLINE void store_scaled(const block *b, int64_t token, int c, const __m512d sums[2], const __m512d scales[2]) {
     const __mmask16 mask = first_lanes(b->channels - c);
     __m256 low = _mm512_cvtpd_ps(_mm512_mul_pd(sums[0], scales[0]));
@@ -159,7 +158,7 @@ INLINE void store_scaled(const block *b, int64_t token, int c, const __m512d sum
     _mm512_mask_storeu_ps(b->l->y + (b->token + token) * b->l->out_features + b->column + c, mask, y);
 }
 
-/* Sums of whole tokens -> y. */
+/* Write the sums of whole tokens to y. */
 INLINE void finish(const block *b, int64_t token, int64_t num_tokens, int32_t (*sums)[PANEL], const bool is_split) {
     for (int c = 0; c < b->channels; c += 16) {
         const __m512 scale = _mm512_maskz_loadu_ps(first_lanes(b->channels - c), b->l->scale + b->column + c);
@@ -175,8 +174,8 @@ INLINE void finish(const block *b, int64_t token, int64_t num_tokens, int32_t (*
     }
 }
 
-/* One group's sums times its scales onto the totals. With at most 128 inputs integers of 29 bits times a scale of
- * 24 are exact in double, so that only adding groups rounds (fused with it or not). */
+/* Add one group's sums times its scales to the totals. With at most 128 inputs, an integer of 29 bits times a scale
+ * of 24 bits is exact in double. So only the additions of groups round, and a fused multiply-add rounds the same. */
 INLINE void add_group(int64_t token, int64_t num_tokens, const double *scales, int32_t (*sums)[PANEL],
                       const bool is_split) {
     for (int64_t i = 0; i < num_tokens; i++)
@@ -205,7 +204,7 @@ static void load_scales(const block *b, int64_t group, int64_t group_end) {
         for (int64_t g = group; g < group_end; g++) panel.scales[g - group][c] = b->l->scale[(b->column + c) * n + g];
 }
 
-/* `rows` rows, the first of them the block's row r, by the inputs k to k_end that are packed. */
+/* Multiply `rows` rows, from the block's row r on, by the packed inputs k to k_end. */
 static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_t k_end, ahead next) {
     const activations *a = b->l->a;
     const int64_t row = b->token * a->rows_per_token + r, size = a->group_size, n = a->num_groups;
@@ -234,7 +233,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const int64_t step = num_rows <= PANEL_FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
     const bool by_tiles = has_tiles && (a->num_groups == 1 || a->group_size % TILE_INPUTS == 0);
     const int64_t at_once = by_tiles ? TILE : 6;
-    const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of the work of a block: packing, and tiles */
+    const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of a block's work: packing, and tiles */
     const int8_t *w = b->l->qweight + b->column * k_end;
     memset(panel.totals, 0, a->num_groups > 1 ? b->num_tokens * sizeof *panel.totals : 0);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
@@ -252,7 +251,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     if (a->num_groups > 1) finish_groups(b);
 }
 
-/* Computes as many channels as it can, all or none; where those end. */
+/* Computes all channels or none, and returns where the computed ones end. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     if (!l->is_tiled) return column;

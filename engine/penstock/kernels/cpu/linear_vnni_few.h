@@ -1,10 +1,10 @@
-/* Few rows with AVX512-VNNI: they stay in the L1 cache while the weights pass by once, as they are. Part of
+/* Few rows with AVX512-VNNI: the rows stay in the L1 cache, and the weights are read once, without packing. Part of
  * linear_vnni.h. */
 #pragma once
 
-/* One row of integers, or the two of one token, spread over lanes: memory is the limit, so each thread reads its
- * weights from front to end, which is what the processor's own prefetcher follows best; ours goes ahead across
- * the ends of pages, where it stops. */
+/* One row of integers, or the two rows of one token, spread over lanes. Memory is the limit. So each thread reads its
+ * weights from beginning to end, which the processor's own prefetcher follows best. This prefetcher stops at the end
+ * of a page; our prefetches go on across it. */
 enum { PREFETCH_BYTES = 2048 };
 
 INLINE int32_t sum_lanes_epi32(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -56,7 +56,7 @@ INLINE __m512i sum4(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-/* The eight sums of two of those. */
+/* The eight sums of two such vectors. */
 INLINE __m256i sum8(__m512i low, __m512i high) {
     __m512i even = _mm512_shuffle_i32x4(low, high, 0x88), odd = _mm512_shuffle_i32x4(low, high, 0xdd);
     __m512i halves = _mm512_add_epi32(even, odd);
@@ -65,14 +65,14 @@ INLINE __m256i sum8(__m512i low, __m512i high) {
                             _mm256_permute2x128_si256(first, second, 0x31));
 }
 
-/* The sums of both halves of all eight, in order. */
+/* The sums of both halves of all eight accumulators, in order. */
 INLINE __m512i sum16(__m512i low, __m512i high) {
     const __m512i order = _mm512_set_epi32(15, 11, 14, 10, 13, 9, 12, 8, 7, 3, 6, 2, 5, 1, 4, 0);
     __m512i even = _mm512_shuffle_i32x4(low, high, 0x88), odd = _mm512_shuffle_i32x4(low, high, 0xdd);
     return _mm512_permutexvar_epi32(order, _mm512_add_epi32(even, odd));
 }
 
-/* Up to eight groups' sums of one token, made whole by their corrections, times their scales: exact. */
+/* The sums of up to eight groups of one token, corrected, times their scales. All of this is exact. */
 INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i sums, __m256i second, double *parts,
                          const int rows) {
     const int64_t n = l->num_groups;
@@ -88,8 +88,8 @@ INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i
     _mm512_storeu_pd(parts, _mm512_mul_pd(exact, _mm512_cvtps_pd(scales)));
 }
 
-/* One token, groups of 128, 64 or (halves of vectors) 32 inputs: again the weights are one stream. Groups are added in
- * their order. */
+/* One token, groups of 128, 64 or (halves of vectors) 32 inputs. The weights are one stream here, too. Groups are
+ * added in their order. */
 #define MULTIPLY_GROUP(j)                                                                          \
     for (int64_t k = begin + j * span, stop = MIN(k + span, k_end); k < stop; k += 64) {           \
         const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k)); \
@@ -126,9 +126,9 @@ INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end
     }
 }
 
-/* More rows: one or two of them by eight channels at a time. The weights are read as they lie, eight channels side by
- * side, and stay in the L1 cache while all rows pass over them; BLOCK_INPUTS at a time, so that they have room
- * there. Tiles of more rows want these faster than the L2 cache gives them. */
+/* More rows: one or two rows by eight channels at a time. The weights of eight channels are read as they lie, and stay
+ * in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Tiles with more rows
+ * would read the rows faster than the L2 cache delivers them. */
 enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
 
 /* The empty asm generates nothing; an operand of it has to be in a register. */
@@ -158,8 +158,8 @@ INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t str
     if (rows > 1) sums[1] = sum8(sum4(b0, b1, b2, b3), sum4(b4, b5, b6, b7));
 }
 
-/* What some inputs add to the totals of one or two rows: exact integers; times its scale, where a group has its own.
- * (With at most 128 inputs that is exact too, so that only adding groups rounds.) */
+/* Add the products of some inputs to the totals of one or two rows. They are exact integers, times the group's scale
+ * where there are groups. With at most 128 inputs this product is exact as well, so only adding groups rounds. */
 INLINE void few_tile(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next,
                      double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows, const bool is_split) {
     const activations *a = l->a;
@@ -180,7 +180,7 @@ INLINE void few_tile(const linear *l, int64_t row, int64_t column, int64_t k, in
     }
 }
 
-/* Each is called, so that it has all registers for itself. */
+/* Each tile is a function that is called and not inlined, so that the tile has all registers. */
 #define DEFINE_FEW(name, rows, is_split)                                                           \
     NOINLINE void name(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next, \
                        double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {                   \
@@ -190,7 +190,7 @@ DEFINE_FEW(one_row, 1, false)
 DEFINE_FEW(two_rows, 2, false)
 DEFINE_FEW(split_row, 2, true)
 
-/* All rows by eight channels. While a tile is computed, it fetches its part of the weights that come next. */
+/* All rows by eight channels. Each tile prefetches a part of the next weights while it computes. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = l->num_groups;
@@ -216,7 +216,7 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, c
     }
 }
 
-/* Computes as many channels as it can of few rows; where those end. */
+/* Computes the channels that it can, for few rows, and returns where they end. */
 static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
@@ -237,7 +237,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     return column;
 }
 
-/* Few enough that they stay in the caches, and groups that are whole vectors (of one token: halves). */
+/* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). */
 static bool is_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
     if (l->num_groups == 1) return num_rows <= FEW_ROWS;

@@ -1,4 +1,4 @@
-/* What works row by row: norms, activations, rope. Part of cpu.c. */
+/* Norms, activations and rope, which work row by row. Part of cpu.c. */
 #pragma once
 
 typedef struct {
@@ -97,7 +97,7 @@ static void activation_row(void *context, int64_t row) {
     memcpy(y + i, &v, n * sizeof(float));
 }
 
-/* y [num_rows, width]; x has width columns, or twice that if gated: y = f(first half) * second half. */
+/* y is [num_rows, width]. x has width columns or, if gated, 2 * width: then y = f(first half) * second half. */
 EXPORT void penstock_activation(const float *x, int64_t x_stride, int64_t num_rows, int64_t width, int kind,
                                 int is_gated, float *y) {
     activation a = {x, y, x_stride, width, kind, is_gated};
@@ -125,7 +125,7 @@ static void rope_row(void *context, int64_t token) {
     }
 }
 
-/* In place on x [num_tokens, num_heads, head_dim]; cos and sin are [num_tokens, half]. */
+/* Rotates in place x [num_tokens, num_heads, head_dim]; cos and sin are [num_tokens, half]. */
 EXPORT void penstock_rope(float *x, int64_t x_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
                           int64_t half, const float *cos, const float *sin, int is_interleaved) {
     rope r = {x, x_stride, num_heads, head_dim, half, cos, sin, is_interleaved};

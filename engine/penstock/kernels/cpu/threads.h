@@ -1,17 +1,17 @@
-/* A pool of plain threads, and loops over rows that are worth it. Part of cpu.c. */
+/* A pool of plain threads, and loops over rows that use the pool where this pays. Part of cpu.c. */
 #pragma once
 
 typedef void (*task_fn)(void *context, int64_t task);
 
 static struct {
-    pthread_mutex_t caller; /* one parallel region at a time, whoever calls */
+    pthread_mutex_t caller; /* one parallel region at a time, even if several threads call */
     pthread_mutex_t lock;
     pthread_cond_t wake, resized;
-    int num_workers;      /* there are so many, */
-    atomic_int num_wanted; /* and so many take part; the others sleep */
+    int num_workers;       /* threads that exist */
+    atomic_int num_wanted; /* threads that take part; the others sleep */
     atomic_uint generation;
     atomic_long next, num_tasks;
-    atomic_bool is_open; /* fn, context and num_tasks are those of a region that has tasks left */
+    atomic_bool is_open; /* fn, context and num_tasks belong to a region with tasks left */
     atomic_int num_inside;
     task_fn fn;
     void *context;
@@ -29,8 +29,8 @@ static void run_tasks(void) {
     while ((task = atomic_fetch_add(&pool.next, 1)) < num_tasks) pool.fn(pool.context, task);
 }
 
-/* A worker spins for about 0.1 ms after a region (the next one is usually that near: a step is a chain of
- * short regions, and waking up takes as long), then sleeps. */
+/* After a region a worker spins for about 0.1 ms, then sleeps. The next region usually begins within this time, since
+ * a step is a chain of short regions; and waking up takes as long. */
 enum { SPINS = 10000 };
 
 static void *worker(void *argument) {
@@ -49,7 +49,7 @@ static void *worker(void *argument) {
             pthread_mutex_unlock(&pool.lock);
         }
         seen = atomic_load(&pool.generation);
-        /* Whoever comes late finds the region closed, or the next one open: either is fine. */
+        /* A worker that comes late finds the region closed, or the next region open. Both are fine. */
         atomic_fetch_add(&pool.num_inside, 1);
         if (atomic_load(&pool.is_open)) run_tasks();
         atomic_fetch_sub(&pool.num_inside, 1);
@@ -57,7 +57,7 @@ static void *worker(void *argument) {
     return NULL;
 }
 
-/* Threads for arithmetic, the calling one included; returns how many there are, which is less only where the
+/* Sets the threads for arithmetic, the calling thread included. Returns how many there are: fewer only if the
  * system gives no more. */
 EXPORT int penstock_set_num_threads(int num_threads) {
     pthread_mutex_lock(&pool.caller);
@@ -76,7 +76,7 @@ EXPORT int penstock_set_num_threads(int num_threads) {
     return have;
 }
 
-/* A forked child has the parent's counters and none of its threads. */
+/* A forked child has the parent's counters, but none of the parent's threads. */
 static void forget_workers(void) {
     pthread_mutex_init(&pool.caller, NULL);
     pthread_mutex_init(&pool.lock, NULL);
@@ -106,7 +106,7 @@ static void parallel(int64_t num_tasks, task_fn fn, void *context) {
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     run_tasks();
-    /* Wait for those who are inside; a worker that has not woken up yet has missed nothing. */
+    /* Wait for the workers that are inside. A worker that has not woken up yet has missed nothing. */
     atomic_store(&pool.is_open, false);
     for (int spins = 0; atomic_load(&pool.num_inside) > 0; spins++)
         if (spins < 10 * SPINS) relax();
@@ -114,8 +114,7 @@ static void parallel(int64_t num_tasks, task_fn fn, void *context) {
     pthread_mutex_unlock(&pool.caller);
 }
 
-/* Rows of `width` elements, some operations each: below this many elements a second thread costs more than
- * it brings. */
+/* With fewer elements than this, at some operations each, a second thread costs more time than it saves. */
 enum { SMALL = 1 << 16 };
 
 static void for_rows(int64_t num_rows, int64_t width, task_fn fn, void *context) {

@@ -1,8 +1,8 @@
 /* Vectors of floats, float16, and the functions that every kernel shares. Part of cpu.c. */
 #pragma once
 
-/* GCC's vector types, as wide as one register: what is wider, GCC keeps in memory. Keys and values of attention
- * come in groups of 16, which all widths divide. */
+/* GCC's vector types, as wide as one register: GCC keeps wider vectors in memory. Keys and values of attention come
+ * in groups of 16, which every width divides. */
 #if defined(__AVX512F__)
 enum { LANES = 16 };
 #define ALL_LANES(x) {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}
@@ -34,11 +34,11 @@ INLINE vec load_some(const float *p, int64_t n) {
     return v;
 }
 INLINE vec select_vec(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
-/* The second, where one of the two is NaN. */
+/* max_vec and min_vec give b where a or b is NaN. */
 #if defined(__AVX512F__)
 INLINE vec max_vec(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vec min_vec(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
-/* Generates nothing; an operand of an asm has to be in a register, where GCC might keep it in memory. */
+/* Keeps v in a register, where GCC might keep it in memory. The asm itself generates no code. */
 #define IN_REGISTER(v) __asm__("" : "+v"(v))
 #elif defined(__AVX2__)
 INLINE vec max_vec(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
@@ -63,12 +63,12 @@ INLINE float max_lanes(vec v) {
 }
 INLINE vec abs_vec(vec v) { return (vec)((ivec)v & 0x7fffffff); }
 
-/* e^x: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody and Waite's reduction; Taylor to degree 7, error
- * below 2e-8 there). 0 below -87, the smallest normal result; +88 and above saturate. */
+/* e^x = 2^n times a polynomial on [-ln2/2, ln2/2] (Cody and Waite's reduction; Taylor to degree 7, error below 2e-8
+ * on this interval). Below -87, which gives the smallest normal number, the result is 0; from 88 on it saturates. */
 INLINE vec exp_vec(vec x) {
     vec clamped = max_vec(x, splat(-87.0f));
     clamped = min_vec(clamped, splat(88.0f));
-    /* Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits. */
+    /* Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
     const vec magic = splat(12582912.0f);
     vec shifted = clamped * splat(1.44269504f) + magic;
     vec n = shifted - magic;
@@ -89,8 +89,8 @@ INLINE vec exp_vec(vec x) {
 
 static const float LOG2_E = 1.44269504f;
 
-/* 2^x for x <= 0: 2^n times a polynomial on [-1/2, 1/2] (through Chebyshev's points, relative error below 3e-9).
- * Below every normal result: 0, or with AVX512 what float32 has there. */
+/* 2^x for x <= 0 is 2^n times a polynomial on [-1/2, 1/2] (through Chebyshev's points, relative error below 3e-9).
+ * Where no normal number can hold the result, the result is 0, or with AVX512 a subnormal number. */
 INLINE vec exp2_vec(vec x) {
     const vec clamped = max_vec(splat(-200.0f), x), magic = splat(12582912.0f);
     const vec shifted = clamped + magic, n = shifted - magic, r = clamped - n;
@@ -109,7 +109,7 @@ INLINE vec exp2_vec(vec x) {
 #endif
 }
 
-/* tanh x = 1 - 2 / (e^2x + 1): absolute error below 2e-7, which is what its users need. */
+/* tanh x = 1 - 2 / (e^2x + 1), with an absolute error below 2e-7, which is enough for its callers. */
 INLINE vec tanh_vec(vec x) { return splat(1.0f) - splat(2.0f) / (exp_vec(x + x) + splat(1.0f)); }
 
 /* float16 */
@@ -128,7 +128,7 @@ INLINE float half_to_float(uint16_t h) {
     return f;
 }
 
-/* Rounds to nearest even; what exceeds float16 becomes its largest finite value. */
+/* Rounds to nearest even. A value beyond float16's range becomes its largest finite value. */
 INLINE uint16_t float_to_half(float f) {
     f = MIN(MAX(f, -65504.0f), 65504.0f);
 #if defined(__F16C__)

@@ -1,0 +1,82 @@
+"""HostLane: the processor as a place that computes. Weights come from the disk into RAM, and stay there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from penstock.memory.direct_io import PopulatedAhead, aligned_buffer
+from penstock.memory.hardware import HardwareProfile
+from penstock.metrics import Traffic
+
+
+class HostMemory:
+    """RAM, whose pages are asked for ahead of the reads into them."""
+
+    name = "weights"
+
+    def __init__(self) -> None:
+        self._pages: list[PopulatedAhead] = []
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        arena = aligned_buffer(num_bytes)
+        self._pages.append(PopulatedAhead(arena))
+        return arena
+
+    def prepare(self, piece: Tensor) -> None: ...
+
+    def close(self) -> None:
+        while self._pages:
+            self._pages.pop().close()
+
+
+class HostLink:
+    """The host needs no link: layers are computed at once where they arrive, and nothing is queued."""
+
+    def __init__(self) -> None:
+        self.stall_s = 0.0
+        self.traffic: dict[str, Traffic] = {}
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source)
+
+    def wait_copied(self, source: Tensor) -> None: ...
+
+    def acquire(self, target: Tensor, waited_s: float) -> None:
+        self.stall_s += waited_s
+
+    def release(self, target: Tensor) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class HostLane:
+    """The processor."""
+
+    torch_device = torch.device("cpu")
+    choice: Literal["cpu", "cuda"] = "cpu"
+    unpinned_bytes = 0
+
+    def __init__(self) -> None:
+        self.link = HostLink()
+        self._memory = HostMemory()
+        self.memories = (self._memory,)
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        return aligned_buffer(num_bytes)
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def describe(self, hardware: HardwareProfile) -> HardwareProfile:
+        return replace(hardware, device=None)
+
+    def trim(self) -> None: ...
+
+    def limit(self, num_bytes: int) -> None: ...
+
+    def close(self) -> None:
+        self._memory.close()

@@ -1,0 +1,118 @@
+"""Architecture: what the files of a model hold. config.json becomes numbers, and the tensors of embedding,
+layers and head are declared by their names in a checkpoint. family.py computes with them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from penstock.model.config_values import count, refuse
+from penstock.spec import ModelSpec
+from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
+from penstock.weights.weight_format import INT8
+
+
+class Architecture(ABC):
+    """What a checkpoint of one architecture holds, without any arithmetic.
+
+    A subclass declares tensors by their names in Hugging Face checkpoints and gives them our names: "qkv",
+    "o", "gate_up" ("up"), "down", and "input_norm", "post_norm" for the norms.
+    """
+
+    #: Names in config.json's `architectures`.
+    architectures: ClassVar[tuple[str, ...]]
+    #: Prefix that checkpoints of the bare model leave out.
+    optional_prefix: ClassVar[str] = "model."
+    #: Regular expressions of tensors that a checkpoint may have and that nobody needs.
+    unused_tensors: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def read_spec(cls, config: dict[str, Any]) -> ModelSpec:
+        """config.json as numbers. Raises UnsupportedModel for a variant that we don't compute."""
+
+    @classmethod
+    @abstractmethod
+    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """The tensors of Family.embed(); "embedding" is the INT8 matrix [vocab_size, hidden_size]."""
+
+    @classmethod
+    @abstractmethod
+    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
+        """The tensors of Family.layer(), in the order in which they are used."""
+
+    @classmethod
+    @abstractmethod
+    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """The tensors of Family.head(). Without a matrix "head" the embedding's serves (tied)."""
+
+    @classmethod
+    def stacks(cls, spec: ModelSpec) -> tuple[Stack, ...]:
+        """The layers. A family with more than one stack, or with experts, declares them here;
+        Family.layer_of() says what a layer of another stack computes."""
+        return decoder_only(tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)))
+
+    @classmethod
+    def embedding_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "embedding", without the other tensors of embed()."""
+        return next(tensor for tensor in cls.embedding_tensors(spec) if tensor.name == "embedding")
+
+    @classmethod
+    def head_matrix(cls, spec: ModelSpec) -> TensorSpec:
+        """The tensor "head" of a model that is not tied, whether `spec` is or not."""
+        tensors = cls.head_tensors(replace(spec, is_tied=False))
+        return next(tensor for tensor in tensors if tensor.name == "head")
+
+    @classmethod
+    def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
+        """All declared tensors."""
+        # A tied model may have a head in its files. That this head is the embedding's matrix was found out
+        # when the model was opened.
+        unused = cls.unused_tensors + (
+            (r"^(lm_head|embed_out)\.weight(_scale|_shape)?$",) if spec.is_tied else ()
+        )
+        return ModelTensors(
+            cls.embedding_tensors(spec),
+            cls.stacks(spec),
+            cls.head_tensors(spec),
+            cls.optional_prefix,
+            unused,
+        )
+
+
+def linear_tensors(
+    name: str,
+    shape: tuple[int, int],
+    parts: tuple[str, ...],
+    has_bias: bool = True,
+    is_transposed: bool = False,
+) -> tuple[TensorSpec, ...]:
+    """The INT8 matrix `name`, of `shape` (out_features, in_features), from the checkpoint modules `parts`;
+    and its bias."""
+    weights, biases = tuple(f"{part}.weight" for part in parts), tuple(f"{part}.bias" for part in parts)
+    matrix = TensorSpec(name, shape, weights, INT8, is_transposed)
+    bias = TensorSpec(f"{name}.bias", shape[:1], biases)
+    return (matrix, bias) if has_bias else (matrix,)
+
+
+def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, TensorSpec]:
+    """Weight and bias of a layer norm."""
+    return (
+        TensorSpec(name, (width,), (f"{part}.weight",)),
+        TensorSpec(f"{name}.bias", (width,), (f"{part}.bias",)),
+    )
+
+
+def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The window of each layer, 0 for none; () if no layer has one. Newer configs name each layer's kind in
+    `layer_types`; otherwise all layers have `sliding_window`. Raises InvalidConfig."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return ()
+    window, types = count(config, "sliding_window"), config.get("layer_types")
+    if types is None:
+        return (window,) * num_layers
+    if not isinstance(types, list) or len(types) != num_layers:
+        refuse("layer_types", types, f"a list with the kind of each of {num_layers} layers")
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    return windows if any(windows) else ()
