@@ -39,7 +39,7 @@ PURE = (
     "penstock.spec",
     "penstock.memory.plan",
     "penstock.memory.cost",
-    "penstock.weights.policies",
+    "penstock.weights.tiers.policies",
     "penstock.generation.generation_request",
     "penstock.generation.sequence",
     "penstock.generation.block_manager",

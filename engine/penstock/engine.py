@@ -108,11 +108,11 @@ class Engine:
         streamer = model.streamer
         self.metrics = EngineMetrics(
             kv_blocks_total=plan.num_kv_blocks,
-            num_resident_layers=streamer.num_resident,
-            num_streamed_layers=streamer.num_layers - streamer.num_resident,
-            pinned_bytes=streamer.pinned_bytes,
-            unpinned_bytes=streamer.unpinned_bytes,
-            links=streamer.traffic,
+            num_resident_layers=streamer.tiers.num_resident,
+            num_streamed_layers=streamer.num_layers - streamer.tiers.num_resident,
+            pinned_bytes=streamer.tiers.pinned_bytes,
+            unpinned_bytes=streamer.tiers.unpinned_bytes,
+            links=streamer.tiers.traffic,
         )
         self._requests: dict[str, Request] = {}
         self._num_added = 0
@@ -251,7 +251,7 @@ class Engine:
         be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
         step's requests are ended then, the engine goes on.
         """
-        before = time.perf_counter(), self.streamer.streamed_bytes, self.streamer.stall_s
+        before = time.perf_counter(), self.streamer.tiers.streamed_bytes, self.streamer.stall_s
         batch = self.scheduler.schedule()
         if not batch:
             return []
@@ -335,7 +335,7 @@ class Engine:
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(output.token_ids) for output in outputs),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
-            streamed_bytes=self.streamer.streamed_bytes - streamed_bytes,
+            streamed_bytes=self.streamer.tiers.streamed_bytes - streamed_bytes,
             stall_s=self.streamer.stall_s - stall_s,
             floor_s=expected.floor_s,
             predicted_s=expected.seconds,
