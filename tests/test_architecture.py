@@ -42,7 +42,7 @@ PURE = (
     "penstock.memory.plan",
     "penstock.memory.planner",
     "penstock.memory.cost",
-    "penstock.weights.policies",
+    "penstock.weights.tiers.policies",
     "penstock.generation.generation_request",
     "penstock.generation.sequence",
     *(

@@ -65,7 +65,7 @@ class Calibration:
         self.name: str | None = f"GPTQ by {num_seqs} sequences of {length} tokens, {digest}"
         self._store = opened.store
         first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.is_matrix)
-        if first.format.holds(opened.store.entry(first.parts[0])):
+        if first.format.holds(opened.store.source.entry(first.parts[0])):
             raise ConfigError(
                 "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
             )
@@ -134,7 +134,7 @@ class Calibration:
         try:
             factor = inverse_factor(hessian)
             row = 0
-            for rows in self._store.exact_rows(tensor, CHUNK_ELEMENTS):
+            for rows in self._store.source.row_chunks(tensor, CHUNK_ELEMENTS):
                 quantized = quantize_compensated(rows, factor, tensor.format.group_size)
                 end = row + rows.shape[0]
                 out.qweight[row:end], out.scale[row:end] = quantized

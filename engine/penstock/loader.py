@@ -36,9 +36,9 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
-from penstock.weights.readers import StoreReader
 from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
+from penstock.weights.tiers.readers import StoreReader
 
 logger = logging.getLogger(__name__)
 
@@ -221,9 +221,9 @@ def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, con
     # Layers that wait on the disk are read in each sweep; pinned layers are read once.
     again = plan.at_home("disk")
     found = [*plan.warnings, *reader.detours(streamer.keys_of(again))]
-    if streamer.unpinned_bytes:
+    if unpinned_bytes := streamer.tiers.unpinned_bytes:
         found.append(
-            f"the system refused to pin {gib(streamer.unpinned_bytes)} of {gib(plan.layer_bytes('host'))}: "
+            f"the system refused to pin {gib(unpinned_bytes)} of {gib(plan.layer_bytes('host'))}: "
             "copies out of them are slower. Raise the limit of locked memory (ulimit -l, docker --ulimit "
             "memlock=-1), or lower --host-memory"
         )

@@ -43,7 +43,7 @@ class UnquantizedModel:
         layers = _layers(self._model, opened.spec.num_layers)
         for name, part in _parts(self._model, layers):
             source = {key: self._tensor_name(f"{name}.{key}") for key in part.state_dict()}
-            size = sum(math.prod(self.store.entry(tensor).shape) for tensor in source.values())
+            size = sum(math.prod(self.store.source.entry(tensor).shape) for tensor in source.values())
             self._largest_part = max(self._largest_part, size)
             _load_when_called(part, self.store, source)
         for layer in layers:

@@ -203,7 +203,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
             + beside(f"decode_{num_seqs}_s", num_seqs)
         )
     seconds = m["prompt_s"]
-    matrix_bytes = engine.streamer.layer_bytes
+    matrix_bytes = engine.model.store.tensors.layer_bytes
     floor = 2 * rows * PROMPT * matrix_bytes / m["int8_gops"] / 1e9
     m["prompt_floor_share"] = floor / seconds
     line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"

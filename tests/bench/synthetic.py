@@ -72,4 +72,4 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
 
 def step_weight_bytes(engine: Engine) -> int:
     """Bytes of weights that a step reads: all layers and the head, but only rows of the embedding."""
-    return engine.streamer.layer_bytes + UnitLayout.of(engine.model.store.tensors.head).num_bytes
+    return engine.model.store.tensors.layer_bytes + UnitLayout.of(engine.model.store.tensors.head).num_bytes

@@ -38,7 +38,7 @@ from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.request_stream import RequestStream, retry_after_s
 from penstock.spec import UnitKey
-from penstock.weights.readers import StoreReader
+from penstock.weights.tiers.readers import StoreReader
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -530,7 +530,7 @@ def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path)
         expected = [token async for output in engine.generate([5, 6], PARAMS) for token in output.token_ids]
         streamer = engine.engine.streamer
         failing = Failing(engine.engine.model.store)
-        streamer._tier._reader = failing
+        streamer.tiers.nearest.arrivals.reader = failing
         failing.is_failing = True
         with pytest.raises(StepFailed, match="the disk is gone"):
             [output async for output in engine.generate([5, 6], PARAMS)]

@@ -26,7 +26,8 @@ from penstock.errors import (
     WrongTensor,
 )
 from penstock.model.registry import find_family
-from penstock.weights.checkpoints.checkpoint import Checkpoint, read_header
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.store import WeightStore
 
 

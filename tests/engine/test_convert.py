@@ -25,11 +25,12 @@ from penstock.errors import CapacityError, CheckpointError, ConfigError, Corrupt
 from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
-from penstock.weights.checkpoints.checkpoint import read_header
-from penstock.weights.conversion import convert as conversion
+from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.manifest import MANIFEST, verify
+from penstock.weights.conversion.unit_files import unit_files
+from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.store import WeightStore
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -130,7 +131,7 @@ def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> N
     report = convert(store, tmp_path / "new" / "out", lambda *seen: progress.append(seen))
     assert report.num_files == len(progress) and report.num_resumed == 0
     assert progress[-1][0] == progress[-1][1] and progress == sorted(progress)
-    expected = {error.name: error.relative for error in store_of(tiny_llama).quantization_errors()}
+    expected = {error.name: error.relative for error in quantization_errors(store_of(tiny_llama))}
     for name, relative in report.errors.items():
         if name in expected:  # the library's report has fused matrices as one
             assert relative == pytest.approx(expected[name], rel=1e-4)
@@ -454,7 +455,7 @@ def test_half_written_files_have_another_name(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_files_are_those_of_the_model(tiny_llama: Path) -> None:
-    names = [file.name for file in conversion.unit_files(store_of(tiny_llama).tensors)]
+    names = [file.name for file in unit_files(store_of(tiny_llama).tensors)]
     assert names[0] == "model-embedding.safetensors" and names[-1].endswith("head.safetensors")
     assert names[1:4] == [f"model-layer-{index:05d}.safetensors" for index in range(3)]
 

@@ -15,8 +15,8 @@ from penstock.errors import CorruptFile
 from penstock.memory.pages import PAGE
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
-from penstock.weights.demand_tier import DemandTier
-from penstock.weights.policies import last_in_cycle, next_in_cycle, victim
+from penstock.weights.tiers.demand_tier import DemandTier
+from penstock.weights.tiers.policies import last_in_cycle, next_in_cycle, victim
 
 
 def expert(number: int) -> UnitKey:
@@ -113,6 +113,38 @@ def test_a_failed_read_is_told_and_tried_again() -> None:
         gathered(tier, [2])
     reader.failing = set()
     assert sorted(gathered(tier, [1, 2])) == [1, 2]
+    tier.close()
+
+
+def test_a_unit_that_arrived_for_nobody_gives_way() -> None:
+    """An error ended the gathering that asked for expert 1: its slot must not be lost to all others."""
+    reader = Reader()
+    reader.failing = {0}
+    tier = tier_of(8, 2, 2, reader)
+    with pytest.raises(CorruptFile, match="expert 0"):
+        gathered(tier, [0, 1])
+    tier.arrivals.units[expert(1)].read.result()
+    for _ in range(3):
+        gathered(tier, [2, 3])
+    assert sorted(reader.order) == [0, 1, 2, 3]
+    tier.close()
+
+
+def test_a_reader_that_refuses_is_told_of_and_asked_again() -> None:
+    class Refusing(Reader):
+        is_refusing = True
+
+        def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+            if self.is_refusing and key.expert == 1:
+                raise RuntimeError("no more threads")
+            return super().submit(key, buffer)
+
+    reader = Refusing()
+    tier = tier_of(4, 2, 2, reader)
+    with pytest.raises(RuntimeError, match="no more threads"):
+        gathered(tier, [0, 1])
+    reader.is_refusing = False
+    assert sorted(gathered(tier, [0, 1, 2])) == [0, 1, 2]
     tier.close()
 
 

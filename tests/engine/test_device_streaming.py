@@ -109,7 +109,7 @@ def test_both_links_run_at_once(disk_s: float, link_s: float) -> None:
     streamer = stream(machine, 12, set(), set())
     floor = 12 * max(disk_s, link_s)
     assert step_seconds(streamer, machine, 0.05) == pytest.approx(floor, rel=0.05)
-    assert streamer.traffic["disk"].num_bytes >= 5 * 12 * PAGE
+    assert streamer.tiers.traffic["disk"].num_bytes >= 5 * 12 * PAGE
     streamer.close()
 
 
@@ -135,7 +135,7 @@ def test_stalls_are_what_computing_waits_for() -> None:
 def test_pools_are_exact_and_pinned() -> None:
     machine = FakeMachine()
     streamer = stream(machine, 10, {0, 5}, {1, 2, 3}, num_slots=2, num_host_slots=2)
-    assert streamer.pool.used_bytes == streamer.pool.budget_bytes == 4 * PAGE
+    assert streamer.tiers.pool.used_bytes == streamer.tiers.pool.budget_bytes == 4 * PAGE
     assert machine.pinned_bytes == 5 * PAGE
     streamer.close()
 

@@ -33,6 +33,7 @@ from penstock.model.registry import find_family, open_model
 from penstock.text.tokenizer import NoText, Tokenizer
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion.convert import convert
+from penstock.weights.quantization_error import quantization_errors
 
 #: Texts of the random models.
 NUM_TEXTS, LENGTH = 16, 128
@@ -217,7 +218,7 @@ def test_a_damaged_layer_shows_where_it_is(tmp_path: Path) -> None:
     assert bad.layer_errors[1] > 2 * good.layer_errors[1]
     assert bad.mean_kl > 2 * good.mean_kl
     stores = [open_model(tmp_path / folder).store for folder in ("int8", "original")]
-    errors = {error.name: error.relative for error in stores[0].quantization_errors(stores[1])}
+    errors = {error.name: error.relative for error in quantization_errors(*stores)}
     assert errors.pop(name) == pytest.approx(0.2, rel=0.01)
     assert max(errors.values()) < 0.01
 

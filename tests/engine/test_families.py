@@ -42,7 +42,7 @@ from penstock.model.registry import FAMILIES, find_family, open_model
 from penstock.spec import KV_LAYOUTS
 from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.quantize import quantize
-from penstock.weights.readers import StoreReader
+from penstock.weights.tiers.readers import StoreReader
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY = 64

@@ -21,6 +21,7 @@ from penstock.generation.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion.convert import convert
+from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.quantize import quantize
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -249,7 +250,7 @@ def test_gptq_out_of_order_is_quantized_again(
     weight = model.model.layers[0].self_attn.o_proj.weight if weight is None else weight
     expected, mine = quantize(weight.data, group_size or 0), read_layer(store).matrix("o")
     assert torch.equal(mine.qweight, expected.qweight) and torch.equal(mine.scale, expected.scale)
-    first = next(error for error in store.quantization_errors() if "h.0" in error.name or "s.0" in error.name)
+    first = next(error for error in quantization_errors(store) if "h.0" in error.name or "s.0" in error.name)
     assert 0.002 < first.relative < 0.02
     assert "out of order (desc_act)" in caplog.text and "which loses 0.0" in caplog.text
     report = convert(store, tmp_path / "converted")

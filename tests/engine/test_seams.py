@@ -38,12 +38,14 @@ from penstock.model.layers import attend
 from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.spec import DECODER, ModelSpec
-from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.conversion.convert import convert
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
+from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import Stack, TensorSpec
-from penstock.weights.weight_format import Component, Float32, Loss, TensorSource
+from penstock.weights.weight_format import Component, Float32, Loss
 
 PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(3, 60))]
 CONFIG = EngineConfig(device="cpu", num_kv_tokens=512, max_num_batched_tokens=48)
@@ -373,7 +375,7 @@ def test_two_stacks_and_experts_that_are_asked_for(tmp_path: Path) -> None:
             assert len(engine.plan.resident) == num_resident
             assert engine.plan.host_used_bytes <= config.host_memory_bytes
             assert answers(engine) == expected
-            assert engine.streamer.streamed_bytes > 0
+            assert engine.streamer.tiers.streamed_bytes > 0
 
 
 def _least_budget(opened: OpenModel, num_resident: int, num_slots: int) -> int:

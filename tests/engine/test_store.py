@@ -23,7 +23,8 @@ from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.quantize import QuantizationError, RowQuantizer, quantize
+from penstock.weights.quantization_error import QuantizationError, quantization_errors
+from penstock.weights.quantize import RowQuantizer, quantize
 from penstock.weights.store import WeightStore
 from penstock.weights.tensors import TensorSpec, UnitLayout
 from penstock.weights.weight_format import FLOAT32, INT8, WeightFormat
@@ -124,7 +125,7 @@ def test_the_disk_is_asked_for_each_row_once_and_before_its_turn(
 
 @pytest.mark.parametrize("chunk", [1, 3 * 64, 1 << 22])
 def test_the_error_report_is_the_error(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.weights.quantize.CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr("penstock.weights.quantization_error.CHUNK_ELEMENTS", chunk)
     weight = torch.randn(8, 64)
     weight[3, 5] = 100.0
     report = QuantizationError.of("w", weight, quantize(weight))
@@ -137,7 +138,7 @@ def test_the_error_report_is_the_error(chunk: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_each_tensor_has_its_report(tiny_llama: Path) -> None:
-    reports = {report.name: report for report in open_store(tiny_llama).quantization_errors()}
+    reports = {report.name: report for report in quantization_errors(open_store(tiny_llama))}
     assert len(reports) == 2 + 3 * 4
     assert all(0 < report.relative < 0.02 for report in reports.values())
     assert "model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight" in next(
@@ -276,7 +277,7 @@ import torch
 from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
-from penstock.weights.readers import StoreReader
+from penstock.weights.tiers.readers import StoreReader
 from penstock.memory.host_lane import HostLane
 from penstock.memory.plan import TierPlan
 from penstock.weights.streamer import LayerStreamer

@@ -23,10 +23,11 @@ from penstock.memory.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.readers import StoreReader
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
-from penstock.weights.tier import MAX_READS, CyclicTier
+from penstock.weights.tiers.arrivals import MAX_READS
+from penstock.weights.tiers.cyclic_tier import CyclicTier
+from penstock.weights.tiers.readers import StoreReader
 
 
 def same(mine: LayerWeights, expected: LayerWeights) -> bool:
@@ -52,8 +53,8 @@ def test_streamed_layers_equal_resident_ones(
     streamer.close()
     num_streamed = 3 - len(resident)
     one_layer = round_up(layer_bytes(store))
-    assert streamer.pool.used_bytes == one_layer * (len(resident) + min(num_slots, num_streamed))
-    assert (streamer.streamed_bytes > 0) == (num_streamed > 0)
+    assert streamer.tiers.pool.used_bytes == one_layer * (len(resident) + min(num_slots, num_streamed))
+    assert (streamer.tiers.streamed_bytes > 0) == (num_streamed > 0)
 
 
 def layers_of(num_layers: int) -> ModelTensors:
@@ -178,7 +179,8 @@ def test_a_sweep_that_was_given_up_takes_nothing_back() -> None:
     old.close()
     assert list(new) == [1, 2, 3, 4]
     assert list(sweep(streamer)) == [0, 1, 2, 3, 4]
-    assert len(streamer._tier._free_slots) + len(streamer._tier._arrivals) == 2
+    arrivals = streamer.tiers.nearest.arrivals
+    assert len(arrivals.free_slots) + len(arrivals.units) == 2
     streamer.close()
 
 
@@ -229,7 +231,7 @@ def test_waits_for_a_slow_read() -> None:
     timer.start()
     assert next(sweep(streamer)) == 0
     assert streamer.stall_s > 0
-    assert streamer.streamed_bytes == PAGE
+    assert streamer.tiers.streamed_bytes == PAGE
     while reader.pending:
         reader.finish()
 

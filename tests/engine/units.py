@@ -13,7 +13,7 @@ from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import ModelTensors
-from penstock.weights.tier import UnitReader
+from penstock.weights.tiers.tier import UnitReader
 
 
 def layer_key(index: int) -> UnitKey:

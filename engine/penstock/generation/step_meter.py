@@ -31,11 +31,11 @@ class StepMeter:
         self.measured = MeasuredSteps()
         self.metrics = EngineMetrics(
             kv_blocks_total=plan.num_kv_blocks,
-            num_resident_layers=streamer.num_resident,
-            num_streamed_layers=streamer.num_layers - streamer.num_resident,
-            pinned_bytes=streamer.pinned_bytes,
-            unpinned_bytes=streamer.unpinned_bytes,
-            links=streamer.traffic,
+            num_resident_layers=streamer.tiers.num_resident,
+            num_streamed_layers=streamer.num_layers - streamer.tiers.num_resident,
+            pinned_bytes=streamer.tiers.pinned_bytes,
+            unpinned_bytes=streamer.tiers.unpinned_bytes,
+            links=streamer.tiers.traffic,
         )
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
@@ -52,7 +52,7 @@ class StepMeter:
     def begin(self) -> None:
         """A step begins."""
         self._began_s = time.perf_counter()
-        self._streamed_bytes, self._stall_s = self._streamer.streamed_bytes, self._streamer.stall_s
+        self._streamed_bytes, self._stall_s = self._streamer.tiers.streamed_bytes, self._streamer.stall_s
 
     def record(self, batch: Batch, outputs: list[RequestOutput]) -> None:
         """The step has ended, and its requests gained these outputs."""
@@ -64,7 +64,7 @@ class StepMeter:
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(output.token_ids) for output in outputs),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
-            streamed_bytes=self._streamer.streamed_bytes - self._streamed_bytes,
+            streamed_bytes=self._streamer.tiers.streamed_bytes - self._streamed_bytes,
             stall_s=self._streamer.stall_s - self._stall_s,
             floor_s=expected.floor_s,
             predicted_s=expected.seconds,

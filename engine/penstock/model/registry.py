@@ -22,8 +22,10 @@ from penstock.model.phi3 import Phi3
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.formats import MALFORMED, activation_note, open_checkpoint
 from penstock.weights.checkpoints.own_head import has_own_head
+from penstock.weights.conversion.converted_config import TIED_HEAD
 from penstock.weights.conversion.manifest import check_finished
-from penstock.weights.store import TIED_HEAD, WeightStore
+from penstock.weights.quantization_error import sample_error
+from penstock.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +122,7 @@ def _tell_how_it_is_read(store: WeightStore) -> None:
     if note := activation_note(checkpoint.config):
         logger.info("%s was %s", checkpoint.folder, note)
     if checkpoint.requantized:
-        error = store.sample_error()
+        error = sample_error(store)
         logger.info(
             "%s has %s: quantized again, which loses %.2g of %s; `penstock report` tells of each tensor",
             checkpoint.folder, checkpoint.requantized, error.relative, error.name,

@@ -14,7 +14,9 @@ from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
 from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights.conversion import layer_file, whole_file
-from penstock.weights.conversion.convert import check_space, quantization_config, unit_files
+from penstock.weights.conversion.convert import check_space
+from penstock.weights.conversion.converted_config import quantization_config
+from penstock.weights.conversion.unit_files import unit_files
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 

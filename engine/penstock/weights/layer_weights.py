@@ -1,4 +1,5 @@
-"""LayerWeights: what a layer computes with, by name. Knows neither formats nor where bytes come from."""
+"""LayerWeights: the matrices and vectors that a layer computes with, by name. LayerWeights know neither
+formats nor where bytes come from."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from torch import Tensor
 from penstock.kernels import Matrix
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
-#: Expert numbers -> (number, weights of that expert), in the order in which experts are there.
+#: Numbers of experts -> (number, weights of the expert), in the order in which the experts are there.
 AskForExperts = Callable[[Sequence[int]], Iterator[tuple[int, "LayerWeights"]]]
 
 
 def no_experts(numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
-    """Of a layer that has none."""
+    """The answer of a layer without experts."""
     raise LookupError("this layer has no experts")
 
 
@@ -47,9 +48,9 @@ class LayerWeights:
         return self.vector(name) if name in self._tensors else None
 
     def experts(self, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
-        """(number, weights) of these experts, those that are in memory first: computing with them hides the
-        reading of the others. An expert's weights are valid until the next one is asked for. Raises what
-        reading raised."""
+        """(number, weights) of these experts. Experts that are in memory come first: computing with them
+        hides the reading of the others. An expert's weights are valid until the next expert is asked for.
+        Raises what reading raised."""
         return self._ask(numbers)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LayerWeights:
@@ -62,7 +63,7 @@ class LayerWeights:
         )
 
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
-        """With one more matrix."""
+        """The same weights with one more matrix."""
         return LayerWeights(self._tensors | {name: matrix}, self._ask)
 
     def __contains__(self, name: str) -> bool:
@@ -73,5 +74,5 @@ class LayerWeights:
 
 
 def with_head(tensors: ModelTensors, head: LayerWeights, embedding: LayerWeights) -> LayerWeights:
-    """The head with its matrix, which is the embedding's where the two are tied."""
+    """The head with its matrix, which is the embedding's matrix where the two are tied."""
     return head.joined("head", embedding.matrix("embedding")) if tensors.is_tied else head

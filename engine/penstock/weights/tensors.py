@@ -1,5 +1,5 @@
-"""What a model's weights are: tensors, units that are read at once, stacks of layers. Knows no file and no
-memory; how a tensor lies in bytes is its WeightFormat's business."""
+"""What a model's weights are: tensors, units that are read at once, stacks of layers. This file knows nothing
+of files and memory; a tensor's WeightFormat knows how the tensor lies in bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from penstock.weights.weight_format import FLOAT32, Component, Int8, WeightForma
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a layer as the layer uses it, and where a checkpoint keeps its parts."""
+    """One tensor of a layer as the layer uses it, and the names of its parts in a checkpoint."""
 
     name: str
     #: A matrix is (out_features, in_features).
     shape: tuple[int, ...]
-    #: Names in the checkpoint; more than one are concatenated along the first axis, in this order.
+    #: Names in the checkpoint. Several parts are concatenated along the first axis, in this order.
     parts: tuple[str, ...]
     format: WeightFormat = FLOAT32
     #: The checkpoint stores [in_features, out_features] (GPT-2's Conv1D).
@@ -46,7 +46,7 @@ class TensorSlot(NamedTuple):
 
     tensor: TensorSpec
     components: tuple[Component, ...]
-    #: Of each component, in bytes.
+    #: Where each component begins, in bytes.
     offsets: tuple[int, ...]
 
     def arrays(self, buffer: Tensor) -> list[Tensor]:
@@ -71,10 +71,10 @@ class StoredArray(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """How tensors lie in one contiguous buffer, in memory as in a file: components of wide elements first
-    (norms, biases, scales), so that they are aligned, then those of single bytes; each in the order in which
-    the layer uses them, without gaps, which safetensors does not allow. With the sizes that models have,
-    matrices begin on cache lines; kernels need not rely on it."""
+    """How tensors lie in one contiguous buffer, in memory as in a file. Components with wide elements (norms,
+    biases, scales) come first, so that they are aligned; components of single bytes follow. Within each kind
+    the order is that in which the layer uses the tensors. There are no gaps, since safetensors allows none.
+    With the sizes that models have, matrices begin on cache lines; kernels do not rely on this."""
 
     slots: tuple[TensorSlot, ...]
     num_bytes: int
@@ -104,8 +104,8 @@ def _item_sizes(tensors: tuple[TensorSpec, ...]) -> list[int]:
 
 
 def stored_arrays(tensors: tuple[TensorSpec, ...]) -> Iterator[StoredArray]:
-    """The arrays of a unit in a checkpoint, in the order in which UnitLayout has them: a file that holds them
-    so holds the buffer."""
+    """The arrays of a unit in a checkpoint, in the order of UnitLayout. A file that holds the arrays in this
+    order holds the buffer."""
     for item_bytes in _item_sizes(tensors):
         for tensor in tensors:
             for component in tensor.components:
@@ -115,7 +115,7 @@ def stored_arrays(tensors: tuple[TensorSpec, ...]) -> Iterator[StoredArray]:
 
 @dataclass(frozen=True)
 class Unit:
-    """Tensors that are read at once: a layer's own, or one expert of it."""
+    """Tensors that are read at once: the dense tensors of a layer, or one of its experts."""
 
     key: UnitKey
     tensors: tuple[TensorSpec, ...]
@@ -134,13 +134,13 @@ class Stack:
     """Layers that a sweep goes through in order."""
 
     name: str
-    #: Of each layer: the tensors that every sweep needs.
+    #: The tensors of each layer that every sweep needs.
     layers: tuple[tuple[TensorSpec, ...], ...]
-    #: Of each layer: its experts' tensors; () if no layer has experts.
+    #: The tensors of each layer's experts; () if no layer has experts.
     experts: tuple[tuple[tuple[TensorSpec, ...], ...], ...] = ()
 
     def units(self) -> Iterator[Unit]:
-        """Of each layer its dense unit, then its experts."""
+        """The dense unit of each layer, followed by the experts of the layer."""
         for index, layer in enumerate(self.layers):
             yield Unit(UnitKey(self.name, index), layer)
             for number, expert in enumerate(self.experts[index] if self.experts else ()):
@@ -152,17 +152,17 @@ class ModelTensors:
     """What a model consists of, as its family declares it."""
 
     embedding: tuple[TensorSpec, ...]
-    #: In the order in which they are swept.
+    #: Stacks in the order in which they are swept.
     stacks: tuple[Stack, ...]
     head: tuple[TensorSpec, ...]
-    #: Prefix of the names that checkpoints of the bare model (without a head) leave out.
+    #: Beginning of names, which checkpoints of the bare model (without a head) leave out.
     optional_prefix: str = ""
     #: Regular expressions of tensors that checkpoints may hold and the model does not need.
     unused: tuple[str, ...] = ()
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Of all stacks, in the order of a sweep."""
+        """Units of all stacks, in the order of a sweep."""
         return tuple(unit for stack in self.stacks for unit in stack.units())
 
     @property
@@ -176,24 +176,34 @@ class ModelTensors:
         return tuple(layer for stack in self.stacks for layer in stack.layers)
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of the dense units of all layers."""
+        return sum(unit.num_bytes for unit in self.units if unit.key.expert is None)
+
+    @cached_property
+    def by_part(self) -> dict[str, TensorSpec]:
+        """The tensor to which each tensor of a checkpoint belongs."""
+        return {part: tensor for group in self.groups for tensor in group for part in tensor.parts}
+
+    @property
     def is_tied(self) -> bool:
         """Whether the embedding's matrix serves as the head's."""
         return all(tensor.name != "head" for tensor in self.head)
 
     @property
     def output_matrix(self) -> TensorSpec:
-        """The matrix that makes logits: the head's, or the embedding's if they are tied."""
+        """The matrix that makes logits: the head's, or the embedding's if the two are tied."""
         named = {tensor.name: tensor for tensor in (*self.embedding, *self.head)}
         return named.get("head") or named["embedding"]
 
     @property
     def group_size(self) -> int:
-        """Of the units' matrices."""
+        """Inputs that share a scale in the units' matrices; 0 if all inputs of an output channel do."""
         return max((tensor.format.group_size for unit in self.units for tensor in unit.tensors), default=0)
 
     def grouped(self, group_size: int) -> ModelTensors:
-        """With INT8 scales per group in units and head; embeddings are looked up row by row and keep one
-        scale for each row. Raises ConfigError if inputs don't make whole groups."""
+        """The same model with INT8 scales per group in units and head. Embeddings are looked up row by row
+        and keep one scale for each row. Raises ConfigError if inputs don't make whole groups."""
 
         def group(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
@@ -215,5 +225,5 @@ class ModelTensors:
 
 
 def decoder_only(layers: tuple[tuple[TensorSpec, ...], ...]) -> tuple[Stack, ...]:
-    """The stacks of a model that has one."""
+    """The stacks of a model that has only a decoder."""
     return (Stack(DECODER, layers),)

@@ -1,4 +1,5 @@
-"""WeightFormat: how one tensor lies in bytes, in a checkpoint and in a layer's buffer, and how it is filled.
+"""WeightFormat: how one tensor lies in bytes, in a checkpoint and in a layer's buffer, and how the buffer is
+filled.
 
 A tensor is kept as one or more arrays (components): INT8 keeps integers and float32 scales. The first axis of
 each component is the tensor's first axis, so that the rows of fused parts (q, k, v) lie one after the other
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
-from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 from penstock.weights.quantize import quantize
 from penstock.weights.tensor_quantizer import TensorQuantizer
+from penstock.weights.tensor_source import TensorSource, is_transposed
 
 if TYPE_CHECKING:
     from penstock.weights.tensors import TensorSpec
@@ -33,10 +35,10 @@ class Component(NamedTuple):
 
     #: What follows the tensor's name in a checkpoint.
     suffix: str
-    #: As safetensors names it.
+    #: The name of the dtype in safetensors.
     dtype: str
     shape: tuple[int, ...]
-    #: What follows the number of rows in the shape that files give it.
+    #: The shape in files without the first axis, which is the number of rows.
     columns: tuple[int, ...]
 
     @property
@@ -53,42 +55,27 @@ class Component(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What filling lost of a checkpoint's tensor, as sums of squares: of the differences, and of the
-    tensor."""
+    """How much of a checkpoint's tensor was lost when a buffer was filled, as sums of squares: of the
+    differences, and of the tensor."""
 
     lost: float
     of: float
 
 
-class TensorSource(Protocol):
-    """A checkpoint as a format reads it. Names are those of checkpoints with a head."""
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-
-    def entry(self, name: str) -> TensorEntry:
-        """Raises MissingTensor."""
-
-    def read(self, name: str, start: int = 0, stop: int | None = None, out: Tensor | None = None) -> Tensor:
-        """Rows start:stop (None: to the end), in the checkpoint's dtype. Raises CorruptFile."""
-
-    def count(self, num_bytes: int) -> None:
-        """Bytes that were read from the checkpoint without read()."""
-
-
 class WeightFormat(Protocol):
-    """What a tensor is kept as. Formats are values: equal ones are one format."""
+    """How a tensor is kept. Formats are values: equal values are one format."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_matrix(self) -> bool:
-        """Whether tokens are multiplied by it: then a layer gets a Matrix, otherwise a Tensor."""
+        """Whether tokens are multiplied by the tensor. If so, a layer gets a Matrix, otherwise a Tensor."""
 
     @property
     def group_size(self) -> int:
-        """Inputs that share a scale; 0 where all inputs of an output channel do, or where there is none."""
+        """Inputs that share a scale; 0 where all inputs of an output channel do, or where there is no
+        scale."""
 
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         """The arrays of a tensor of this shape."""
@@ -97,7 +84,7 @@ class WeightFormat(Protocol):
         """What a layer computes with, from views of the components in their order."""
 
     def holds(self, entry: TensorEntry) -> bool:
-        """Whether the checkpoint holds a tensor's part in this very format, to be copied as it is."""
+        """Whether the checkpoint holds a tensor's part in this very format, so that the part is copied."""
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
         """The names in the checkpoint that belong to the tensor. Raises WrongTensor and MissingTensor."""
@@ -114,7 +101,8 @@ class WeightFormat(Protocol):
         quantized on the way, if `with_loss`. Raises CheckpointError kinds."""
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
-        """`exact` (float32), the integers of a part that holds() is true of, as the floats they stand for."""
+        """The values of a part for which holds() is true. `exact` is what the checkpoint holds, as
+        float32."""
 
     def from_rows(self, rows: Tensor) -> Matrix:
         """A matrix of this format from float32 rows [out_features, in_features]. Raises ValueError."""
@@ -122,7 +110,7 @@ class WeightFormat(Protocol):
 
 @dataclass(frozen=True)
 class Float32:
-    """Norms, biases and tables of positions: float32, whatever the checkpoint has."""
+    """float32 for norms, biases and tables of positions, whatever dtype the checkpoint has."""
 
     name = "float32"
     is_matrix = False
@@ -143,7 +131,9 @@ class Float32:
             entry = source.entry(part)
             check_shape(tensor, entry)
             if entry.dtype == "I8":
-                raise WrongTensor(f"tensor {entry.name} in {entry.file} is INT8; it must be floating point")
+                raise WrongTensor(
+                    f"tensor {entry.name} in {entry.file} is INT8, where floating point is needed"
+                )
             names.add(entry.name)
         return names
 
@@ -162,13 +152,14 @@ class Float32:
         return exact
 
     def from_rows(self, rows: Tensor) -> Matrix:
-        raise TypeError("float32 tensors are no matrices here")
+        raise TypeError("float32 tensors are not matrices")
 
 
 @dataclass(frozen=True)
 class Int8:
-    """Symmetric INT8, w = integer * scale, with one float32 scale per output channel, or per `group_size`
-    inputs of it. Checkpoints of other dtypes are quantized on the way in, some rows at a time."""
+    """Symmetric INT8: w = integer * scale, with one float32 scale per output channel, or per `group_size`
+    inputs of an output channel. Checkpoints of other dtypes are quantized while they are read, some rows at a
+    time."""
 
     group_size: int = 0
     is_matrix = True
@@ -226,7 +217,7 @@ class Int8:
         return names
 
     def _check_scale(self, tensor: TensorSpec, entry: TensorEntry, scale: TensorEntry) -> None:
-        """Raises WrongTensor if there are not as many scales as there should be."""
+        """Raises WrongTensor if the number of scales is wrong."""
         groups = tensor.shape[1] // self.group_size if self.group_size else 1
         if scale.shape not in ((entry.shape[0], groups), (entry.shape[0] * groups,)):
             raise WrongTensor(
@@ -270,11 +261,6 @@ class Int8:
 FLOAT32, INT8 = Float32(), Int8()
 
 
-def is_transposed(tensor: TensorSpec, entry: TensorEntry) -> bool:
-    """Whether a part is read as [in_features, out_features]. INT8 parts and decoded ones never are."""
-    return tensor.is_transposed and entry.dtype != "I8" and entry.decode is None
-
-
 def check_shape(tensor: TensorSpec, entry: TensorEntry) -> None:
     """Raises WrongTensor if a part's rows can't be rows of the tensor."""
     has_other_order = is_transposed(tensor, entry)
@@ -288,7 +274,7 @@ def check_shape(tensor: TensorSpec, entry: TensorEntry) -> None:
 
 
 def _copy(source: TensorSource, part: str, rows: QuantizedTensor) -> None:
-    """Integers and scales as the checkpoint holds them."""
+    """Copy integers and scales as the checkpoint holds them."""
     num_rows, width = rows.qweight.shape
     step = max(1, CHUNK_BYTES // width)
     for start in range(0, num_rows, step):

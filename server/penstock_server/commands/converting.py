@@ -15,8 +15,9 @@ from penstock.errors import ConfigError
 from penstock.kernels import choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
-from penstock.weights.conversion.convert import ConversionReport, convert
+from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.manifest import verify
+from penstock.weights.conversion.report import ConversionReport
 from penstock_server.facade.loading import open_source
 from penstock_server.settings.settings import Settings
 

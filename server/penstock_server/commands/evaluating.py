@@ -16,7 +16,7 @@ from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.model.registry import OpenModel, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.hub import find_model
-from penstock.weights.quantize import QuantizationError
+from penstock.weights.quantization_error import QuantizationError
 from penstock.weights.tensors import ModelTensors
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of

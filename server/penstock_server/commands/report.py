@@ -7,7 +7,7 @@ import sys
 
 from tqdm import tqdm
 
-from penstock.weights.quantize import QuantizationError
+from penstock.weights.quantization_error import QuantizationError, quantization_errors
 from penstock_server.facade.loading import open_source
 from penstock_server.protocol.accuracy_bodies import TensorError
 from penstock_server.settings.settings import Settings
@@ -18,7 +18,7 @@ _COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  ten
 def report(settings: Settings, is_json: bool) -> int:
     """Prints a line per tensor, and the worst last. Raises CheckpointError."""
     store = open_source(settings).store
-    errors = list(tqdm(store.quantization_errors(), unit="tensor", disable=not sys.stderr.isatty()))
+    errors = list(tqdm(quantization_errors(store), unit="tensor", disable=not sys.stderr.isatty()))
     store.close()
     if is_json:
         print(json.dumps([TensorError.model_validate(error).model_dump() for error in errors]))

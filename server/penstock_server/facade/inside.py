@@ -19,7 +19,8 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import STEP_TOKENS
 from penstock.unquantized import UnquantizedModel
-from penstock.weights.quantize import QuantizationError
+from penstock.weights import quantization_error
+from penstock.weights.quantization_error import QuantizationError
 from penstock.weights.tensors import ModelTensors
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
@@ -74,7 +75,7 @@ def tensors_of(engine: Engine) -> ModelTensors:
 
 def quantization_errors(engine: Engine, reference: UnquantizedModel) -> Iterator[QuantizationError]:
     """Of each matrix, against the reference's."""
-    return engine.model.store.quantization_errors(reference.store)
+    return quantization_error.quantization_errors(engine.model.store, reference.store)
 
 
 def longest_sequence(

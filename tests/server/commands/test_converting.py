@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import WrongTensor
-from penstock.weights.checkpoints.checkpoint import read_header
-from penstock.weights.conversion.convert import ConversionReport
+from penstock.weights.checkpoints.safetensors_header import read_header
+from penstock.weights.conversion.report import ConversionReport
 from penstock_server import cli
 from penstock_server.commands.converting import run_convert, summary
 from penstock_server.facade.loading import load_engine

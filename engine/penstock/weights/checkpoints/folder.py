@@ -1,4 +1,4 @@
-"""What the names of a folder's files say: which of them are the weights, or what else the folder is."""
+"""What the names of a folder's files say: which files are the weights, or what else the folder is."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 from penstock.errors import CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
 
 PICKLES = ("pytorch_model*.bin", "consolidated*.pth", "*.pt", "*.pth", "*.ckpt")
-#: The same weights under the names of the maker's own code (Mistral's).
+#: A second copy of the weights, under the names of Mistral's own code.
 CONSOLIDATED = "consolidated*.safetensors"
-#: PEFT's adapters, and mlx-lm's.
+#: Files of adapters that PEFT and mlx-lm write.
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = ("adapter_model*.safetensors", "adapter_model*.bin", "adapters.safetensors")
-#: The second part of three of a large model.
+#: The name of a part of a large model, such as name-00002-of-00003.gguf.
 GGUF_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-#: Images for llama.cpp: no model of its own.
+#: Beginning of the name of a file that lets llama.cpp see images. Such a file is no model.
 GGUF_PROJECTOR = "mmproj"
 
 
 def find_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a folder that has no safetensors; of one in parts the first. Raises CheckpointNotFound
-    where there are several."""
+    """The GGUF file of a folder that has no safetensors; the first part, if the model is in parts. Raises
+    CheckpointNotFound where there are several models."""
     found = [path for path in sorted(folder.glob("*.gguf")) if not _is_idle(path)]
     if not found or any(folder.glob("*.safetensors")):
         return None
     if len(found) > 1:
         names = ", ".join(str(path) for path in found[:8])
         raise CheckpointNotFound(
-            f"{folder} holds {len(found)} models as GGUF files: name one of them, {names}"
+            f"{folder} holds {len(found)} models as GGUF files. Give the path of one file: {names}"
         )
     return found[0]
 
@@ -47,8 +47,8 @@ def check_adapter(folder: Path) -> None:
     base = _base_model(folder / ADAPTER_CONFIG)
     raise UnsupportedModel(
         f"{folder} holds an adapter ({ADAPTER_CONFIG}, {files[0]}) for {base}, and Penstock computes whole "
-        "models. Merge it once with peft: AutoPeftModelForCausalLM.from_pretrained(folder)"
-        ".merge_and_unload().save_pretrained(new_folder); where the model lies beside it and shall be served "
+        "models. Merge the adapter once with peft: AutoPeftModelForCausalLM.from_pretrained(folder)"
+        ".merge_and_unload().save_pretrained(new_folder). To serve a model that lies in the same folder "
         "without the adapter, move the adapter's files away"
     )
 
@@ -70,13 +70,14 @@ def refuse_without_config(folder: Path) -> CheckpointNotFound:
         )
         return CheckpointNotFound(f"{folder} has {what}")
     return CheckpointNotFound(
-        f"{folder} has no config.json, so it is not a Hugging Face model folder, and it holds no .gguf file"
+        f"{folder} has no config.json, so it is not a Hugging Face model folder, and the folder holds no "
+        ".gguf file"
     )
 
 
 def unindexed_weights(folder: Path) -> list[Path]:
-    """The safetensors files of a folder without an index: model.safetensors alone if it is there, as in
-    transformers, and not its variants (model.fp16.safetensors) or copies under other names. Raises
+    """The safetensors files of a folder without an index. As in transformers, model.safetensors alone is
+    taken if it is there, and variants (model.fp16.safetensors) or copies under other names are not. Raises
     CheckpointNotFound and UnsafeCheckpoint."""
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
@@ -93,9 +94,10 @@ def unindexed_weights(folder: Path) -> list[Path]:
     if pickles:
         raise UnsafeCheckpoint(
             f"{folder} has its weights only as pickles ({', '.join(pickles[:3])}), which can run code when "
-            "they are read. Use a repository with safetensors, or convert it once with transformers: "
+            "they are read. Use a repository with safetensors, or convert this one once with transformers: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
         )
     raise CheckpointNotFound(
-        f"{folder} holds no *.safetensors file. If its repository has GGUF files, fetch one and give its path"
+        f"{folder} holds no *.safetensors file. If its repository has GGUF files, fetch a GGUF file and give "
+        "the path of that file"
     )

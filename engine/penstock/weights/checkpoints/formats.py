@@ -1,4 +1,4 @@
-"""Which checkpoints are read, whatever quantized them, and as what; all others are refused by name."""
+"""Which quantized checkpoints are read, and what they are read as. All others are refused by name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock.weights.checkpoints.gguf import is_gguf
 from penstock.weights.checkpoints.gguf_models import open_gguf
 from penstock.weights.checkpoints.packed import gptq_entries, unpacked_entries
 
-#: The one with 8 bits, as _method() calls it.
+#: The name that _method() gives to GPTQ with 8 bits.
 GPTQ = "gptq with 8 bits"
-#: Of compressed-tensors: INT8 as it is (older editions call it naive), and in int32 words.
+#: Formats of compressed-tensors: INT8 in bytes (older editions say naive), and INT8 in int32 words.
 FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
-#: Endings of compressed-tensors' scales for what is not weights: they say where activations, keys and values
-#: may be rounded, and nothing is lost where they are not.
+#: Endings of compressed-tensors' scales for activations, keys and values. The scales say how to round these.
+#: Penstock does not use these scales, and nothing is lost.
 ACTIVATION_SCALES = tuple(
     f".{of}_{kind}" for of in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point")
 )
-#: Endings of tensors that give a method away where config.json does not name it.
+#: Endings of tensors that show what quantized a checkpoint where config.json does not name it.
 FOREIGN_TENSORS = {
     ".SCB": "bitsandbytes LLM.int8",
     ".weight.absmax": "bitsandbytes with 4 bits",
@@ -33,13 +33,13 @@ FOREIGN_TENSORS = {
 }
 
 
-#: What comes of numbers that are words, of missing ones, and of zeros to divide by.
+#: Errors that a malformed file causes: a word in place of a number, a missing number, a division by zero.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """A model's folder or GGUF file, whatever wrote it: each tensor under its usual name and in its usual
-    shape.
+    """A model's folder or GGUF file, whichever tool wrote it, with each tensor under its usual name and in
+    its usual shape.
 
     Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
     """
@@ -47,7 +47,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return _open(folder)
     except MALFORMED as error:
         raise CorruptFile(
-            f"what the files of {folder} say of themselves makes no sense ({error!r}); download them again"
+            f"the headers or configs of {folder} make no sense ({error!r}); download the model again"
         ) from error
 
 
@@ -72,14 +72,14 @@ def _open(folder: Path) -> Checkpoint:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, with what AutoGPTQ and ModelOpt have in files of their own and MLX under a key of its own,
-    or what stands for it in a GGUF file. Raises CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF
-    files, adapters)."""
+    """The config of a folder or a GGUF file, in the form of config.json. `quantization_config` has what
+    AutoGPTQ and ModelOpt write into files of their own, and MLX under a key of its own. Raises
+    CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF files, adapters)."""
     if is_gguf(folder):
         return gguf_models.read_config(folder)
     config = checkpoint.read_config(folder)
     mlx = config.get("quantization")
-    if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat it, without a method's name
+    if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat the key, without a method's name
         return config | {"quantization_config": mlx | {"quant_method": "MLX"}}
     if config.get("quantization_config") is not None:
         return config
@@ -87,16 +87,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     if beside.is_file():
         return config | {"quantization_config": {"quant_method": "gptq"} | checkpoint.read_json(beside)}
     found = checkpoint.read_json(modelopt).get("quantization") if modelopt.is_file() else None
-    if isinstance(found, dict) and found.get("quant_algo"):  # else keys and values alone were quantized
+    if isinstance(found, dict) and found.get("quant_algo"):  # without it only keys and values were quantized
         return config | {"quantization_config": found | {"quant_method": "modelopt"}}
     return config
 
 
 def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
-    # The first version of the format stores zero points less one.
+    # The first version of the format stores each zero point minus one.
     is_second = stored.config["quantization_config"].get("checkpoint_format") == "gptq_v2"
     entries = {entry.name: entry for entry in gptq_entries(stored, keeps_integers, 128 if is_second else 127)}
-    # AutoGPTQ gives each module a bias, zero where the model has none.
+    # AutoGPTQ gives each module a bias, which is zero where the model has none.
     idle = frozenset(
         name for name in _zeros(stored, ".bias") if f"{name.removesuffix('bias')}qweight" in stored.entries
     )
@@ -105,9 +105,9 @@ def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
 
 
 def check_quantization(config: dict[str, Any]) -> int | None:
-    """How many inputs share a scale in the linear layers of a checkpoint in INT8, 0 being all of an output
-    channel's; None if it is unquantized, or quantized in a way that we can't keep but quantize again. Raises
-    UnsupportedModel for any other."""
+    """Inputs that share a scale in the linear layers of an INT8 checkpoint; 0 if all inputs of an output
+    channel do. None if the checkpoint is unquantized, or if its integers can't be kept and are quantized
+    again. Raises UnsupportedModel for all other checkpoints."""
     quantization = config.get("quantization_config")
     if quantization is None:
         return None
@@ -152,7 +152,7 @@ def _gptq_group_size(quantization: dict[str, Any]) -> int | None:
 
 
 def activation_note(config: dict[str, Any]) -> str:
-    """What to know about a checkpoint that was made for rounded activations; "" if it was not."""
+    """What users should know about a checkpoint that was made for rounded activations; "" for all others."""
     quantization = config.get("quantization_config") or {}
     groups = (quantization.get("config_groups") or {}).values()
     schemes = [scheme for group in groups if (scheme := group.get("input_activations"))]
@@ -167,7 +167,7 @@ def activation_note(config: dict[str, Any]) -> str:
 
 
 def _is_int8(scheme: dict[str, Any]) -> bool:
-    # "group" (as one option of actorder) puts inputs into groups out of order.
+    # With actorder "group" the inputs of a group do not lie side by side.
     return (
         scheme.get("num_bits") == 8
         and scheme.get("type") == "int"
@@ -178,7 +178,7 @@ def _is_int8(scheme: dict[str, Any]) -> bool:
 
 
 def _scheme(scheme: dict[str, Any]) -> str:
-    """A compressed-tensors scheme for people."""
+    """A compressed-tensors scheme, in words for people."""
     of = f" of {scheme['group_size']}" if scheme.get("strategy") == "group" else ""
     text = f"{scheme.get('num_bits')} bits {scheme.get('type')} per {scheme.get('strategy')}{of}"
     text += "" if scheme.get("symmetric", True) else ", asymmetric"
@@ -186,7 +186,7 @@ def _scheme(scheme: dict[str, Any]) -> str:
 
 
 def _method(quantization: dict[str, Any]) -> str:
-    """What quantized a checkpoint, and with how many bits where that is known."""
+    """What quantized a checkpoint, with the number of bits where that is known."""
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         return "bitsandbytes LLM.int8"
     if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
@@ -198,7 +198,7 @@ def _method(quantization: dict[str, Any]) -> str:
 
 
 def _zeros(stored: Checkpoint, ending: str) -> frozenset[str]:
-    """Tensors of this ending that are zero all over."""
+    """Tensors with this ending whose elements are all zero."""
     names = (name for name in stored.entries if name.endswith(ending))
     return frozenset(name for name in names if not bool(stored.read(name).any()))
 
@@ -208,7 +208,7 @@ def _check_names(stored: Checkpoint) -> None:
     for name in stored.entries:
         for ending, method in FOREIGN_TENSORS.items():
             if name.endswith(ending):
-                raise _unsupported(f"{method}: it holds {name}, and config.json says nothing about it")
+                raise _unsupported(f"{method}: the files hold {name}, and config.json does not mention it")
 
 
 def _unsupported(method: str) -> UnsupportedModel:

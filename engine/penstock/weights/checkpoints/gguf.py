@@ -1,8 +1,8 @@
 """GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): a header with the model's numbers,
 its vocabulary and where each tensor lies, then the tensors. Only headers are read when a file is opened.
 
-Q8_0 is rows of blocks: a float16 scale and 32 signed bytes. Those who write them let each block reach 127 or
--127 (ggml's quantize_row_q8_0), so that quantizing them again in groups of 32 changes nothing.
+A row of Q8_0 consists of blocks: a float16 scale and 32 signed bytes. ggml scales each block so that it
+reaches 127 or -127 (quantize_row_q8_0). So quantizing again in groups of 32 changes nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
-from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.folder import GGUF_PART
+from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 Metadata = dict[str, Any]
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-#: Metadata types of one size, as struct spells them.
+#: Metadata types of fixed size, as struct spells them.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-#: Tensor types, by their names in safetensors where it has them.
+#: Tensor types. F32, F16 and BF16 are the names that safetensors uses.
 TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
 OTHER_TYPES = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K"}
 OTHER_TYPES |= {13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 39: "MXFP4"}
@@ -39,7 +40,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
-    """Metadata and tensors, as llama.cpp calls them, of a file or of all parts of a split one.
+    """Metadata and tensors under llama.cpp's names, of a file or of all parts of a split file.
 
     Raises CheckpointNotFound (a part is missing), CorruptFile and UnsupportedModel.
     """
@@ -56,7 +57,7 @@ def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
         metadata = metadata or found
         for entry in tensors:
             if entry.name in entries:
-                raise CorruptFile(f"tensor {entry.name} stands twice in {path}; download it again")
+                raise CorruptFile(f"tensor {entry.name} is in {path} twice; download the file again")
             entries[entry.name] = entry
     return metadata, entries
 
@@ -86,7 +87,7 @@ def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int,
     if kind not in TYPES:
         raise UnsupportedModel(
             f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}; of GGUF files Penstock reads "
-            "those with Q8_0, F16, BF16 and F32: use one of these, or the original repository"
+            "those with Q8_0, F16, BF16 and F32. Use such a file, or the original repository"
         )
     dtype, count = TYPES[kind], math.prod(shape)
     if dtype == "Q8_0" and (not shape or shape[-1] % BLOCK):
@@ -96,19 +97,19 @@ def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int,
 
 
 class _Reader:
-    """Reads a header front to back. Raises ValueError for what is none."""
+    """Reads a header front to back. Raises ValueError for bytes that are no header."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream
         self._size = size
 
     def header(self) -> tuple[Metadata, list[tuple[str, tuple[int, ...], int, int]]]:
-        """Metadata, and of each tensor name, shape (rows first), type and offset."""
+        """Metadata, and for each tensor its name, shape (rows first), type and offset."""
         if self._bytes(4) != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("the file does not begin with GGUF")
         version = self._number("I")
         if version not in VERSIONS:
-            raise ValueError(f"version {version:#x}; there are {VERSIONS}, little-endian")
+            raise ValueError(f"its version is {version:#x}; known are {VERSIONS}, little-endian")
         num_tensors, num_values = self._number("Q"), self._number("Q")
         metadata: Metadata = {}
         for _ in range(num_values):
@@ -147,24 +148,24 @@ class _Reader:
     def _bytes(self, count: int) -> bytes:
         found = self._stream.read(count) if count <= self._size else b""
         if len(found) != count:
-            raise ValueError("it ends within its header")
+            raise ValueError("the file ends within its header")
         return found
 
 
 @dataclass(frozen=True)
 class GgufRows:
-    """A tensor of a GGUF file as the model's own code has it: decoded, in the order of its rows."""
+    """A tensor of a GGUF file as the model's own code has it: decoded, with its rows in their order."""
 
     stored: TensorEntry
-    #: Rows of each head, where llama.cpp has exchanged them: it rotates neighbours, so that row 2 i + j of a
-    #: head is row i + j * head_dim / 2 of the original. 0: not exchanged.
+    #: Rows of each head, where llama.cpp has exchanged rows, since it rotates neighbours: row 2 i + j of a
+    #: head in the file is row i + j * head_dim / 2 of the original. 0: no rows were exchanged.
     head_dim: int = 0
-    #: What was added to each element.
+    #: The number that the file has added to each element.
     offset: float = 0.0
 
     @property
     def dtype(self) -> str:
-        """What read() returns, as safetensors calls it."""
+        """The dtype of what read() returns, as safetensors names it."""
         return "F32" if self.stored.dtype == "Q8_0" or self.offset else self.stored.dtype
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
@@ -189,7 +190,7 @@ class GgufRows:
 
 
 def renamed(name: str, rows: GgufRows) -> TensorEntry:
-    """An entry under the name that the model's own code has for it."""
+    """The entry of a tensor under the name that the model's own code has for it."""
     stored = rows.stored
     is_plain = stored.dtype != "Q8_0" and not rows.head_dim and not rows.offset
     decode = None if is_plain else rows.read
@@ -197,6 +198,6 @@ def renamed(name: str, rows: GgufRows) -> TensorEntry:
 
 
 def read_vector(entry: TensorEntry) -> list[float]:
-    """A small tensor of numbers."""
+    """The elements of a small tensor."""
     with Checkpoint(entry.file, {}, {entry.name: entry}) as checkpoint:
         return [float(value) for value in checkpoint.read(entry.name)]

@@ -1,5 +1,5 @@
-"""A model in a GGUF file as a Hugging Face folder has it: llama.cpp's numbers as a config.json, its tensors
-under the names and in the order of the model's own code.
+"""A model in a GGUF file as if it were a Hugging Face folder: llama.cpp's numbers become a config.json, and
+the tensors get the names and the order of the model's own code.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile, UnsupportedModel
-from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf import GgufRows, Metadata, read_header, read_vector, renamed
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 NAMES = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
@@ -28,16 +29,16 @@ GEMMA_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-#: Factors of rope's frequencies, which belong into the config.
+#: Factors of rope's frequencies, which belong in the config.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-#: Tokens that end an answer, beside the one that the file names: llama.cpp takes them so, too.
+#: Tokens that end an answer, beside the token that the file names. llama.cpp knows them as well.
 END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 _LAYER_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.*)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The header of a file."""
+    """The numbers in the header of a file."""
 
     path: Path
     metadata: Metadata
@@ -48,11 +49,12 @@ class Numbers:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """One of the architecture's facts."""
+        """A value whose key begins with the architecture's name."""
         return self.metadata.get(f"{self.architecture}.{name}", default)
 
     def real(self, name: str, default: float | None = None) -> float:
-        """One of its numbers. Raises UnsupportedModel if it is not there, or there for each layer."""
+        """A number of the architecture. Raises UnsupportedModel if the number is missing, or if there is one
+        for each layer."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or not math.isfinite(value):
             what = "one for each layer" if isinstance(value, list) else "nothing" if value is None else value
@@ -62,7 +64,7 @@ class Numbers:
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """The same for what is counted, from one on."""
+        """A whole number of the architecture, which is at least 1."""
         value = self.real(name, default)
         if value != default and (value < 1 or value != int(value)):
             raise UnsupportedModel(f"{self.path} has {value} for {self.architecture}.{name}")
@@ -80,7 +82,7 @@ class Numbers:
 @dataclass(frozen=True)
 class _Architecture:
     model: str
-    #: What config.json has beside _config().
+    #: What config.json has beyond _config().
     config: Callable[[Numbers], dict[str, Any]] = lambda numbers: {}
     names: dict[str, str] = field(default_factory=dict)
     exchanges_rows: bool = False
@@ -92,12 +94,12 @@ def open_gguf(path: Path) -> Checkpoint:
     numbers = Numbers(path, *read_header(path))
     entries = {entry.name: entry for entry in _entries(numbers)}
     is_quantized = any(entry.dtype == "Q8_0" for entry in numbers.tensors.values())
-    requantized = "Q8_0, blocks of 32 inputs (--group-size 32 keeps them in layers and head)"
+    requantized = "Q8_0, blocks of 32 inputs (--group-size 32 keeps the blocks in layers and head)"
     return Checkpoint(path, _config(numbers), entries, requantized=requantized if is_quantized else "")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What config.json would say. Raises as open_gguf() does."""
+    """The config in the form of config.json. Raises as open_gguf() does."""
     return _config(Numbers(path, *read_header(path)))
 
 
@@ -109,7 +111,7 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
         if stored.name in ROPE_TENSORS:
             continue
         if match is None or match[2] not in names:
-            yield stored  # which the store does not know either, and says so
+            yield stored  # the store does not know the name either, and says so
             continue
         layer = f"model.layers.{match[1]}." if match[1] else ""
         is_exchanged = architecture.exchanges_rows and match[2] in ("attn_q", "attn_k")
@@ -155,7 +157,7 @@ def _config(numbers: Numbers) -> dict[str, Any]:
         "rope_parameters": _rope(numbers),
         "bos_token_id": numbers.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _end_tokens(numbers.metadata),
-        "pad_token_id": None,  # else transformers takes that of the first model of its kind
+        "pad_token_id": None,  # without this, transformers takes the number of the first model of this kind
     } | architecture.config(numbers)
 
 
@@ -168,12 +170,14 @@ def _end_tokens(metadata: Metadata) -> list[int] | None:
 
 
 def _rope(numbers: Numbers) -> dict[str, Any]:
-    """`rope_parameters`. Raises UnsupportedModel for a scaling that is not known."""
+    """`rope_parameters` of config.json. Raises UnsupportedModel for a scaling that is not known."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": numbers.real("rope.freq_base", 10000.0)}
     share = numbers.integer("rope.dimension_count", numbers.head_dim) / numbers.head_dim
     if share != 1:
         if numbers.architecture != "phi3":
-            raise UnsupportedModel(f"{numbers.path} rotates {share:.0%} of each head; only phi3 may")
+            raise UnsupportedModel(
+                f"{numbers.path} rotates {share:.0%} of each head, which Penstock computes for phi3 only"
+            )
         rope["partial_rotary_factor"] = share
     factors = [read_vector(numbers.tensors[name]) for name in ROPE_TENSORS if name in numbers.tensors]
     original = numbers.integer("rope.scaling.original_context_length", 0)
@@ -183,7 +187,7 @@ def _rope(numbers: Numbers) -> dict[str, Any]:
         rope |= {"original_max_position_embeddings": original}
         return rope | ({"attention_factor": attention} if attention else {})
     if len(factors) == 1:
-        # Llama 3.1's scaling, which the file has worked out: LongRoPE with one list for all lengths.
+        # Llama 3.1's scaling. The file has the finished factors: LongRoPE with one list for all lengths.
         length = numbers.integer("context_length")
         rope |= {"rope_type": "longrope", "long_factor": factors[0], "short_factor": factors[0]}
         return rope | {"original_max_position_embeddings": length, "attention_factor": 1.0, "factor": 1.0}
@@ -214,7 +218,7 @@ def _phi3_config(numbers: Numbers) -> dict[str, Any]:
 
 
 def _gemma2_config(numbers: Numbers) -> dict[str, Any]:
-    # llama.cpp knows the one model whose scale is not its head's by its number of layers.
+    # Only the 27B model has another scale than its heads'. llama.cpp tells it by the number of layers, too.
     is_27b = numbers.integer("block_count") == 46
     width = numbers.integer("embedding_length") // numbers.num_heads if is_27b else numbers.head_dim
     return {

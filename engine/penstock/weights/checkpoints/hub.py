@@ -1,5 +1,5 @@
-"""Model name -> folder: a folder or GGUF file as it is, the demo model, or a Hugging Face repository (fetched
-once)."""
+"""Model name -> folder: a folder or GGUF file on this machine, the demo model, or a Hugging Face repository,
+which is fetched once."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from penstock.weights.checkpoints.folder import CONSOLIDATED, find_gguf
 from penstock.weights.checkpoints.gguf import is_gguf
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo_model"
-#: owner/name, as the hub spells it. Older repositories ("gpt2") have no owner.
+#: owner/name, as the hub spells repositories. Older repositories ("gpt2") have no owner.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-#: What a model needs. Pickles and other formats of the same weights are left where they are.
+#: Files that a model needs. Pickles and other formats of the same weights are not fetched.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 
 
 def find_config(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
-    """A folder that holds the model's config.json, and of a repository nothing else: a plan needs no weights.
-    Raises as find_model() does."""
+    """A folder that holds the model's config.json. Nothing else of a repository is fetched: a plan needs no
+    weights. Raises as find_model() does."""
     return find_model(model, revision, offline, ["config.json"])
 
 
 def find_model(
     model: str | Path, revision: str | None = None, offline: bool = False, patterns: list[str] = PATTERNS
 ) -> Path:
-    """The folder (or GGUF file) of a model: a path, "demo", or a repository at a revision (branch, tag or
-    commit). A folder that holds one GGUF file and no safetensors is that file.
+    """The folder (or GGUF file) of a model, which is given as a path, "demo", or a repository at a revision
+    (branch, tag or commit). For a folder that holds one GGUF file and no safetensors, the file is returned.
 
-    `patterns` are the files wanted of a repository. With `offline` the network is never touched: only what
-    was fetched before is used. Progress is shown by huggingface_hub. Raises CheckpointNotFound and
+    `patterns` are the files wanted of a repository. With `offline` the network is never touched: only files
+    that were fetched before are used. huggingface_hub shows the progress. Raises CheckpointNotFound and
     DownloadError.
     """
     name = str(model)
@@ -49,7 +49,7 @@ def find_model(
 
 
 def _download(repository: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:
-    # Imported here: it takes a second, and folders don't need it.
+    # The import takes a second, and folders don't need it.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

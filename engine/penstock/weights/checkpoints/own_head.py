@@ -1,5 +1,5 @@
-"""Whether a head is the embedding's matrix or one of its own, where config.json says that they are the same.
-Files have the last word, as in transformers: where both are there and differ, nothing is tied."""
+"""Whether a head has a matrix of its own, where config.json says that embedding and head share one. The files
+decide, as in transformers: where they hold two matrices that differ, nothing is tied."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import logging
 import torch
 
 from penstock.errors import UnexpectedTensor
-from penstock.weights.checkpoints.checkpoint import Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.tensors import TensorSpec
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of each of the two that are compared at a time.
+#: Bytes of each matrix that are compared at a time.
 SLICE_BYTES = 16 << 20
-#: What transformers calls a head, whatever the family's checkpoints call it.
+#: The name that transformers gives to a head, whichever name the family's checkpoints have for it.
 HEAD = "lm_head.weight"
 
 
 def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec, prefix: str) -> bool:
-    """Whether a checkpoint of a tied model holds a head that is not its embedding. `prefix` is what names of
-    the embedding may lack.
+    """Whether a checkpoint of a tied model holds a head that differs from its embedding. `prefix` is the
+    beginning that the name of the embedding may lack.
 
-    A head that differs is found in the first slice, one that is equal is read whole. Raises UnexpectedTensor
+    A head that differs shows in its first slice; a head that is equal is read whole. Raises UnexpectedTensor
     (a head that differs has a name that the family does not know) and Checkpoint.read_rows()'s errors.
     """
     (name,), (own,) = embedding.parts, head.parts
@@ -33,7 +34,7 @@ def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec
     try:
         found = [part for part in dict.fromkeys((own, HEAD)) if _differs(checkpoint, name, part)]
     finally:
-        checkpoint.close()  # it opens its files again
+        checkpoint.close()  # the next read opens the files again
     if found and found != [own]:
         raise UnexpectedTensor(
             f"{checkpoint.folder} holds a head {found[-1]} that differs from the embedding {name}, but heads "
@@ -41,16 +42,16 @@ def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec
         )
     if found:
         logger.warning(
-            "%s ties head and embedding by its config.json, but its %s differs from %s: the head is kept, as "
-            "transformers keeps it. tie_word_embeddings: false in config.json would say so",
+            "config.json of %s ties head and embedding, but %s differs from %s: the head is kept, as "
+            "transformers keeps it. To end this warning, set tie_word_embeddings to false in config.json",
             checkpoint.folder, own, name,
         )  # fmt: skip
     return bool(found)
 
 
 def _differs(checkpoint: Checkpoint, name: str, other: str) -> bool:
-    """Whether there is an `other` matrix, and not with the values of `name`. INT8 differs from floats, whose
-    rounding nobody knows, and from INT8 of other scales."""
+    """Whether there is an `other` matrix with other values than `name`. INT8 counts as different from floats,
+    since nobody knows how these would be rounded, and from INT8 with other scales."""
     if other not in checkpoint.entries:
         return False
     if not _is_equal(checkpoint, checkpoint.entries[name], checkpoint.entries[other]):

@@ -1,6 +1,6 @@
-"""8-bit integers packed into int32 words: four to a word, the first in its lowest byte, each with 128 added.
+"""8-bit integers packed into int32 words: four to a word, the first in the lowest byte, each with 128 added.
 compressed-tensors' `pack-quantized` packs along the rows of [out_features, in_features], so a little-endian
-file has rows of bytes. GPTQ (arXiv 2210.17323) packs along its columns, as AutoGPTQ writes it.
+file has rows of bytes. AutoGPTQ's files (GPTQ: arXiv 2210.17323) are packed along the columns.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
-from penstock.weights.checkpoints.checkpoint import DTYPES, Checkpoint, TensorEntry
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
-#: What is flipped to subtract 128 from an unsigned byte and read the rest as a signed one.
+#: The bit to flip in an unsigned byte to subtract 128; the result is read as a signed byte.
 SIGN_BIT = 0x80
 
 
 def check_words(entry: TensorEntry) -> None:
-    """Raises WrongTensor if these are no int32 words in rows."""
+    """Raises WrongTensor if a tensor does not hold int32 words in rows."""
     if entry.dtype != "I32" or len(entry.shape) != 2:
         raise WrongTensor(
             f"tensor {entry.name} in {entry.file} has dtype {entry.dtype} and shape {list(entry.shape)}; "
@@ -55,7 +56,7 @@ class PackedRows:
 
 def gptq_entries(checkpoint: Checkpoint, keeps_integers: bool, zero: int) -> Iterator[TensorEntry]:
     """The checkpoint's tensors, with `weight` and `weight_scale` in place of `qweight`, `qzeros`, `scales`
-    and `g_idx`; or, if integers can't be kept, with a float32 `weight`. `zero` is the byte that stands for 0
+    and `g_idx`; or with a float32 `weight` unless `keeps_integers`. `zero` is the byte of a zero point of 128
     in `qzeros`. Raises MissingTensor and WrongTensor."""
     modules = {name.removesuffix("qweight") for name in checkpoint.entries if name.endswith(".qweight")}
     for module in modules:
@@ -120,12 +121,13 @@ class GptqMatrix:
         return row_bytes.bitwise_xor_(SIGN_BIT).view(torch.int8)
 
     def read_scales(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
-        """[stop - start, num_groups] in their own dtype. Raises WrongTensor if groups are out of order."""
+        """[stop - start, num_groups] in the dtype of the file. Raises WrongTensor if groups are out of
+        order."""
         num_groups, groups = self.scales.shape[0], self._groups(checkpoint)
         if not torch.equal(groups, torch.arange(num_groups).repeat_interleave(self.shape[1] // num_groups)):
             raise WrongTensor(
                 f"{self.qweight.name} in {self.qweight.file} has its inputs in groups out of order, though "
-                "config.json says desc_act = false; set it to true, and they are quantized again"
+                "config.json says desc_act = false; set desc_act to true, and the weights are quantized again"
             )
         return self._scale_rows(checkpoint, start, stop)
 
@@ -146,11 +148,13 @@ class GptqMatrix:
         return stored.view(dtype).t().contiguous()
 
     def _groups(self, checkpoint: Checkpoint) -> Tensor:
-        """Of each input, int64."""
+        """The group of each input, int64 [in_features]."""
         num_groups = self.scales.shape[0]
         if self.g_idx is None:
             return torch.arange(num_groups).repeat_interleave(self.shape[1] // num_groups)
         groups = checkpoint.read_stored(self.g_idx, 0, self.g_idx.num_bytes).view(torch.int32).long()
         if bool(((groups < 0) | (groups >= num_groups)).any()):
-            raise WrongTensor(f"{self.g_idx.name} in {self.g_idx.file} names groups that are not there")
+            raise WrongTensor(
+                f"{self.g_idx.name} in {self.g_idx.file} names groups that have no scales; download it again"
+            )
         return groups

@@ -1,8 +1,8 @@
 """Error-compensated rounding: GPTQ (Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training
 Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, algorithm 1).
 
-Columns (inputs) are rounded one after the other, and what a column loses is made up for by the columns
-that are not rounded yet, as far as the inputs seen in a calibration text say that they go together.
+Columns (inputs) are rounded one after the other. The columns that are not rounded yet make up for the error
+of a column, as far as their inputs go together with its inputs in a calibration text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DAMPING = 0.01
 def inverse_factor(hessian: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse of sum(x x^T), float32 [in_features, in_features].
 
-    Inputs that never were anything but zero go with no other. Takes three matrices of float64 for a while.
+    An input that was always zero is correlated with no other. Three float64 matrices are needed for a while.
     Raises ValueError where the calibration text left NaN or infinity, or a matrix without an inverse.
     """
     if not bool(torch.isfinite(hessian).all()):
@@ -36,16 +36,16 @@ def inverse_factor(hessian: Tensor) -> Tensor:
         work = torch.linalg.cholesky(work, upper=True)
     except RuntimeError as error:  # LinAlgError
         raise ValueError(
-            f"its inputs' correlations can't be inverted ({error}); try a longer text"
+            f"the correlations of its inputs can't be inverted ({error}); try a longer text"
         ) from error
     factor: Tensor = work.float()
     return factor
 
 
 def quantize_compensated(weight: Tensor, factor: Tensor, group_size: int = 0) -> QuantizedTensor:
-    """INT8 of [out_features, in_features], rows independent of each other, by inverse_factor() of its inputs.
-    Scales are quantize()'s: of whole rows, or of groups as they stand when their turn comes. Raises
-    ValueError."""
+    """INT8 of [out_features, in_features], by inverse_factor() of its inputs; rows do not depend on each
+    other. Scales are made by quantize(), from whole rows, or from the state of a group when its turn comes.
+    Raises ValueError."""
     left = weight.float().clone()
     num_rows, width = left.shape
     qweight = torch.empty(num_rows, width, dtype=torch.int8)
@@ -64,7 +64,7 @@ def quantize_compensated(weight: Tensor, factor: Tensor, group_size: int = 0) ->
 
 
 def _round(column: Tensor, scale: Tensor, pivot: float) -> tuple[Tensor, Tensor]:
-    """Integers of a column, and its error in units of the factor's diagonal."""
+    """The integers of a column, and its error in units of the factor's diagonal."""
     divisor = torch.where(scale > 0, scale, torch.inf)
     rounded = (column / divisor).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
     return rounded.to(torch.int8), (column - rounded * scale) / pivot

@@ -1,6 +1,6 @@
-"""The tensors of a unit (or of embedding or head) as one safetensors file that is read at once: the data
-begin on a page and lie as UnitLayout has them, under the checkpoint's own names. Anything that reads
-safetensors reads it."""
+"""The tensors of a unit (or of embedding or head) as one safetensors file that is read at once. The data
+begin on a page and lie as UnitLayout has them, under the checkpoint's own names. Every reader of safetensors
+can read the file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ WRITE_BYTES = 16 << 20
 
 
 def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
-    """What stands before the data: its length in eight bytes, the JSON, and spaces up to a whole page.
+    """The bytes before the data: the length of the JSON in eight bytes, the JSON, and spaces up to a whole
+    page.
 
-    `part_rows` are the rows of each checkpoint tensor of a matrix or vector of several parts.
+    `part_rows` has the number of rows of each part, for tensors of several parts.
     """
     entries: dict[str, object] = {}
     end = 0
@@ -41,14 +42,14 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
 
 
 def write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
-    """whole_file.write() of header and data."""
+    """Write header and data; returns what whole_file.write() returns."""
     data = memoryview(buffer.numpy().data).cast("B")
     pieces = (data[start : start + WRITE_BYTES] for start in range(0, len(data), WRITE_BYTES))
     return whole_file.write(path, chain([head], pieces))
 
 
 def read(path: Path, buffer: Tensor) -> None:
-    """The data of a file that is whole. Raises OSError."""
+    """Read the data of a whole file into `buffer`. Raises OSError."""
     with path.open("rb", buffering=0) as stream:
         stream.seek(8 + int.from_bytes(stream.read(8), "little"))
         left = memoryview(buffer.numpy().data).cast("B")

@@ -1,4 +1,4 @@
-"""penstock.json: the files that a converted folder consists of, with checksums, and what it was made of."""
+"""penstock.json: the files of a converted folder, with checksums, and the source that they were made of."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any
 
 from penstock.errors import CheckpointError, ConfigError, CorruptFile
 from penstock.weights.checkpoints.checkpoint import Checkpoint, read_json
+from penstock.weights.checkpoints.fingerprint import fingerprints
 from penstock.weights.conversion import whole_file
 
 MANIFEST = "penstock.json"
-#: What makes a folder a model, and so is written last.
+#: The file that makes a folder a model, and so is written last.
 CONFIG = "config.json"
-#: Of the manifest; 1 had checksums of tensors alone. What the weights look like is safetensors, always.
+#: The version of the manifest; version 1 had checksums of tensors alone. Weights are safetensors in every
+#: version.
 FORMAT_VERSION = 2
 
 
 def source_of(checkpoint: Checkpoint, way: dict[str, Any]) -> dict[str, Any]:
-    """What tells a source from another, wherever it lies, and the way in which it is converted; its folder is
-    for people alone."""
+    """What tells a source from another source, wherever it lies, and the way in which it is converted. The
+    folder's name is for people alone."""
     config = json.dumps(checkpoint.config, sort_keys=True).encode()
     return {
         "folder": str(checkpoint.folder.resolve()),
         "config_sha256": hashlib.sha256(config).hexdigest(),
-        "files": checkpoint.fingerprints(),
+        "files": fingerprints(checkpoint.entries.values()),
         "way": way,
     }
 
@@ -34,8 +36,8 @@ def source_of(checkpoint: Checkpoint, way: dict[str, Any]) -> dict[str, Any]:
 def find(target: Path, source: dict[str, Any]) -> dict[str, Any] | None:
     """The manifest of a conversion of `source` to `target`; None if nothing was written there yet.
 
-    A manifest of another version is one of a conversion that is finished. Raises ConfigError if the folder
-    belongs to somebody else, or a conversion can't be gone on with.
+    A manifest of another version is returned only if its conversion is finished. Raises ConfigError if the
+    folder has other content, or if a conversion can't be continued.
     """
     if (target / MANIFEST).is_file():
         manifest = read_json(target / MANIFEST)
@@ -43,7 +45,7 @@ def find(target: Path, source: dict[str, Any]) -> dict[str, Any] | None:
         return manifest | {"source": source}
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{target} is not a folder; choose a new one")
-    # A run that was killed at its very beginning leaves no manifest, but other things.
+    # A run that was killed at its very beginning leaves files, but no manifest.
     if target.exists() and not all(whole_file.is_leftover(path) for path in target.iterdir()):
         raise ConfigError(f"{target} is not empty; choose a new folder")
     return None
@@ -57,8 +59,8 @@ def begin(target: Path, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_files(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest's entries of files that are there. Files are renamed when they are whole, so a size tells
-    enough."""
+    """The manifest's entries of files that are there. A file gets its name when it is whole, so checking the
+    size is enough."""
     return {
         name: entry
         for name, entry in manifest["files"].items()
@@ -67,7 +69,7 @@ def whole_files(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_finished(folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether the folder is a model, with all that was ever written."""
+    """Whether the folder is a model, and has all files that were ever written."""
     return (folder / CONFIG).is_file() and len(whole_files(folder, manifest)) == len(manifest["files"])
 
 
@@ -76,16 +78,16 @@ def check_finished(folder: Path) -> None:
     if (folder / MANIFEST).is_file() and not (folder / CONFIG).is_file():
         source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
         raise CheckpointError(
-            f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again: it "
-            "goes on where it stopped"
+            f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again, "
+            "which goes on where the last run stopped"
         )
 
 
 def verify(folder: Path, report_progress: Callable[[int, int], None] | None = None) -> int:
     """Read a converted folder and compare the checksums; returns the number of files.
 
-    Raises CorruptFile naming the first file that is not what was written, and CheckpointError if the folder
-    is not a finished conversion, or one of another version, whose checksums say something else.
+    Raises CorruptFile, which names the first file that is not what was written, and CheckpointError if the
+    folder is not a finished conversion, or if it has the checksums of another version.
     """
     check_finished(folder)
     if not (folder / MANIFEST).is_file():
@@ -95,7 +97,7 @@ def verify(folder: Path, report_progress: Callable[[int, int], None] | None = No
         raise CheckpointError(
             f"{folder} was converted by another version of Penstock (its format is "
             f"{manifest.get('format_version')}, this one's {FORMAT_VERSION}), so its checksums can't be "
-            "compared. It can be served as it is; to have it verified, convert the model to a new folder"
+            "compared. The folder can be served as it is; to verify the model, convert it to a new folder"
         )
     files = manifest["files"]
     for index, (name, entry) in enumerate(files.items(), 1):
@@ -118,22 +120,23 @@ def _verify_file(path: Path, entry: dict[str, Any]) -> None:
 
 
 def _check_source(target: Path, manifest: dict[str, Any], source: dict[str, Any]) -> None:
-    """Raises ConfigError if the manifest tells of another source."""
+    """Raises ConfigError if the manifest has another source."""
     theirs, is_ours = manifest.get("source", {}), manifest.get("format_version") == FORMAT_VERSION
     if _known(theirs, is_ours) != _known(source, is_ours):
         raise ConfigError(
-            f"{target} holds a conversion of {theirs.get('folder')}, which is another model, or quantized "
-            "in another way, or has changed since; choose another folder or delete this one"
+            f"{target} holds a conversion of {theirs.get('folder')}, which is another model, or was "
+            f"quantized in another way, or has changed since; choose another folder or delete {target}"
         )
     if not is_ours and not is_finished(target, manifest):
         raise ConfigError(
-            f"the conversion to {target} was begun by another version of Penstock, which writes it "
-            "differently; delete the folder, or choose another"
+            f"the conversion to {target} was begun by another version of Penstock, which writes files "
+            "differently; delete the folder, or choose another folder"
         )
 
 
 def _known(source: dict[str, Any], is_ours: bool) -> tuple[Any, ...]:
-    """Of source_of() what can be compared; other versions agree in files' sizes, which come first."""
+    """The facts of source_of() that can be compared. Other versions have the sizes of files, which come
+    first."""
     config, files = source.get("config_sha256"), source.get("files", {})
     if is_ours:
         return config, files, source.get("way")

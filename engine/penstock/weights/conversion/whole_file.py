@@ -1,5 +1,5 @@
-"""Files that are there as a whole or not at all, whatever happens while they are written; and the lock on a
-folder that one process at a time writes to."""
+"""Files that are there as a whole or not at all, whatever happens while they are written, and the lock on a
+folder to which one process at a time writes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any
 
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
 
-#: How the names of files end that are being written, or were when their process was killed.
+#: Ending of the name of a file that is being written, or was when its process was killed.
 TEMPORARY = ".penstock-part"
 LOCK = ".penstock-lock"
-#: What processors have instructions for.
+#: Processors have instructions for this checksum.
 CHECKSUM = "sha256"
 READ_BYTES = 16 << 20
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What write() says of a file, of what the disk has. Raises OSError."""
+    """Size and checksum, as write() returns them, of a file as the disk has it. Raises OSError."""
     checksum = hashlib.new(CHECKSUM)
     with path.open("rb", buffering=0) as stream:
         while piece := stream.read(READ_BYTES):
@@ -35,7 +35,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def describe_bytes(content: bytes) -> dict[str, Any]:
-    """What write() will say of a file with this content."""
+    """Size and checksum, as write() will return them, of a file with this content."""
     return _description(len(content), hashlib.new(CHECKSUM, content).hexdigest())
 
 
@@ -44,8 +44,8 @@ def _description(num_bytes: int, checksum: str) -> dict[str, Any]:
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file under another name, wait until all of it is on the disk, and only then call it `path`;
-    returns its size and checksum.
+    """Write a file under another name, wait until all of it is on the disk, and only then rename it to
+    `path`; returns size and checksum.
 
     Raises CapacityError (the disk is full) and ConfigError, and leaves nothing behind then.
     """
@@ -87,7 +87,7 @@ def json_bytes(content: object) -> bytes:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in it last."""
+    """Make sure that renames in a folder survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -102,10 +102,10 @@ def is_leftover(path: Path) -> bool:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Be the only one who writes to `folder`, and remove what a process that was killed left there.
+    """Be the only process that writes to `folder`, and remove what a process that was killed left there.
 
-    The folder is made if it is not there. The lock is the system's (flock), so it ends with the process.
-    Raises CheckpointError if somebody else has it, and what write() raises.
+    The folder is made if it is not there. The lock is the system's (flock), so the lock ends with the
+    process. Raises CheckpointError if another process has the lock, and what write() raises.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def lock(folder: Path) -> Iterator[None]:
             path.unlink()
         yield
     finally:
-        # While it is still locked: whoever has opened it by now sees that it has lost its name.
+        # The file goes while it is locked: a process that has opened it by now sees that it has no name.
         (folder / LOCK).unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -139,7 +139,7 @@ def _lock_file(folder: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its owner removed it between our two calls: try again with a new one
+        os.close(descriptor)  # its owner removed the file between our two calls: try again with a new file
 
 
 def _is_file(descriptor: int, path: Path) -> bool:
@@ -153,8 +153,8 @@ def _is_file(descriptor: int, path: Path) -> bool:
 def _unwritable(path: Path, error: OSError) -> PenstockError:
     kind = CapacityError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
     return kind(
-        f"writing {path} failed: {error.strerror}. What was written before is kept: run the same command "
-        "again when this is mended"
+        f"writing {path} failed: {error.strerror}. Files that were written before are kept: remove the "
+        "cause, and run the same command again"
     )
 
 

@@ -12,18 +12,19 @@ from torch import Tensor
 from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.lane import Link
 from penstock.spec import UnitKey
+from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.store import FileRange, WeightStore
+from penstock.weights.store import WeightStore
 from penstock.weights.tensors import TensorSpec, UnitLayout
-from penstock.weights.tier import Tier
+from penstock.weights.tiers.tier import Tier
 
 
 class StoreReader:
-    """Units that lie in a file as in their buffer are read directly, several reads in flight; the others go
-    through the store, one after the other, to be quantized on the way in."""
+    """Units that lie in a file as in their buffer are read directly, with several reads in flight. The others
+    go through the store, one after the other, which quantizes them."""
 
     def __init__(self, store: WeightStore, num_threads: int = 1, direct: DirectReader | None = None) -> None:
-        """`num_threads` are for quantizing."""
+        """`num_threads` threads quantize."""
         self._store = store
         self._num_threads = num_threads
         self._ranges: dict[UnitKey, FileRange | None] = {
@@ -35,20 +36,21 @@ class StoreReader:
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
 
     def detours(self, keys: Iterable[UnitKey]) -> list[str]:
-        """What keeps these units from coming straight from the disk, for people."""
+        """Reasons, for people, why these units do not come straight from the disk."""
         ranges = [self._ranges[key] for key in keys]
         folder, found = self._store.checkpoint.folder, []
         if any(at is None for at in ranges):
             found.append(
                 f"{ranges.count(None)} of {len(self._ranges)} layers do not fit into memory, and {folder} "
-                "is not laid out to be streamed: they are quantized again in each step. Convert it once "
-                "(penstock convert MODEL OUT, or serve it with --convert-to OUT)"
+                "is not laid out to be streamed: these layers are quantized again in each step. Convert the "
+                "model once (penstock convert MODEL OUT, or serve it with --convert-to OUT)"
             )
         files = {at.file for at in ranges if at is not None}
         if self._direct is not None and not all(map(self._direct.is_direct, files)):
             found.append(
                 f"{folder} is on a file system without direct reads: layers come through the page cache, "
-                "slower, and push other files out of it. Move it to a local file system such as ext4 or xfs"
+                "slower, and push other files out of the cache. Move the folder to a local file system such "
+                "as ext4 or xfs"
             )
         return found
 
@@ -59,8 +61,8 @@ class StoreReader:
         return self._direct.submit(*found, buffer)
 
     def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
-        """Begin to read embedding or head into memory of its own. What is returned waits for it, and raises
-        CheckpointError kinds."""
+        """Begin to read embedding or head into memory of its own. The function that is returned waits for the
+        weights, and raises CheckpointError kinds."""
         found = self._store.contiguous(tensors)
         if found is None or self._direct is None:
             return self._thread.submit(self._store.read_resident, tensors).result
@@ -86,13 +88,13 @@ class StoreReader:
 
 class LinkReader:
     """Queues copies from the tier of the host, in the order in which they are asked for. A read counts as
-    done when its copy is queued: the device keeps the order from there on."""
+    done when its copy is queued: from then on the device keeps the order."""
 
     def __init__(self, host: Tier, link: Link) -> None:
         self._host = host
         self._link = link
         self._requests: SimpleQueue[tuple[UnitKey, Tensor, Future[int]] | None] = SimpleQueue()
-        #: What the link raised.
+        #: The error of a link that has failed. The link is lost: all who want a unit learn of the error.
         self._failure: BaseException | None = None
         #: A unit whose copy out of its staging slot may be under way.
         self._leaving: tuple[UnitKey, Tensor] | None = None
@@ -116,7 +118,7 @@ class LinkReader:
                 if self._failure is not None:
                     raise self._failure
                 num_bytes = self._copy(key, buffer)
-            except BaseException as error:  # whatever it is, whoever waits has to learn of it
+            except BaseException as error:  # whoever waits has to learn of any error
                 future.set_exception(error)
             else:
                 future.set_result(num_bytes)
@@ -140,7 +142,7 @@ class LinkReader:
             self._failure = error
             self._host.release(key)
             raise
-        # This copy is queued behind the last one: only now is there no gap if that one is waited for.
+        # The link has this copy to do now, so it does not stand still while the last copy is waited for.
         self._let_go()
         if arrival.slot is None:
             self._host.release(key)
@@ -154,8 +156,6 @@ class LinkReader:
             self._leaving = None
             try:
                 self._link.wait_copied(buffer)
-            except (
-                Exception
-            ) as error:  # a link that failed once is lost: whoever wants a unit next learns of it
+            except Exception as error:
                 self._failure = error
             self._host.release(key)

@@ -1,0 +1,55 @@
+"""The header of a safetensors file. The format is described at https://github.com/huggingface/safetensors:
+eight bytes with the length of the header, the header as JSON, and then the tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptFile
+from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
+
+#: Bytes of an element of dtypes that may be in a file, though Penstock does not read them.
+OTHER_DTYPE_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "U8": 1, "BOOL": 1}
+OTHER_DTYPE_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
+#: A longer header is refused, as the safetensors library refuses it.
+MAX_HEADER_BYTES = 100 << 20
+
+
+def read_header(file: Path) -> list[TensorEntry]:
+    """All tensors of one file. Raises CorruptFile, which names the file and what is wrong."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise CorruptFile(f"{file} does not begin with a safetensors header; download it again")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        items = [(name, value) for name, value in header.items() if name != "__metadata__"]
+        entries = [_entry(file, name, value, 8 + length) for name, value in items]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptFile(f"{file} has a malformed safetensors header ({error!r})") from error
+    end = max((entry.offset + entry.num_bytes for entry in entries), default=8 + length)
+    if end > size:
+        raise CorruptFile(
+            f"{file} is truncated: its header describes {end} bytes, the file has {size}; download it again"
+        )
+    return entries
+
+
+def _entry(file: Path, name: str, value: dict[str, Any], data_start: int) -> TensorEntry:
+    dtype, shape = str(value["dtype"]), tuple(int(size) for size in value["shape"])
+    begin, end = (int(offset) for offset in value["data_offsets"])
+    item_bytes = DTYPES[dtype].itemsize if dtype in DTYPES else OTHER_DTYPE_BYTES.get(dtype, 0)
+    expected = math.prod(shape) * item_bytes
+    if begin < 0 or end < begin or (item_bytes and end - begin != expected) or min(shape, default=0) < 0:
+        raise CorruptFile(
+            f"{file}: tensor {name} of dtype {dtype} and shape {list(shape)} takes {expected} bytes, but "
+            f"the header gives it {end - begin}"
+        )
+    return TensorEntry(name, file, data_start + begin, dtype, shape, end - begin)

@@ -1,0 +1,54 @@
+"""Whether a checkpoint holds the tensors that a model consists of, each with its shape, and no others."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import UnexpectedTensor, WrongTensor
+from penstock.weights.tensor_source import TensorSource, is_transposed
+from penstock.weights.tensors import ModelTensors, TensorSpec
+
+#: Tensors that some checkpoints carry and no model here needs: they follow from the config.
+DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
+
+
+def check_tensors(source: TensorSource, tensors: ModelTensors, ignore_unexpected: bool = False) -> None:
+    """Raises MissingTensor, WrongTensor, and UnexpectedTensor unless `ignore_unexpected`."""
+    known: set[str] = set()
+    for tensor in (tensor for group in tensors.groups for tensor in group):
+        known |= tensor.format.check(source, tensor)
+        _check_rows(source, tensor)
+    if not ignore_unexpected:
+        _check_others(source, known, (*DERIVED_TENSORS, *tensors.unused))
+
+
+def _check_rows(source: TensorSource, tensor: TensorSpec) -> None:
+    """Raises WrongTensor unless the parts' rows make up the tensor's."""
+    num_rows = 0
+    for part in tensor.parts:
+        entry = source.entry(part)
+        shape = entry.shape[::-1] if is_transposed(tensor, entry) else entry.shape
+        num_rows += shape[0] if shape else 1
+    if num_rows != tensor.shape[0]:
+        raise WrongTensor(
+            f"{' + '.join(tensor.parts)} in {source.checkpoint.folder} have {num_rows} rows together; "
+            f"config.json calls for {tensor.shape[0]}"
+        )
+
+
+def _check_others(source: TensorSource, known: set[str], unused: tuple[str, ...]) -> None:
+    """Raises UnexpectedTensor for a tensor that is neither `known` nor matched by a pattern of `unused`."""
+    checkpoint, patterns = source.checkpoint, [re.compile(pattern) for pattern in unused]
+    extra = [
+        name
+        for name in checkpoint.entries
+        if name not in known | checkpoint.idle and not any(pattern.search(name) for pattern in patterns)
+    ]
+    if not extra:
+        return
+    others = f" and {len(extra) - 1} more tensors" if len(extra) > 1 else ""
+    raise UnexpectedTensor(
+        f"{checkpoint.entries[extra[0]].file} holds {extra[0]}{others} that this architecture does not use, "
+        "so its answers might not be the model's. If you know that these tensors don't matter, pass "
+        "--ignore-unexpected-tensors"
+    )

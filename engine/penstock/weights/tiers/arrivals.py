@@ -1,0 +1,149 @@
+"""Arrivals: the units of one memory, each there or on its way, and the reads that bring them.
+
+Arrivals know the slots, the reads, the lock and how much was read. The tier that owns the arrivals decides
+which unit is read next, and which unit gives its slot up."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from penstock.metrics import Traffic
+from penstock.spec import UnitKey
+from penstock.weights.tiers.tier import Arrival, UnitReader
+
+#: Units that are being read at the same time: two keep the link busy, and a unit that is suddenly needed
+#: waits behind at most two others.
+MAX_READS = 2
+
+
+class ReadClock:
+    """Bytes and busy time of a link. The lock of the arrivals protects the clock."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.num_reads = 0
+        self._busy_since = 0.0
+
+    def begin(self) -> None:
+        if self.num_reads == 0:
+            self._busy_since = time.perf_counter()
+        self.num_reads += 1
+
+    def end(self, read: Future[int]) -> None:
+        self.num_reads -= 1
+        if self.num_reads == 0:
+            self.traffic.busy_s += time.perf_counter() - self._busy_since
+        if read.exception() is None:
+            self.traffic.num_bytes += read.result()
+
+
+class Arrivals:
+    """`with arrivals:` holds the lock. A read that begins inside the block is watched when the block has
+    ended: watching a read that has ended already calls _on_end() at once, and _on_end() takes the lock."""
+
+    def __init__(
+        self, reader: UnitReader, slots: Sequence[Tensor], ask: Callable[[], object] | None = None
+    ) -> None:
+        """`slots` are lent to one unit after the other. `ask` is called with the lock held when a read has
+        ended, to begin the next ones."""
+        self.reader = reader
+        self.units: dict[UnitKey, Arrival] = {}
+        self.free_slots = list(range(len(slots)))
+        self.is_closed = False
+        self._slots = slots
+        self._ask = ask
+        self._clock = ReadClock()
+        self._lock = threading.Lock()
+        #: Told when a read has begun or ended, when a unit was released, and when nothing more is read.
+        self._changed = threading.Condition(self._lock)
+        #: Reads that nobody watches yet.
+        self._begun: list[Future[int]] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        begun, self._begun = self._begun, []
+        self._lock.release()
+        for read in begun:
+            read.add_done_callback(self._on_end)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was read from the tier below."""
+        return self._clock.traffic
+
+    @property
+    def can_read(self) -> bool:
+        """Whether fewer reads than MAX_READS are under way."""
+        return self._clock.num_reads < MAX_READS
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        with self:
+            self.is_closed = True
+            self.changed()
+
+    def close(self) -> None:
+        """Read nothing more, and wait for what is being read into our buffers."""
+        self.stop()
+        with self:
+            reads = [arrival.read for arrival in self.units.values()]
+        for read in reads:
+            read.exception()
+        self.reader.close()
+        with self:  # reads, arrivals and tier refer to one another, which would keep all of them alive
+            self.units.clear()
+            self._ask = None
+
+    # ------------------------------------------------------------ with the lock held
+
+    def begin(self, key: UnitKey, own_buffer: Tensor | None = None) -> None:
+        """Read a unit into its own buffer, or into a free slot. Whoever waits for the unit learns of an
+        error."""
+        slot = None if own_buffer is not None else self.free_slots.pop(0)
+        buffer = self._slots[slot] if slot is not None else own_buffer
+        assert buffer is not None
+        try:
+            read = self.reader.submit(key, buffer)
+        except Exception as error:
+            self.is_closed = self.is_closed or sys.is_finalizing()
+            read = Future()
+            read.set_exception(error)
+        self.units[key] = Arrival(buffer, read, slot)
+        self._clock.begin()
+        self._begun.append(read)
+        self.changed()
+
+    def forget(self, key: UnitKey, arrival: Arrival) -> None:
+        """Give the unit's slot back, if nobody else who met the same error did so before."""
+        if self.units.get(key) is not arrival:
+            return
+        del self.units[key]
+        if arrival.slot is not None:
+            self.free_slots.append(arrival.slot)
+
+    def wait(self) -> None:
+        """Until something has changed."""
+        assert not self._begun, "nobody would be told of the ends of these reads"
+        self._changed.wait()
+
+    def changed(self) -> None:
+        """Wake all who wait()."""
+        self._changed.notify_all()
+
+    # ------------------------------------------------------------ without the lock
+
+    def _on_end(self, read: Future[int]) -> None:
+        """Runs on a reading thread, or on the thread that begins to watch a read that has ended already."""
+        with self:
+            self._clock.end(read)
+            if self._ask is not None:
+                self._ask()
+            self.changed()

@@ -1,0 +1,54 @@
+"""What a tier gives, and what fills it: the words that tiers and readers share."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.spec import UnitKey
+
+
+class UnitReader(Protocol):
+    """Brings units into a tier, on threads of its own."""
+
+    def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+        """Fill `buffer` (whole pages) with a unit; the result is the number of bytes read."""
+
+    def close(self) -> None:
+        """End the threads. The caller waits first for the reads that it submitted."""
+
+
+@dataclass
+class Arrival:
+    """A unit in memory, or on its way there."""
+
+    buffer: Tensor
+    read: Future[int]
+    #: The staging slot; None if the unit has a buffer of its own.
+    slot: int | None
+    is_lent: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        return self.read.done() and self.read.exception() is not None
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.read.done() and self.read.exception() is None
+
+
+class Tier(Protocol):
+    """What the tier above takes units from."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def acquire(self, key: UnitKey) -> Arrival:
+        """Wait for a unit; the unit stays until it is released. Raises what reading raised."""
+
+    def release(self, key: UnitKey) -> None: ...
+
+    def close(self) -> None: ...
