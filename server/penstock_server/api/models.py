@@ -1,4 +1,4 @@
-"""/v1/models: what the model is called here."""
+"""/v1/models: the names of the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelRoutes:
         return router
 
     async def list_models(self) -> ModelList:
-        """Answers while the model loads, too."""
+        """All names of the model. The route answers while the model loads, too."""
         return ModelList(data=[self._model(name) for name in self._settings.model_names])
 
     async def retrieve_model(self, model: str) -> Model:

@@ -1,4 +1,4 @@
-"""ServedEngine: the engine as the server has it. Requests go in, outputs come out, its state can be seen."""
+"""ServedEngine: the engine as the server sees it. Requests go in, outputs and snapshots come out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from penstock_server.settings.settings import Settings
 
 
 class ServedEngine:
-    """For one event loop, which it never blocks."""
+    """An engine for one event loop. No method blocks the loop."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """`engine` is not started yet: start() does it."""
+        """engine: not started yet; start() starts it."""
         self._engine = engine
 
     @classmethod
     def of(cls, settings: Settings) -> ServedEngine:
-        """One that loads what the settings describe, once it is started."""
+        """An engine that loads the model of the settings when it is started."""
         return cls(AsyncEngine(lambda report: load_engine(settings, report)))
 
     # -- its life -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to load. Call it on the event loop that will use it."""
+        """Begins to load the model. Call start() on the event loop that will use the engine."""
         self._engine.start()
 
     async def stop(self) -> None:
-        """Ends all requests, and what is being loaded."""
+        """Ends all requests, and ends loading."""
         await self._engine.stop()
 
     @property
@@ -46,41 +46,40 @@ class ServedEngine:
         await self._engine.wait_until_ready()
 
     async def wait_until_ended(self) -> None:
-        """Until the engine was stopped. Raises EngineDead with the reason if it ended by itself."""
+        """Waits until stop() was called. Raises EngineDead with the reason if the engine ends by itself."""
         await self._engine.wait_until_ended()
 
     # -- what it answers ------------------------------------------------------------------------
 
     @property
     def model(self) -> ServedModel:
-        """Raises EngineDead while there is none."""
+        """The loaded model. Raises EngineDead if none is loaded."""
         return model_of(self._engine.engine)
 
     @property
     def max_num_seqs(self) -> int:
-        """Most sequences in a step. Raises EngineDead."""
+        """The most sequences in a step. Raises EngineDead."""
         return self._engine.engine.config.max_num_seqs
 
     @property
     def max_requests(self) -> int:
-        """Most requests that may run and wait. Raises EngineDead."""
+        """The most requests that may run and wait together. Raises EngineDead."""
         return self._engine.max_requests
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
-        """What can be computed. Raises ContextOverflow and InvalidParameter, EngineDead if there is no
-        engine."""
+        """A request that the engine can compute. Raises ContextOverflow, InvalidParameter, EngineDead."""
         return self._engine.engine.validate(request)
 
     def submit(self, request: ValidRequest) -> RequestStream:
-        """Queues a request. Raises QueueFull, EngineDead if there is no engine."""
+        """Queues a request. Raises QueueFull, EngineDead."""
         return self._engine.submit(request)
 
     # -- how it stands --------------------------------------------------------------------------
 
     def snapshot(self) -> EngineSnapshot:
-        """Raises EngineDead."""
+        """The engine's counters at this moment. Raises EngineDead."""
         return snapshot_of(self._engine.engine)
 
     def plan(self) -> ServedPlanBody:
-        """What lies where. Raises EngineDead."""
+        """The memory plan. Raises EngineDead."""
         return served_plan_of(self._engine.engine)

@@ -1,6 +1,6 @@
-"""From the body of a request to what the engine is asked: prompts and SamplingParams, route by route.
+"""From the body of a request to a Question, prompts and SamplingParams, for each route.
 
-Long texts and large grammars take a while: not for the event loop.
+Long texts and large grammars take long, so that these functions don't belong on the event loop.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools.use import ToolUse
 
-#: What /v1/completions generates if the request does not say, as at OpenAI.
+#: The default of max_tokens for /v1/completions, as at OpenAI.
 DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Question:
-    """Each prompt is answered once for each of `params`."""
+    """The engine's task: each prompt gets an answer for each element of `params`."""
 
     prompts: list[Prompt]
     params: list[SamplingParams]
-    #: How answers are read that may hold calls of tools; None: they hold none.
+    #: How to read answers that may hold calls of tools; None: answers are text alone.
     use: ToolUse | None = None
 
 
 class Constraints(TypedDict):
-    """What a request demands of an answer's tokens, as sampling_params() takes it."""
+    """The constraints on an answer's tokens, as sampling_params() takes them."""
 
     bad_words: tuple[tuple[int, ...], ...]
     grammar: Grammar | None
@@ -91,7 +91,7 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
 
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
-    """To what the tools demand as well."""
+    """`params`, bound to what the tools demand as well. Raises InvalidParameter."""
     params = use.bind(params)
     use.check(model, params.grammar)
     return params
@@ -113,7 +113,7 @@ def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoi
 def read_input(
     model: ServedModel, body: ResponsesRequest, parser: ParserChoice, may_be_long: bool = False
 ) -> tuple[Prompt, ToolUse]:
-    """The input of /v1/responses. Raises what read_conversation() raises, and unless it may be long what
+    """The input of /v1/responses. Raises what read_conversation() raises, and, unless `may_be_long`, what
     refuse_long_text() raises."""
     conversation = body.as_conversation
     use = ToolUse.of(conversation.tools, model.tokenizer, parser)
@@ -125,9 +125,9 @@ def read_input(
 
 
 def _fitting(model: ServedModel, conversation: Conversation, use: ToolUse, room: int) -> Conversation:
-    """Without the oldest turns, as far as `room` tokens demand; the system's turns in front stay, and what
-    remains begins with a user's turn. The last of these need not fit: whoever computes it says why it does
-    not."""
+    """The conversation without as many of its oldest turns as have no place in `room` tokens. System turns in
+    front stay, and the rest begins with a user's turn. The last user's turn always stays; if it does not fit,
+    a later check refuses it with the reason."""
     turns = conversation.turns
     first = next((index for index, turn in enumerate(turns) if turn.role != "system"), 0)
     starts = [first, *(index for index in range(first + 1, len(turns)) if turns[index].role == "user")]
