@@ -117,7 +117,7 @@ class Answers:
             that gets token ids needs them: each token id has log-probabilities then.
         ending: makes the `is_over` of one answer (see Answer).
 
-        Raises what ServedEngine.validate and submit raise.
+        Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
         """
         self._answers: list[Answer] = []
         self._num_choices = len(params)
@@ -131,14 +131,15 @@ class Answers:
         self._is_closed = False
         metrics.observe_params(params)
         try:
+            loaded = engine.loaded
             for prompt in prompts:
                 scorer: Answer | None = None
                 asked = GenerationRequest(
                     prompt, params[0], priority=priority, cache_salt=cache_salt, **options
                 )
-                valid = engine.validate(asked)
+                valid = loaded.validate(asked)
                 for number, each in enumerate(params):
-                    stream = engine.submit(valid.choice(each) if number else valid)
+                    stream = loaded.submit(valid.choice(each) if number else valid)
                     tells_end = tells_end_token or each.include_stop_str_in_output
                     answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
                     if each.prompt_logprobs is not None:

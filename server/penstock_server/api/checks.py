@@ -29,7 +29,7 @@ def ready_model(engine: ServedEngine) -> ServedModel:
     if status.state == "loading":
         progress = f"{status.loaded_layers} of {status.total_layers} layers"
         raise unavailable(f"The model is loading: {progress}.", "model_loading")
-    return engine.model
+    return engine.loaded.model
 
 
 def check_model(name: str | None, settings: Settings) -> None:

@@ -38,5 +38,5 @@ class ModelRoutes:
             id=name,
             created=self._created,
             root=self._settings.model_names[0],
-            max_model_len=self._engine.model.max_model_len if self._engine.is_ready else None,
+            max_model_len=self._engine.loaded.model.max_model_len if self._engine.is_ready else None,
         )

@@ -81,14 +81,14 @@ class OperationRoutes:
         """The memory plan (bytes, homes of layers, budgets) and the time that a step of one token should
         take. 503 while the model loads."""
         ready_model(self._engine)
-        return self._engine.plan()
+        return self._engine.loaded.plan()
 
     async def stats(self) -> StatsBody:
         """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
         `time_s` is a clock: the rate of a total is its difference between two answers, divided by the
         difference of `time_s`. 503 while the model loads."""
         ready_model(self._engine)
-        return self._engine.snapshot().stats
+        return self._engine.loaded.snapshot().stats
 
     def _health(self) -> Health:
         status = self._engine.status

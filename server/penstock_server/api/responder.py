@@ -35,7 +35,7 @@ class Responder:
 
     def check_num_answers(self, num_answers: int) -> None:
         """Raises 400 for more answers than the server could ever take."""
-        limit = min(MAX_ANSWERS, self._engine.max_requests)
+        limit = min(MAX_ANSWERS, self._engine.loaded.max_requests)
         if num_answers > limit:
             message = (
                 f"The request asks for {num_answers} answers (prompts times n); one request may ask for "

@@ -68,7 +68,7 @@ class TokenizeRequest(Wire):
         if self.messages is not None:
             conversation = self._conversation(self.messages)
             use = ToolUse.of(conversation.tools, model.tokenizer, settings.tool_call_parser)
-            return read_conversation(model, conversation, use)
+            return read_conversation(model, conversation, use.prompt)
         if self.content is not None:
             return model.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
         return model.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)

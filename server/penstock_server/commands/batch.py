@@ -113,7 +113,7 @@ class _Batch:
         app = create_app(engine, self._settings)
         async with app.router.lifespan_context(app):
             await engine.wait_until_ready()
-            width = min(2 * engine.max_num_seqs, engine.max_requests)
+            width = min(2 * engine.loaded.max_num_seqs, engine.loaded.max_requests)
             pending = self._pending()
             try:
                 async with asyncio.TaskGroup() as tasks:

@@ -1,13 +1,10 @@
-"""ServedEngine: the engine as the server sees it. Requests go in, outputs and snapshots come out."""
+"""ServedEngine: the engine's life as the server sees it: it is started, loads, is ready, and ends."""
 
 from __future__ import annotations
 
-from penstock import AsyncEngine, EngineStatus, GenerationRequest, RequestStream, ValidRequest
-from penstock_server.facade.inside import model_of, served_plan_of, snapshot_of
+from penstock import AsyncEngine, EngineStatus
+from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.facade.loading import load_engine
-from penstock_server.facade.model import ServedModel
-from penstock_server.facade.snapshot import EngineSnapshot
-from penstock_server.protocol.engine_bodies import ServedPlanBody
 from penstock_server.settings.settings import Settings
 
 
@@ -22,8 +19,6 @@ class ServedEngine:
     def of(cls, settings: Settings) -> ServedEngine:
         """An engine that loads the model of the settings when it is started."""
         return cls(AsyncEngine(lambda report: load_engine(settings, report)))
-
-    # -- its life -------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begins to load the model. Call start() on the event loop that will use the engine."""
@@ -41,6 +36,11 @@ class ServedEngine:
     def is_ready(self) -> bool:
         return self._engine.status.state == "ready"
 
+    @property
+    def loaded(self) -> LoadedEngine:
+        """The engine with its model. Raises EngineDead while the model loads, and after the engine ended."""
+        return LoadedEngine(self._engine)
+
     async def wait_until_ready(self) -> None:
         """Raises EngineDead with the reason if loading failed."""
         await self._engine.wait_until_ready()
@@ -48,38 +48,3 @@ class ServedEngine:
     async def wait_until_ended(self) -> None:
         """Waits until stop() was called. Raises EngineDead with the reason if the engine ends by itself."""
         await self._engine.wait_until_ended()
-
-    # -- what it answers ------------------------------------------------------------------------
-
-    @property
-    def model(self) -> ServedModel:
-        """The loaded model. Raises EngineDead if none is loaded."""
-        return model_of(self._engine.engine)
-
-    @property
-    def max_num_seqs(self) -> int:
-        """The most sequences in a step. Raises EngineDead."""
-        return self._engine.engine.config.max_num_seqs
-
-    @property
-    def max_requests(self) -> int:
-        """The most requests that may run and wait together. Raises EngineDead."""
-        return self._engine.max_requests
-
-    def validate(self, request: GenerationRequest) -> ValidRequest:
-        """A request that the engine can compute. Raises ContextOverflow, InvalidParameter, EngineDead."""
-        return self._engine.engine.validate(request)
-
-    def submit(self, request: ValidRequest) -> RequestStream:
-        """Queues a request. Raises QueueFull, EngineDead."""
-        return self._engine.submit(request)
-
-    # -- how it stands --------------------------------------------------------------------------
-
-    def snapshot(self) -> EngineSnapshot:
-        """The engine's counters at this moment. Raises EngineDead."""
-        return snapshot_of(self._engine.engine)
-
-    def plan(self) -> ServedPlanBody:
-        """The memory plan. Raises EngineDead."""
-        return served_plan_of(self._engine.engine)

@@ -18,8 +18,8 @@ from penstock_server.protocol.requests import (
     GenerationFields,
     SamplingFields,
 )
+from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import render_described
-from penstock_server.tools.use import ToolUse
 
 #: Request fields that have the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
@@ -130,15 +130,15 @@ def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[in
     return tuple(found)
 
 
-def read_conversation(model: ServedModel, conversation: Conversation, use: ToolUse) -> list[int]:
+def read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:
     """The token ids of a conversation. Raises RequestError if the model has no chat template, or if the
     template refuses the conversation."""
     if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
     variables = dict(conversation.template_kwargs)
-    if use.shown_tools:
-        variables["tools"] = use.shown_tools
+    if tools.shown_tools:
+        variables["tools"] = tools.shown_tools
 
     def render(messages: list[dict[str, Any]]) -> list[int]:
         return render_chat(
@@ -149,8 +149,8 @@ def read_conversation(model: ServedModel, conversation: Conversation, use: ToolU
             **variables,
         )
 
-    messages = use.messages([template_message(turn) for turn in conversation.turns])
-    described = use.description
+    messages = tools.messages([template_message(turn) for turn in conversation.turns])
+    described = tools.description
     return render_described(render, messages, described) if described else render(messages)
 
 

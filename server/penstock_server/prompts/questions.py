@@ -27,6 +27,7 @@ from penstock_server.protocol.conversation import Conversation
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import ParserChoice
+from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.use import ToolUse
 
 #: The default of max_tokens for /v1/completions, as at OpenAI.
@@ -77,7 +78,7 @@ def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
 
 def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserChoice) -> Question:
     use = ToolUse.of(body.as_conversation.tools, model.tokenizer, parser)
-    token_ids = truncated(model, body, read_conversation(model, body.as_conversation, use))
+    token_ids = truncated(model, body, read_conversation(model, body.as_conversation, use.prompt))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -92,8 +93,8 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
     """`params`, bound to what the tools demand as well. Raises InvalidParameter."""
-    params = use.bind(params)
-    use.check(model, params.grammar)
+    params = use.binding.bind(params)
+    use.binding.check(model, params.grammar)
     return params
 
 
@@ -118,13 +119,15 @@ def read_input(
     conversation = body.as_conversation
     use = ToolUse.of(conversation.tools, model.tokenizer, parser)
     if body.truncation == "auto":
-        conversation = _fitting(model, conversation, use, model.max_model_len - (body.max_output_tokens or 1))
+        conversation = _fitting(
+            model, conversation, use.prompt, model.max_model_len - (body.max_output_tokens or 1)
+        )
     if not may_be_long:
         refuse_long_text(model, conversation.num_chars)
-    return Prompt(read_conversation(model, conversation, use)), use
+    return Prompt(read_conversation(model, conversation, use.prompt)), use
 
 
-def _fitting(model: ServedModel, conversation: Conversation, use: ToolUse, room: int) -> Conversation:
+def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, room: int) -> Conversation:
     """The conversation without as many of its oldest turns as have no place in `room` tokens. System turns in
     front stay, and the rest begins with a user's turn. The last user's turn always stays; if it does not fit,
     a later check refuses it with the reason."""
@@ -140,6 +143,6 @@ def _fitting(model: ServedModel, conversation: Conversation, use: ToolUse, room:
             refuse_long_text(model, since(start).num_chars)
         except ContextOverflow:
             return False
-        return len(read_conversation(model, since(start), use)) <= room
+        return len(read_conversation(model, since(start), tools)) <= room
 
     return since(starts[bisect_left(starts[:-1], True, key=fits)])

@@ -106,9 +106,9 @@ class _Server(uvicorn.Server):
                 await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
-        for line in plan_table(self._engine.plan()):
+        for line in plan_table(self._engine.loaded.plan()):
             logger.info("%s", line)
-        print(greeting(self._settings, self._engine.model, self._url), flush=True)
+        print(greeting(self._settings, self._engine.loaded.model, self._url), flush=True)
         systemd.notify(systemd.READY)
 
     async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
