@@ -4,17 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
 
-# Said once, the next two hold until something else is said: they stand in the stamp of what is installed.
+# TORCH and EXTRAS keep their last values: the file $(INSTALLED) has them, one in each line.
 INSTALLED := $(VENV)/installed
 installed_line = $(shell sed -n $(1)p $(INSTALLED) 2>/dev/null)
-# Another build of torch (2.11 to 2.14), as pip wants to hear it; it may name an index of its own.
+# The build of torch (2.11 to 2.14), as arguments for pip; they may name an index.
 TORCH ?= $(or $(call installed_line,1),torch==2.13.0)
-# nvrtc compiles the CUDA kernels, for tests without a GPU; leave it out beside a torch for CUDA 12.8 or 12.9,
-# which wants another version.
+# The extra nvrtc compiles the CUDA kernels, for tests without a GPU. Leave nvrtc out with a torch for CUDA
+# 12.8 or 12.9, which needs another version of NVRTC.
 USUAL_EXTRAS := dev,nvrtc
 EXTRAS ?= $(or $(call installed_line,2),$(USUAL_EXTRAS))
 ifneq ($(call installed_line,1),$(TORCH))
-# pip takes one build of a version of torch for another: the environment begins anew.
+# The environment is made anew for another torch: pip does not replace a build by another build of one
+# version.
 CLEAR := --clear
 endif
 ifneq ($(call installed_line,1) $(call installed_line,2),$(TORCH) $(EXTRAS))
@@ -25,7 +26,7 @@ endif
 
 install: $(INSTALLED)
 
-# torch first and alone: any looser request for it would pull in another, much larger build.
+# torch is installed first and alone: with the other packages, pip could choose another, much larger build.
 $(INSTALLED): pyproject.toml clients/python/pyproject.toml docker/constraints.txt \
 		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h)
 	$(PYTHON) -m venv $(CLEAR) $(VENV)

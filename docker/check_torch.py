@@ -1,4 +1,4 @@
-"""Run while an image is built: whether the torch that pip chose is made for the variant that was asked for.
+"""Checks, while an image is built, whether torch is made for the variant of the image.
 
 python check_torch.py cpu | cu126 | cu130
 """
@@ -11,15 +11,15 @@ VARIANTS = {"cpu": None, "cu126": "12.6", "cu130": "13.0"}
 
 
 def complaint(variant: str, version: str, cuda: str | None) -> str | None:
-    """What is wrong; None if nothing is. `cuda` is torch.version.cuda, None in builds for the CPU."""
+    """The error; None if torch fits. `cuda` is torch.version.cuda, which is None in builds for the CPU."""
     if variant not in VARIANTS:
         return f"VARIANT is {variant!r}; choose one of {', '.join(VARIANTS)}"
     if cuda == VARIANTS[variant]:
         return None
     found = f"for CUDA {cuda}" if cuda else "for the CPU"
     return (
-        f"torch {version} is a build {found}, and not for VARIANT={variant}: name the index that pytorch.org "
-        "has for it with --build-arg TORCH_INDEX=URL, or another release with --build-arg TORCH=torch==X"
+        f"torch {version} is a build {found}, and not for VARIANT={variant}: name the variant's index of "
+        "pytorch.org with --build-arg TORCH_INDEX=URL, or another release with --build-arg TORCH=torch==X"
     )
 
 

@@ -1,5 +1,5 @@
-"""The image's HEALTHCHECK: exit code 0 while /health/live says that no restart is needed, which is so while a
-model loads and while requests drain, too. It looks where the PENSTOCK_* variables say that the server is."""
+"""The image's HEALTHCHECK. The exit code is 0 while /health/live says that no restart is needed, also while a
+model loads and while requests drain. The PENSTOCK_* variables give the server's address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Mapping
 
-TIMEOUT_S = 4  # the Dockerfile gives it 5
+TIMEOUT_S = 4  # the Dockerfile's timeout for this check is 5 s
 
 
 def live_url(environ: Mapping[str, str]) -> str:
@@ -18,9 +18,9 @@ def live_url(environ: Mapping[str, str]) -> str:
 
 
 def complaint(url: str) -> str | None:
-    """What is wrong; None if nothing is."""
+    """The error; None if the server is alive."""
     context = ssl.create_default_context()
-    # The certificate has the name that clients use.
+    # The certificate is not checked: it has the name that clients use, not 127.0.0.1.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:

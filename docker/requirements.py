@@ -1,7 +1,6 @@
-"""Run while an image is built: prints what pyproject.toml wants, so that it can be installed before the
-project itself.
+"""Prints, while an image is built, the requirements in pyproject.toml, to install them before the project.
 
-    python requirements.py EXTRA,EXTRA VARIANT
+python requirements.py EXTRA,EXTRA VARIANT
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ from typing import Any
 
 
 def requirements(project: dict[str, Any], extras: str, variant: str) -> list[str]:
-    """`project` is pyproject.toml's table. CUDA 12.6 gets our NVRTC, which knows a GTX 10xx; torch brings one
-    that fits for CUDA 13. Raises SystemExit for an extra that is not there."""
+    """The requirements of the project with `extras`. project: the table of that name in pyproject.toml.
+
+    The variant for CUDA 12.6 also gets the extra nvrtc, which knows a GTX 10xx; torch for CUDA 13 brings an
+    NVRTC that fits. Raises SystemExit for an unknown extra.
+    """
     chosen = [extra for extra in extras.split(",") if extra] + ["nvrtc"] * (variant == "cu126")
     optional = project["optional-dependencies"]
     if missing := set(chosen) - optional.keys():

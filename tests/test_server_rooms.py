@@ -71,7 +71,7 @@ def test_the_engine_is_asked_in_one_place() -> None:
             if isinstance(node, ast.Call) and name in ast.unparse(node.func).split(".")
         ]
 
-    assert callers("submit") == ["answers/answers.py", "facade/engine.py"]
+    assert callers("submit") == ["answers/answers.py", "facade/loaded_engine.py"]
     assert [path for path in callers("GenerationRequest") if "inside" not in path] == ["answers/answers.py"]
 
 

@@ -1,7 +1,7 @@
 """The command line: `penstock serve | batch | generate | chat | plan | hardware | doctor | bench |
 convert | report | eval`.
 
-Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has enough; nothing can be flushed to it any more.
+        # The reader of our output has closed the pipe. Python's last flush goes to /dev/null instead.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
-    """Raises ConfigError for flags that would have no effect beside others."""
-    given = vars(options).keys()  # of settings, those that are on the command line
+    """Raises ConfigError for flags that would have no effect beside other flags."""
+    given = vars(options).keys()  # has a setting only if the setting is on the command line
     has_shape = getattr(options, "shape", None) is not None
     if has_shape and options.command == "bench" and "group_size" in given:
         raise ConfigError("random weights have a scale per output channel: leave out --group-size")
     if "calibration_tokens" in given and "calibrate" not in given:
-        raise ConfigError("--calibration-tokens needs the text: --calibrate FILE")
+        raise ConfigError("--calibration-tokens needs a text: add --calibrate FILE")
     if has_shape and (idle := given & {"model", "revision", "offline", "ignore_unexpected_tensors"}):
         raise ConfigError(
             f"--shape is a model by itself: leave out {' and '.join(sorted(idle)).replace('model', 'MODEL')}"
@@ -62,9 +62,9 @@ def _check_contradictions(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> int:
-    # Imported late: torch takes seconds, and --help and wrong settings shall not wait for it.
+    # Commands are imported late: torch takes seconds to import, and --help and wrong settings shall not wait.
     if options.command == "serve":
-        settings.engine_config()  # what is wrong with it should be told before anything starts
+        settings.engine_config()  # raises ConfigError before anything starts
         listener = bind(settings.host, settings.port)
         for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
             signal.signal(number, lambda *_: os._exit(0))

@@ -5,8 +5,8 @@
     with Client() as client:
         print(client.chat("Why is the sky blue?").text)
 
-Methods and settings: Client. Keywords of its methods: CompletionParams, ChatParams. What can go
-wrong: penstock_client.errors.
+Client has the methods and settings, CompletionParams and ChatParams the keywords of its methods,
+penstock_client.errors the errors.
 """
 
 from penstock_client.async_client import AsyncClient

@@ -26,7 +26,7 @@ R = TypeVar("R", bound="Completion | ChatCompletion")
 
 @dataclass(frozen=True)
 class AnswerFormat(Generic[C, R]):
-    """What an answer is, what the events of a stream are, and what those add up to."""
+    """The parsers of one kind of answer: of a whole answer, of a chunk, and of all chunks added up."""
 
     parse: Callable[[Reply], R]
     parse_chunk: Callable[[JSONObject], C]
@@ -40,7 +40,7 @@ CHAT = AnswerFormat(parse_chat_completion, parse_chat_chunk, Pieces.chat_complet
 class StreamAssembler(Generic[C, R]):
     """Parses chunks and adds them up.
 
-    is_done: [DONE] came, so the answer is whole. has_begun: a chunk was handed out.
+    is_done: [DONE] came, so the answer is complete. has_begun: the caller got a chunk.
     """
 
     def __init__(self, answer_format: AnswerFormat[C, R]) -> None:
@@ -58,12 +58,12 @@ class StreamAssembler(Generic[C, R]):
 
     @property
     def finish_reason(self) -> str | None:
-        """Of choice 0."""
+        """Why choice 0 ended; None: it has not."""
         return self._pieces.finish_reason
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Of choice 0, so far."""
+        """The calls of choice 0 so far."""
         return self._pieces.tool_calls
 
     @property
@@ -71,20 +71,21 @@ class StreamAssembler(Generic[C, R]):
         return self._pieces.usage
 
     def begin(self, request_id: str | None) -> None:
-        """A stream opens, the first one or another one before any chunk was handed out."""
+        """Begins a stream: the first one, or a retry before the caller got any chunk."""
         self._parser = SSEParser()
         self.request_id = request_id
 
     def result(self) -> R:
-        """The whole answer. Raises StreamInterrupted as `finish` does, ProtocolError if it is none."""
+        """The whole answer. Raises StreamInterrupted as `finish` does, ProtocolError for a stream without
+        choices."""
         self.finish()
         return self._format.whole(self._pieces, self.request_id)
 
     def feed(self, block: bytes) -> Iterator[C]:
         """The chunks that `block` completes.
 
-        Raises StreamError for an error event and ProtocolError for an event that is no chunk,
-        after the chunks before it were handed out.
+        Raises StreamError for an error event and ProtocolError for an event that is no chunk. The
+        chunks before such an event are yielded first.
         """
         for event in self._parser.feed(block):
             if self.is_done:
@@ -97,7 +98,7 @@ class StreamAssembler(Generic[C, R]):
                 yield chunk
 
     def finish(self) -> None:
-        """To be called when the bytes end. Raises StreamInterrupted if [DONE] did not come."""
+        """Call finish() when the bytes end. Raises StreamInterrupted if [DONE] did not come."""
         if not self.is_done:
             raise StreamInterrupted(
                 "the stream ended before its [DONE]; the answer is incomplete",

@@ -1,4 +1,4 @@
-"""AsyncClient: a Penstock server as methods to `await`. What they do is in session.py."""
+"""AsyncClient: a Penstock server as methods to `await`. session.py does the work."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ P = TypeVar("P")
 
 
 class AsyncClient:
-    """The same as Client, for asyncio; see there for the arguments, the methods and the errors.
+    """Client for asyncio. See Client for the arguments, the methods and the errors.
 
-    One instance serves any number of tasks of one event loop, at once. Cancelling a task closes
-    its connection, by which the server learns to stop. Close it, or use `async with`:
+    One instance serves any number of tasks of one event loop at once. Cancelling a task closes the
+    task's connection, and the server stops. Close the client, or use `async with`:
 
     >>> async def main():
     ...     async with AsyncClient() as client:
@@ -123,7 +123,7 @@ class AsyncClient:
         return await self._session.detokenize(token_ids, model)
 
     async def health(self) -> Health:
-        """Whether the server can answer now; a 503 is an answer, not an error. Never retries."""
+        """Whether the server can answer now. A 503 is an answer, not an error. No retries."""
         return await self._session.health()
 
     async def wait_until_ready(
@@ -152,8 +152,8 @@ class AsyncClient:
         options: BatchOptions,
         params: Mapping[str, object],
     ) -> AsyncBatch[P, R]:
-        # Read as streams, whose keep-alives tell a slow server from a dead one. The one field
-        # that streams don't have:
+        # Answers are read as streams: keep-alives tell a slow server from a dead one. Streams lack
+        # one field, prompt_logprobs.
         can_stream = params.get("prompt_logprobs") is None
         # The batch has more patience than a single request; its own retries are enough.
         once = RetryPolicy(max_retries=0)

@@ -1,4 +1,4 @@
-"""Coroutines for callers that wait: each step blocks until it is done, so that nothing is ever suspended."""
+"""Coroutines without an event loop: each await blocks until it is done, so that no coroutine is suspended."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock_client.exchange import Reply, Request
 
 if TYPE_CHECKING:
-    # Only for their names: this file would work with any transport.
+    # Only type hints need these names: this file works with any transport.
     from penstock_client.transport import StreamReply, Transport
 
 T = TypeVar("T")
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine whose every await blocks in place of giving way to an event loop. Any thread
-    may ask for it, also one in which an event loop runs."""
+    """The result of a coroutine whose awaits all block in place of giving way to an event loop. Any thread
+    may call at_once(), also one in which an event loop runs."""
     try:
         coroutine.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
     coroutine.close()
-    raise AssertionError("a step waits for an event loop, and there is none")
+    raise AssertionError("an await waits for an event loop, and there is none")
 
 
 def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
-    """The same function, to be awaited."""
+    """`sleep` as a function to be awaited; it blocks."""
 
     async def pause(seconds: float) -> None:
         sleep(seconds)
@@ -49,7 +49,7 @@ class BlockingSender:
 
 
 class BlockingReply:
-    """The beginning of a stream, likewise."""
+    """The reply of a stream, whose methods can be awaited, and block."""
 
     def __init__(self, reply: StreamReply) -> None:
         self.request_id = reply.request_id

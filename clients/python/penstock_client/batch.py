@@ -1,4 +1,4 @@
-"""Many prompts, a bounded number of them at a time. Knows nothing of HTTP or of prompts."""
+"""AsyncBatch: answers to many prompts, a bounded number at a time. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from penstock_client.results import ChatCompletion, Completion
 P = TypeVar("P")
 R = TypeVar("R", bound="Completion | ChatCompletion")
 
-#: Results that may wait for an earlier one or for the reader, as a multiple of the concurrency.
+#: The most results that may wait for an earlier result or for the reader, per worker.
 _WINDOW = 4
 
 
 @dataclass(frozen=True)
 class BatchResult(Generic[P, R]):
-    """What became of one prompt: either an answer or an error. index: its place among the prompts.
+    """The result of one prompt: either an answer or an error. index: the prompt's number, from 0.
 
-    num_attempts: how often it was asked; more than 1 where the server was busy, or restarted.
+    num_attempts: how often the prompt was sent; more than once if the server was busy or restarted.
     """
 
     index: int
@@ -36,7 +36,7 @@ class BatchResult(Generic[P, R]):
     num_attempts: int
 
     def unwrap(self) -> R:
-        """The answer; raises the error if there is none."""
+        """The answer. Raises the error if there is no answer."""
         if self.answer is None:
             raise self.error or AssertionError("a result has an answer or an error")
         return self.answer
@@ -44,7 +44,7 @@ class BatchResult(Generic[P, R]):
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """See Client.batch for what they are. Raises ValueError for one that cannot work."""
+    """The options of a batch; see Client.batch. Raises ValueError for an unusable option."""
 
     concurrency: int
     ordered: bool
@@ -60,7 +60,7 @@ class BatchOptions:
 class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
     """An iterator of results. Nothing begins before the first `anext`.
 
-    Leaving an `async with` early, or dropping the batch, ends what still runs.
+    Leaving an `async with` early, or dropping the batch, ends the requests that still run.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
         options: BatchOptions,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """ask: one attempt at a prompt; calls its second argument once the server takes it."""
-        # Nothing that runs refers to this object, so that it can be dropped.
+        """ask: makes one attempt at a prompt, and calls its second argument when the server takes it."""
+        # No running task refers to this object, so that the caller can drop it.
         self._results = _Run(prompts, ask, options, sleep).results()
 
     def __aiter__(self) -> AsyncBatch[P, R]:
@@ -87,7 +87,7 @@ class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End what still runs. The results end here."""
+        """End the requests that still run. No more results come."""
         await self._results.aclose()
 
 
@@ -102,19 +102,20 @@ class _Run(Generic[P, R]):
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         if isinstance(prompts, str):
-            # Which is iterable, too, but never meant as one prompt per character.
+            # A str is iterable, but nobody means one prompt per character.
             raise TypeError(f"a batch takes several prompts, such as a list, not the text {prompts!r:.100}")
         self._prompts = enumerate(prompts)
         self._total = len(prompts) if isinstance(prompts, Sized) else None
         self._ask, self._options, self._sleep = ask, options, sleep
         self._patience = Patience(options.patience_s)
-        # A place is taken by a prompt when it begins, and given back when its result is read.
+        # A prompt takes a place when it begins, and gives it back when its result is read.
         self._places = asyncio.Semaphore(options.concurrency * _WINDOW)
-        # None: a worker found no more prompts. An exception: not the server's, so it ends the batch.
+        # None: a worker found no more prompts. An exception: not an error of the server, so it ends the
+        # batch.
         self._done: asyncio.Queue[BatchResult[P, R] | Exception | None] = asyncio.Queue()
 
     async def results(self) -> AsyncGenerator[BatchResult[P, R], None]:
-        """Each prompt's result, once."""
+        """The result of each prompt, once."""
         self._report = reporter(self._options.progress)
         self._tally = Tally(self._total, time.monotonic())
         workers = [asyncio.create_task(self._work()) for _ in range(self._options.concurrency)]
@@ -163,7 +164,7 @@ class _Run(Generic[P, R]):
         except Exception as error:
             self._done.put_nowait(error)
         else:
-            # The others must find out, too, that there are no more prompts.
+            # The place is given back so that another worker finds out, too, that there are no more prompts.
             self._places.release()
             self._done.put_nowait(None)
 

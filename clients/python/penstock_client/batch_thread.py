@@ -1,4 +1,4 @@
-"""A batch for callers that wait: the asynchronous one, on an event loop in a thread of its own."""
+"""Batch: an AsyncBatch for callers without an event loop. It runs on an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Batch(Generic[P, R], Iterator[BatchResult[P, R]]):
-    """An iterator of results; the thread starts with the first `next` and ends with the last.
+    """An iterator of results. The thread starts with the first `next` and ends with the last.
 
-    Leaving a `with` early, or dropping the iterator, ends what still runs.
+    Leaving a `with` early, or dropping the iterator, ends the requests that still run.
     """
 
     def __init__(self, client: AsyncClient, batch: AsyncBatch[P, R]) -> None:
-        """client: what `batch` asks with; it is closed at the end."""
+        """client: the client of `batch`, which is closed at the end."""
         self._results = _results(client, batch)
 
     def __iter__(self) -> Batch[P, R]:
@@ -38,7 +38,7 @@ class Batch(Generic[P, R], Iterator[BatchResult[P, R]]):
         self.close()
 
     def close(self) -> None:
-        """End what still runs. The results end here."""
+        """End the requests that still run. No more results come."""
         self._results.close()
 
 
@@ -79,7 +79,7 @@ class _LoopThread:
         """Cancel a call that was left by an exception here, such as KeyboardInterrupt."""
 
         async def end() -> None:
-            # Only asked here, in the loop, where the call has certainly begun by now.
+            # _task is read here, in the loop, because the call has certainly begun by now.
             task = self._task
             if task is not None and not task.done():
                 task.cancel()

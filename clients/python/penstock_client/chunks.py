@@ -1,4 +1,4 @@
-"""Pieces of a streamed answer, as frozen values; for whole answers see results.py."""
+"""Pieces of a streamed answer, as frozen values. results.py has whole answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_client.results import Choice, CompletionChoice, Usage, raw_field
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """What is new in the message's call number `index`; the first of each has its id and name."""
+    """The new part of a message's call number `index`. The first delta of a call has its id and name."""
 
     index: int
     id: str | None = None
@@ -22,7 +22,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new in a message; `role` comes with a choice's first chunk."""
+    """The new part of a message. `role` comes with a choice's first chunk."""
 
     role: str | None = None
     content: str | None = None
@@ -32,13 +32,13 @@ class Delta:
 
 @dataclass(frozen=True)
 class ChatChunkChoice(Choice):
-    """What is new in one choice of a streamed chat."""
+    """The new part of one choice of a streamed chat."""
 
     delta: Delta
 
     @property
     def text(self) -> str:
-        """The delta's content; empty if it has none."""
+        """The delta's content; empty if there is none."""
         return self.delta.content or ""
 
 
@@ -47,7 +47,7 @@ ChunkChoiceT = TypeVar("ChunkChoiceT", CompletionChoice, ChatChunkChoice)
 
 @dataclass(frozen=True)
 class Chunk(Generic[ChunkChoiceT]):
-    """What the pieces of completions and of chats have in common."""
+    """The fields that the pieces of completions and of chats have in common."""
 
     id: str
     model: str
@@ -59,13 +59,13 @@ class Chunk(Generic[ChunkChoiceT]):
 
     @property
     def text(self) -> str:
-        """What is new in choice 0; empty if this chunk is about another choice, or about usage."""
+        """The new text of choice 0; empty if this chunk is about another choice, or about usage."""
         return "".join(choice.text for choice in self.choices if choice.index == 0)
 
 
 @dataclass(frozen=True)
 class CompletionChunk(Chunk[CompletionChoice]):
-    """A piece of a streamed completion; each choice's `text` is what is new."""
+    """A piece of a streamed completion. The `text` of a choice is its new text."""
 
 
 @dataclass(frozen=True)

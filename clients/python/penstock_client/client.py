@@ -1,4 +1,4 @@
-"""Client: a Penstock server as Python methods that wait for their answer. What they do is in session.py."""
+"""Client: a Penstock server as Python methods that wait for their answer. session.py does the work."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ class Client:
 
     base_url: default PENSTOCK_BASE_URL, else http://127.0.0.1:8000.
     api_key: default PENSTOCK_API_KEY, else none is sent.
-    model: for calls that name none; default the server's only model, looked up once.
+    model: the model of calls that name none; default the server's only model, looked up once.
     timeout: longest silence of the server, in seconds; None waits for ever. In a stream each chunk and
         each keep-alive ends a silence; an unstreamed answer is one long silence.
     connect_timeout: longest wait for a connection, in seconds.
-    max_retries: how often a request is sent again that was turned away (429, 502, 503) or whose connection
-        failed, unless some of the answer was handed out. Retry-After is honoured up to two minutes.
-    sleep: what waits, in seconds, before a retry; batches, which have a thread of their own, don't use it.
+    max_retries: how often a request is sent again if the server turned it away (429, 502, 503) or its
+        connection failed, unless the caller got a part of the answer. Retry-After is honoured up to two
+        minutes.
+    sleep: the function that waits, in seconds, before a retry. Batches have a thread of their own and
+        don't use it.
 
-    Raises ValueError for settings that cannot work; methods raise the errors of errors.py.
-    Safe to use from several threads. Close it, or use `with`:
+    Raises ValueError for unusable settings; methods raise the errors of errors.py.
+    Several threads may use one client at once. Close the client, or use `with`:
 
     >>> with Client() as client:
     ...     answer = client.chat("Who are you?", max_tokens=20)
@@ -99,7 +101,7 @@ class Client:
     def stream_chat(
         self, messages: Messages, **params: Unpack[ChatParams]
     ) -> Stream[ChatCompletionChunk, ChatCompletion]:
-        """Like `chat`, in chunks as they are made. The whole answer, whose timeout is that of a stream:
+        """Like `chat`, in chunks as they are made. result() gives the whole answer with a stream's timeout:
 
         >>> answer = Client().stream_chat("Who are you?", max_tokens=20, temperature=0).result()
         >>> answer.text == Client().chat("Who are you?", max_tokens=20, temperature=0).text
@@ -119,14 +121,14 @@ class Client:
     ) -> Batch[Prompt, Completion]:
         """`complete` for each of many prompts, `concurrency` at a time; results are BatchResults.
 
-        prompts: read as they are needed, from a thread of the batch.
-        ordered: results come in the prompts' order, else as they are done.
-        progress: True draws a bar on stderr; a function is told BatchProgress values, from that thread.
-        patience: seconds that the server may be away, as for a restart, after which what had not ended is
-            asked again. None waits for ever.
+        prompts: read as they are needed, on a thread of the batch.
+        ordered: True gives results in the prompts' order, False as they are done.
+        progress: True draws a bar on stderr; a function gets BatchProgress values, on the batch's thread.
+        patience: seconds that the server may be away, for instance for a restart. When it is back, the
+            prompts without an answer are sent again. None waits for ever.
 
-        What is wrong with one prompt is in its result's `error`; the others go on. Nothing begins before
-        the first `next`; leaving early ends what still runs.
+        The error of one prompt is in its result's `error`; the other prompts go on. Nothing begins before
+        the first `next`; leaving early ends the requests that still run.
 
         >>> results = list(Client().batch(["One", "Two", "Three"], max_tokens=4))
         >>> [(result.index, result.prompt, result.error) for result in results]
@@ -182,7 +184,7 @@ class Client:
         return at_once(self._session.detokenize(token_ids, model))
 
     def health(self) -> Health:
-        """Whether the server can answer now; a 503 is an answer, not an error. Never retries.
+        """Whether the server can answer now. A 503 is an answer, not an error. No retries.
 
         >>> Client().health().status
         'ok'
@@ -196,10 +198,10 @@ class Client:
     ) -> Health:
         """Wait for a server that starts or loads its model.
 
-        timeout: longest time, in seconds, in which nothing changes, however long it all takes; None is none.
-        on_progress: is told of each change: `health.progress` is the share that is loaded.
+        timeout: longest time, in seconds, without any progress; the whole wait may be longer. None: no limit.
+        on_progress: gets the server's health at each change; `health.progress` is the loaded share.
 
-        Raises Timeout, or an APIError where waiting can't help.
+        Raises Timeout, or an APIError if waiting can't help.
 
         >>> Client().wait_until_ready(on_progress=lambda health: print(health.status)).is_ready
         ok

@@ -1,4 +1,4 @@
-"""Every error that the client raises, so that a caller can handle a whole branch at once.
+"""The errors that the client raises, as a tree, so that a caller can handle a whole branch at once.
 
 PenstockError
 ├── ConnectionFailed          no connection, or it broke before the answer was complete
@@ -18,9 +18,9 @@ PenstockError
 │   └── StreamInterrupted     the stream ended or broke before its [DONE]
 └── ProtocolError             the answer is not what the API promises
 
-ReportedError, the class in between that APIError and StreamError share, has type, code and param.
-Other refusals (such as 405 or 415) are a plain APIError. Mistakes that need no server to be
-seen are Python's own TypeError and ValueError. Errors can be pickled.
+ReportedError, the common base of APIError and StreamError, has type, code and param. Other statuses
+(such as 405 or 415) are a plain APIError. Mistakes that the client finds without the server are
+Python's own TypeError and ValueError. Errors can be pickled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PenstockError(Exception):
 
     message: what went wrong, in words.
     request_id: the name of the request in the server's log; None if nothing was sent.
-    is_retryable: the same request may succeed later: the server turned it away, or the
-        connection failed. The client itself sends it again, `max_retries` times, as long as
-        nothing of the answer was handed to the caller.
+    is_retryable: the same request may succeed later, because the server turned it away or the
+        connection failed. The client itself sends such a request again, `max_retries` times, unless
+        the caller got a part of the answer.
     """
 
     #: Seconds that the server asked to wait before another attempt; None if it did not say.
@@ -57,7 +57,7 @@ class PenstockError(Exception):
 
 
 class ConnectionFailed(PenstockError):
-    """There was no connection, or it broke before the answer was complete."""
+    """There was no connection, or the connection broke before the answer was complete."""
 
 
 class Timeout(PenstockError):
@@ -69,7 +69,7 @@ class ProtocolError(PenstockError):
 
 
 class ReportedError(PenstockError):
-    """What APIError and StreamError share: the fields of an error object of the server."""
+    """The base of APIError and StreamError, with the fields of the server's error object."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is sent and what comes back, as plain values. Knows no HTTP library."""
+"""Requests and replies as plain values. This file knows no HTTP library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSONObject = dict[str, Any]
 class Request:
     """One request to the server. `body` is a JSON object, or None for a GET.
 
-    timeout_s: longest silence of the server, in seconds; None is the client's, infinity no limit.
+    timeout_s: longest silence of the server, in seconds; None: the client's limit, infinity: no limit.
     """
 
     method: str
@@ -38,7 +38,7 @@ class Request:
         """The body as bytes. Raises ValueError for NaN and infinity, which JSON does not have."""
         if self.body is None:
             return b""
-        # ASCII with escapes: also carries the lone surrogates that a badly decoded prompt has.
+        # ASCII with escapes can also carry the lone surrogates of a badly decoded prompt.
         return json.dumps(self.body, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
@@ -64,10 +64,10 @@ class Reply:
 
 
 def parse_json_object(text: str | bytes) -> JSONObject:
-    """`text` as a JSON object. Raises ProtocolError, quoting the beginning of what came."""
+    """`text` as a JSON object. Raises ProtocolError, which quotes the beginning of `text`."""
     try:
         value = json.loads(text)
-    # UnicodeDecodeError and JSONDecodeError are ValueErrors; the other is nesting without end.
+    # UnicodeDecodeError and JSONDecodeError are ValueErrors; RecursionError comes from deep nesting.
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the server sent no valid JSON: {text[:200]!r}") from error
     if not isinstance(value, dict):

@@ -33,10 +33,10 @@ _CLASSES: dict[int, type[APIError]] = {
     503: ServerBusy,
     504: DeadlineExceeded,
 }
-# The server turned the request away, or (502) a proxy found no server behind it. Not 500, which is
-# the same again mostly, nor 504: what took too long takes as long again.
+# Statuses for which the server turned the request away, or (502) a proxy found no server. A request
+# that got a 500 mostly fails again, and one that got a 504 takes too long again.
 _RETRYABLE = (429, 502, 503)
-# What the same means when it is told in a stream, whose status was 200: our codes, and vLLM's.
+# The codes of the same errors inside a stream, whose status was 200: our codes, and vLLM's.
 _RETRYABLE_CODES = (
     *("shutting_down", "engine_dead", "overloaded", "queue_timeout", "model_loading"),
     *(str(status) for status in _RETRYABLE),
@@ -51,7 +51,7 @@ class _Fields(TypedDict):
 
 
 def checked(reply: Reply, now_s: float) -> Reply:
-    """`reply` if it is a success. Raises `error_of_reply` otherwise."""
+    """`reply` if its status is a success. Raises the error of error_of_reply() otherwise."""
     if not reply.is_success:
         raise error_of_reply(reply, now_s)
     return reply
@@ -81,7 +81,7 @@ def error_of_event(error: object, request_id: str | None) -> StreamError:
 
 
 def retry_after_s(value: str | None, now_s: float) -> float | None:
-    """Seconds to wait by a Retry-After header, which has seconds or a date; None if unusable.
+    """The seconds to wait that a Retry-After header asks for, in seconds or as a date; None if unusable.
 
     >>> retry_after_s("1.5", now_s=0.0)
     1.5
@@ -101,7 +101,7 @@ def retry_after_s(value: str | None, now_s: float) -> float | None:
 
 
 def _is_overflow(fields: _Fields) -> bool:
-    """By OpenAI's code or llama-server's type."""
+    """Whether an error is a context overflow, by OpenAI's code or llama-server's type."""
     return fields["code"] == "context_length_exceeded" or fields["type"] == "exceed_context_size_error"
 
 
@@ -109,10 +109,10 @@ def _fields_of_body(reply: Reply) -> _Fields:
     try:
         data = reply.json_object()
     except ProtocolError:
-        # Not ours: a proxy's page, or a server that died in the middle of an answer.
+        # The body is not Penstock's: it is a proxy's page, or the server died in the middle of an answer.
         text = reply.body[:200].decode("utf-8", "replace").strip()
         return _fields(text or f"the server answered with status {reply.status}")
-    # Other servers put the object itself at the top, or a `detail` in its place.
+    # Other servers send the error object itself as the body, or a `detail`.
     return _fields(data.get("error") or data.get("detail") or data)
 
 

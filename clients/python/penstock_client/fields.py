@@ -1,4 +1,4 @@
-"""Reading fields of JSON objects: absent is fine, a wrong type is a ProtocolError. Pure."""
+"""Fields of JSON objects. A field may be absent; a field of a wrong type is a ProtocolError. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ D = TypeVar("D")
 
 
 def get(data: JSONObject, name: str, kind: type[T], default: D) -> T | D:
-    """What is under `name`; `default` if it is absent or null. Raises ProtocolError."""
+    """The value of the field `name`; `default` if absent or null. Raises ProtocolError."""
     value = data.get(name)
     if value is None:
         return default
@@ -22,7 +22,7 @@ def get(data: JSONObject, name: str, kind: type[T], default: D) -> T | D:
 
 
 def require(data: JSONObject, name: str, kind: type[T]) -> T:
-    """What is under `name`. Raises ProtocolError if it is absent or null, too."""
+    """The value of the field `name`. Raises ProtocolError, also for an absent or null field."""
     value = get(data, name, kind, None)
     if value is None:
         raise ProtocolError(f"{name!r} is missing in {data!r:.200}")
@@ -30,24 +30,24 @@ def require(data: JSONObject, name: str, kind: type[T]) -> T:
 
 
 def number(data: JSONObject, name: str) -> float | None:
-    """A number, also one that is written without a point."""
+    """The number in the field `name`, also a whole number; None if absent."""
     value = data.get(name)
     return float(value) if isinstance(value, int) else get(data, name, float, None)
 
 
 def objects(data: JSONObject, name: str) -> list[JSONObject]:
-    """The list of objects under `name`; empty if absent."""
+    """The list of objects in the field `name`; empty if absent."""
     return _list_of(data, name, dict) or []
 
 
 def integers(data: JSONObject, name: str) -> tuple[int, ...] | None:
-    """The list of integers under `name`, such as token ids; None if absent."""
+    """The list of integers in the field `name`, such as token ids; None if absent."""
     values = _list_of(data, name, int)
     return None if values is None else tuple(values)
 
 
 def strings(data: JSONObject, name: str) -> tuple[str, ...] | None:
-    """The list of strings under `name`; None if absent."""
+    """The list of strings in the field `name`; None if absent."""
     values = _list_of(data, name, str)
     return None if values is None else tuple(values)
 

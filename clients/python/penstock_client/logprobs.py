@@ -1,4 +1,4 @@
-"""Log probabilities out of the server's JSON, which has three shapes for them. Pure."""
+"""Log probabilities from the server's JSON, which has three shapes for them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_client.results import PromptLogprob, PromptLogprobs, TokenLogprob
 
 
 def completion_logprobs(logprobs: JSONObject | None) -> tuple[TokenLogprob, ...] | None:
-    """Parallel lists, one entry per token; `top_logprobs` maps rivals to log probabilities."""
+    """From parallel lists with one entry per token; `top_logprobs` maps rivals to log probabilities."""
     if logprobs is None:
         return None
     tokens: list[Any] = get(logprobs, "tokens", list, [])
@@ -36,7 +36,7 @@ def completion_logprobs(logprobs: JSONObject | None) -> tuple[TokenLogprob, ...]
 
 
 def chat_logprobs(logprobs: JSONObject | None) -> tuple[TokenLogprob, ...] | None:
-    """One object per token, each with the list of its rivals."""
+    """From one object per token, each with the list of its rivals."""
     if logprobs is None:
         return None
     return tuple(
@@ -45,7 +45,7 @@ def chat_logprobs(logprobs: JSONObject | None) -> tuple[TokenLogprob, ...] | Non
 
 
 def prompt_logprobs(data: JSONObject) -> PromptLogprobs | None:
-    """vLLM's: per position an object by token id, or null."""
+    """From vLLM's shape: for each position an object by token id, or null."""
     positions: list[Any] | None = get(data, "prompt_logprobs", list, None)
     if positions is None:
         return None

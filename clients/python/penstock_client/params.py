@@ -1,8 +1,8 @@
-"""The keywords of `complete` and `chat`, each once. Whoever adds one adds it here only.
+"""The keywords of `complete` and `chat`. A new keyword is added here only.
 
-A keyword that is None or absent is not sent: the server's default holds, which for sampling is
-usually what the model's authors recommend. Names are OpenAI's, and vLLM's for what OpenAI's API
-does not have.
+A keyword that is None or absent is not sent: the server's default holds. The defaults for sampling are
+usually those that the model's authors recommend. Names are OpenAI's, or vLLM's if OpenAI's API has no such
+keyword.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from penstock_client.schemas import Schema
 
 
 class StructuredOutputs(TypedDict, total=False):
-    """What an answer must be: exactly one of the first five."""
+    """What an answer must be: exactly one of the first five keys."""
 
-    #: Follow this schema; also as text.
+    #: The answer follows this JSON Schema, which may also be a text.
     json: Schema | str
-    #: Match this expression, in Rust's syntax.
+    #: The answer matches this expression, in Rust's syntax.
     regex: str
-    #: Be one of these.
+    #: The answer is one of these texts.
     choice: Sequence[str]
-    #: Derive from this grammar, in llguidance's Lark or in GBNF.
+    #: The answer follows this grammar, in llguidance's Lark or in GBNF.
     grammar: str
     json_object: bool
     disable_any_whitespace: bool
@@ -32,28 +32,28 @@ class StructuredOutputs(TypedDict, total=False):
 
 
 class SamplingParams(TypedDict, total=False):
-    """What completions and chats have in common."""
+    """The keywords that completions and chats have in common."""
 
-    #: Name of a model of the server. Default: the server's only one.
+    #: Name of a model of the server. Default: the server's only model.
     model: str | None
-    #: Most tokens to generate. The server's default is 16 for completions and, for chats, what
-    #: the context has room for.
+    #: The most tokens to generate. The server's default is 16 for completions; for chats it is the
+    #: room in the context.
     max_tokens: int | None
-    #: 0 always takes the most probable token; more is more varied.
+    #: 0 always takes the most probable token; higher values give more varied answers.
     temperature: float | None
-    #: Sample among the most probable tokens that make up this probability, in (0, 1].
+    #: Sample among the most probable tokens that sum up to this probability, in (0, 1].
     top_p: float | None
-    #: Sample among this many most probable tokens; 0 or -1 for all.
+    #: Sample among this many most probable tokens; 0 or -1: among all.
     top_k: int | None
-    #: Leave out tokens less probable than this share of the most probable one's, in [0, 1].
+    #: Leave out tokens less probable than this share of the most probable token's probability, in [0, 1].
     min_p: float | None
-    #: More than 1 discourages tokens that occurred in prompt or answer.
+    #: A value above 1 discourages tokens that occurred in prompt or answer.
     repetition_penalty: float | None
     #: Subtracted from the logit of each token that occurred in the answer, -2 to 2.
     presence_penalty: float | None
     #: Subtracted from a token's logit for each time that it occurred in the answer, -2 to 2.
     frequency_penalty: float | None
-    #: Token id -> what is added to its logit, -100 to 100.
+    #: Token id -> number that is added to the token's logit, -100 to 100.
     logit_bias: Mapping[int, float] | Mapping[str, float] | None
     #: The same seed with the same parameters gives the same text.
     seed: int | None
@@ -61,11 +61,11 @@ class SamplingParams(TypedDict, total=False):
     stop: str | Sequence[str] | None
     #: The answer ends with the first of these tokens.
     stop_token_ids: Sequence[int] | None
-    #: Do not cut the stop string off.
+    #: The answer keeps the stop string that ended it.
     include_stop_str_in_output: bool | None
-    #: Not to end before so many tokens.
+    #: The answer does not end before this many tokens.
     min_tokens: int | None
-    #: Not to end at the model's own end of text.
+    #: The answer does not end at the model's own end of text.
     ignore_eos: bool | None
     #: Sample among these tokens only.
     allowed_token_ids: Sequence[int] | None
@@ -73,45 +73,46 @@ class SamplingParams(TypedDict, total=False):
     bad_words: Sequence[str] | None
     #: False shows special tokens in the text.
     skip_special_tokens: bool | None
-    #: How many answers to give; each is a choice of the result.
+    #: The number of answers; each answer is a choice of the result.
     n: int | None
     #: A schema (a dict or a pydantic model) that the answer must follow, or one of OpenAI's
     #: formats, such as {"type": "json_object"}. See `parse` of the result.
     response_format: Schema | None
-    #: The same and more: a regex, a choice of texts, a grammar. Not beside response_format.
+    #: A schema, a regex, a choice of texts or a grammar for the answer. Not together with
+    #: response_format.
     structured_outputs: StructuredOutputs | None
-    #: Lower runs earlier; 0 if absent.
+    #: Requests with a lower priority run earlier; 0 if absent.
     priority: int | None
-    #: Only requests with the same one share what was computed for their common beginnings.
+    #: Only requests with the same salt share keys and values of their common beginnings.
     cache_salt: str | None
-    #: Log probabilities of the prompt, with so many of the likeliest tokens at each position.
-    #: Not in streams.
+    #: Log probabilities of the prompt, with this many likeliest tokens at each position. Not in
+    #: streams.
     prompt_logprobs: int | None
-    #: Keep only so many tokens at the prompt's end; -1: as many as there is room for.
+    #: Keep only this many tokens at the prompt's end; -1: as many as there is room for.
     truncate_prompt_tokens: int | None
-    #: Tell the ids of the prompt's and the answer's tokens.
+    #: Return the ids of the prompt's and the answer's tokens.
     return_token_ids: bool | None
-    #: Names in log probabilities are like "token_id:7".
+    #: Log probabilities name tokens by their ids, as "token_id:7".
     return_tokens_as_token_ids: bool | None
-    #: Part of the answer's id.
+    #: A part of the answer's id.
     request_id: str | None
-    #: Who asks; without effect at Penstock.
+    #: A name of the user; without effect at Penstock.
     user: str | None
-    #: Not sent: longest silence of the server for this request, in seconds, in place of the
-    #: client's; math.inf waits for ever.
+    #: Longest silence of the server for this request, in seconds, in place of the client's limit;
+    #: math.inf waits for ever. Not sent.
     timeout: float | None
-    #: Any further fields of the request, sent as they are. Repeating a field is a ValueError.
+    #: Further fields of the request, sent as they are. A field that is also a keyword is a ValueError.
     extra: Mapping[str, Any] | None
 
 
 class CompletionParams(SamplingParams, total=False):
     """Keywords of `complete` and `stream_complete`."""
 
-    #: Return each token's log probability, and those of this many most probable rivals.
+    #: Return the log probability of each token, and those of this many most probable rivals.
     logprobs: int | None
     #: Return the prompt in front of the answer.
     echo: bool | None
-    #: False: the prompt is all there is, without such as a BOS token.
+    #: False: no special tokens, such as a BOS token, are added to the prompt.
     add_special_tokens: bool | None
 
 
@@ -120,16 +121,16 @@ class ChatParams(SamplingParams, total=False):
 
     #: Return each token's log probability.
     logprobs: bool | None
-    #: With `logprobs`: also those of this many most probable rivals, 0 to 20.
+    #: Return also the log probabilities of this many most probable rivals, 0 to 20. Needs `logprobs`.
     top_logprobs: int | None
-    #: Wins over max_tokens.
+    #: The same as max_tokens, which it replaces.
     max_completion_tokens: int | None
-    #: What the model may call; see function_tool.
+    #: The functions that the model may call; see function_tool.
     tools: Sequence[Mapping[str, Any]] | None
-    #: "auto" lets the model decide, "required" makes it call, "none" forbids it, and
-    #: {"type": "function", "function": {"name": ...}} names what it must call.
+    #: "auto" lets the model decide, "required" makes it call, "none" forbids calls, and
+    #: {"type": "function", "function": {"name": ...}} names the function that it must call.
     tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None
-    #: False: one call at most.
+    #: False: the answer has at most one call.
     parallel_tool_calls: bool | None
     #: False: the prompt ends with the last message, without a header for the answer.
     add_generation_prompt: bool | None
@@ -137,7 +138,7 @@ class ChatParams(SamplingParams, total=False):
     continue_final_message: bool | None
     #: Variables for the model's chat template.
     chat_template_kwargs: Mapping[str, str | bool | int | float] | None
-    #: The same for templates that know it, such as "low".
+    #: The variable reasoning_effort of the chat template, such as "low".
     reasoning_effort: str | None
 
 
@@ -145,11 +146,11 @@ class TokenizeParams(TypedDict, total=False):
     """Keywords of `tokenize`."""
 
     model: str | None
-    #: For a text: with such as a BOS token, as by default; not for messages.
+    #: For a text: add special tokens, such as a BOS token; true by default. Not for messages.
     add_special_tokens: bool | None
-    #: Also tell how the vocabulary spells each token.
+    #: Return also the vocabulary's spelling of each token.
     return_token_strs: bool | None
-    #: For messages: as in ChatParams.
+    #: For messages: see ChatParams.
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: Mapping[str, str | bool | int | float] | None
@@ -158,7 +159,7 @@ class TokenizeParams(TypedDict, total=False):
 
 
 def check_keywords(method: str, params: Mapping[str, object], known: frozenset[str]) -> None:
-    """Raise, for a keyword that is not `known`, the TypeError that Python would raise.
+    """Raise a TypeError like Python's for a keyword that is not among `known`.
 
     >>> check_keywords("chat", {"temprature": 1}, frozenset({"temperature"}))
     Traceback (most recent call last):

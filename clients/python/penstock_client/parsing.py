@@ -1,7 +1,7 @@
 """From the server's JSON to the values of results.py and chunks.py. Pure; knows no HTTP library.
 
-Tolerant of what is absent, since servers of this API differ in it, but not of wrong types:
-those raise ProtocolError, as does an answer without choices.
+Most fields may be absent, since servers of this API differ in their fields. A field of a wrong type, or an
+answer without choices, is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def traceable(parse: Callable[[Reply], T]) -> Callable[[Reply], T]:
-    """Let the ProtocolErrors of `parse` name the request, for whoever reads the server's log."""
+    """`parse` with ProtocolErrors that name the request, so that it can be found in the server's log."""
 
     @functools.wraps(parse)
     def parse_traceably(reply: Reply) -> T:
@@ -85,7 +85,7 @@ def parse_chat_chunk(data: JSONObject) -> ChatCompletionChunk:
 
 
 def _common_fields(data: JSONObject) -> dict[str, Any]:
-    """Fields of every answer and chunk."""
+    """The fields that every answer and chunk has."""
     return {
         "id": get(data, "id", str, ""),
         "model": get(data, "model", str, ""),
@@ -117,7 +117,7 @@ def _chat_chunk_choice(choice: JSONObject) -> ChatChunkChoice:
 def _choice_fields(
     choice: JSONObject, parse_logprobs: Callable[[JSONObject | None], tuple[TokenLogprob, ...] | None]
 ) -> dict[str, Any]:
-    """Fields of every choice."""
+    """The fields that every choice has."""
     return {
         "index": get(choice, "index", int, 0),
         "finish_reason": get(choice, "finish_reason", str, None),

@@ -1,4 +1,4 @@
-"""How long a batch tries to get one answer. Pure: no clock, no randomness, no sleeping."""
+"""Patience: how long a batch tries to get one answer. Pure: no clock, no randomness, no sleeping."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from penstock_client.errors import PenstockError, StreamError, Timeout
 from penstock_client.retries import RetryPolicy
 
-#: Often enough that a server which is back does not wait long for us.
+#: The longest pause between two attempts: short, so that a server that is back is used soon.
 _MAX_BACKOFF_S = 4.0
-#: After so many an answer is given up: the prompt itself may be what kills the server.
+#: Interrupted answers after which a prompt is given up: the prompt itself may kill the server.
 _MAX_INTERRUPTIONS = 5
 
 
 @dataclass
 class Tries:
-    """What became so far of one prompt. num_interruptions: how often it failed after it began."""
+    """The attempts at one prompt so far. num_interruptions: failures after an answer had begun."""
 
     num_failures: int = 0
     num_interruptions: int = 0
@@ -24,9 +24,9 @@ class Tries:
 
 @dataclass
 class Patience:
-    """What all prompts of a batch know of the server.
+    """The state of the server as all prompts of a batch know it.
 
-    limit_s: how long the server may be away; None is for ever.
+    limit_s: seconds that the server may be away; None: for ever.
     """
 
     limit_s: float | None
@@ -41,14 +41,14 @@ class Patience:
         )
 
     def answered(self) -> None:
-        """The server took a request."""
+        """Notes that the server took a request."""
         self._away_since_s = None
 
     def delay_s(
         self, tries: Tries, error: PenstockError, now_s: float, random_fraction: float
     ) -> float | None:
-        """Seconds to wait before asking again, or None to give up; `tries` counts the failure."""
-        # A server that died without a word, as of a power cut, is only noticed by its silence.
+        """Seconds to wait before the next attempt, or None to give up. Counts the failure in `tries`."""
+        # A server that dies without closing connections, as in a power cut, shows by its silence only.
         is_silent = isinstance(error, Timeout) and not error.is_retryable
         if not (error.is_retryable or is_silent):
             return None

@@ -82,12 +82,12 @@ class _ChoicePieces:
 
     def chat_choice(self, index: int) -> ChatChoice:
         text = "".join(self.texts)
-        # As in an answer that is not streamed: null where it is calls alone.
+        # Content is null if there are calls alone, as in an answer that is not streamed.
         content = None if self.calls and not text else text
         return ChatChoice(index, Message(self.role, content, self.tool_calls), **self._fields())
 
     def _fields(self) -> dict[str, Any]:
-        """What every choice has."""
+        """The fields that every choice has."""
         return {
             "finish_reason": self.finish_reason,
             "logprobs": None if self.logprobs is None else tuple(self.logprobs),
@@ -97,7 +97,7 @@ class _ChoicePieces:
 
 
 class Pieces:
-    """What a stream has brought so far."""
+    """The chunks of a stream so far, added up."""
 
     def __init__(self) -> None:
         self._id = self._model = ""
@@ -121,7 +121,7 @@ class Pieces:
 
     @property
     def text(self) -> str:
-        """Of choice 0, as the two below."""
+        """The text of choice 0. finish_reason and tool_calls are choice 0's, too."""
         return "".join(self._first.texts)
 
     @property
@@ -133,12 +133,12 @@ class Pieces:
         return self._first.tool_calls
 
     def completion(self, request_id: str | None) -> Completion:
-        """Raises ProtocolError if there was not one choice."""
+        """The whole answer. Raises ProtocolError for a stream without choices."""
         choices = tuple(c.completion_choice(index) for index, c in self._sorted(request_id))
         return Completion(self._id, self._model, self._created, choices, self.usage, request_id)
 
     def chat_completion(self, request_id: str | None) -> ChatCompletion:
-        """Raises ProtocolError if there was not one choice."""
+        """The whole answer. Raises ProtocolError for a stream without choices."""
         choices = tuple(c.chat_choice(index) for index, c in self._sorted(request_id))
         ids = self._prompt_token_ids
         return ChatCompletion(self._id, self._model, self._created, choices, self.usage, request_id, ids)

@@ -1,4 +1,4 @@
-"""How far a batch is: as values for a program, as a bar for people."""
+"""The progress of a batch: as values for programs, and as a bar for people."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BAR_WIDTH = 24
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """num_done: prompts that ended, num_failed of them with an error. total: None if unknown.
+    """num_done: prompts that ended, num_failed of them with an error. total: prompts; None if unknown.
 
-    num_retries: how often something was asked again. completion_tokens: of the answers so far.
+    num_retries: requests that were sent again. completion_tokens: tokens of the answers so far.
     """
 
     num_done: int
@@ -26,13 +26,13 @@ class BatchProgress:
     elapsed_s: float
 
 
-#: True: a bar on stderr. A function: is called at each change.
+#: True: a bar on stderr. A function is called at each change.
 ProgressReport = bool | Callable[[BatchProgress], None]
 
 
 @dataclass
 class Tally:
-    """Counts. began_s: by the clock that `snapshot` is told."""
+    """The counts of a batch. began_s: the time of its beginning, by the clock of snapshot()'s now_s."""
 
     total: int | None
     began_s: float
@@ -58,7 +58,7 @@ class Tally:
 
 
 def reporter(report: ProgressReport) -> Callable[[BatchProgress | None], None]:
-    """What to tell each change to and, last, None."""
+    """The function that gets the progress at each change, and None at the end."""
     if report is True:
         return _draw if sys.stderr.isatty() else _Log()
     if report is False:
@@ -67,8 +67,7 @@ def reporter(report: ProgressReport) -> Callable[[BatchProgress | None], None]:
 
 
 def bar(progress: BatchProgress) -> str:
-    """One line.
-
+    """The progress as one line.
     >>> print(bar(BatchProgress(3, 1, 12, 2, 100, 20.0)))
     3/12 [######..................] 20 s, 60 s left, 5.0 tokens/s, 1 failed, 2 retries
     """
@@ -95,7 +94,8 @@ def _draw(progress: BatchProgress | None) -> None:
 
 
 class _Log:
-    """Lines, where there is no terminal: for each tenth, or each 10 of an unknown total, and for the last."""
+    """Writes lines if stderr is no terminal: after each tenth of the prompts (each 10 prompts if the total is
+    unknown), and at the end."""
 
     def __init__(self) -> None:
         self._num_told = -1
@@ -104,7 +104,7 @@ class _Log:
     def __call__(self, progress: BatchProgress | None) -> None:
         is_last = progress is None
         self._last = progress = progress or self._last
-        # A change may also be a retry, of which there can be many before anything more is done.
+        # A change may also be a retry, and many retries can come before another prompt is done.
         if progress is None or progress.num_done == self._num_told:
             return
         if is_last or progress.num_done % max(1, (progress.total or 100) // 10) == 0:

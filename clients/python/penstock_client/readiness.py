@@ -1,4 +1,4 @@
-"""Waiting until a server can answer: what to do after each question for its health. Pure."""
+"""Readiness: decides, after each look at a server's health, whether to go on waiting. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from penstock_client.errors import APIError, ConnectionFailed, PenstockError, Timeout
 from penstock_client.server_info import Health
 
-#: Seconds between two questions.
+#: Seconds between two looks at the server's health.
 POLL_INTERVAL_S = 0.5
 
 
 @dataclass
 class Readiness:
-    """What is known of a server that is not ready.
+    """The state of a server that is not ready yet.
 
-    timeout_s: longest time in which neither its state nor its progress changes; None is for ever.
-    on_progress: is told of each change.
-    last_change_s: when that last happened, by the clock that `judge` is told.
+    timeout_s: longest time without a change of the server's state or progress; None: for ever.
+    on_progress: gets the server's health at each change.
+    last_change_s: the time of the last change, by the clock of judge()'s now_s.
     """
 
     timeout_s: float | None
@@ -31,10 +31,10 @@ class Readiness:
             raise ValueError(f"timeout is {self.timeout_s!r}; give seconds > 0, or None for no limit")
 
     def judge(self, answer: Health | PenstockError, now_s: float) -> Health | None:
-        """`answer` if the server is ready, None to ask again.
+        """`answer` if the server is ready, None to go on waiting.
 
-        Raises an APIError other than 5xx, as waiting won't help, and Timeout if nothing changed
-        for too long.
+        Raises an APIError other than 5xx, since waiting won't help then, and Timeout if nothing has
+        changed for too long.
         """
         state = _state(answer)
         if state != self._last:
@@ -45,7 +45,9 @@ class Readiness:
             return answer
         if self.timeout_s is not None and now_s - self.last_change_s >= self.timeout_s:
             last = _words(answer) if isinstance(answer, Health) else answer
-            raise Timeout(f"not ready, and nothing changed for {self.timeout_s:g} seconds: {last}")
+            raise Timeout(
+                f"the server is not ready, and nothing changed for {self.timeout_s:g} seconds: {last}"
+            )
         return None
 
 
@@ -58,7 +60,7 @@ def _state(answer: Health | PenstockError) -> tuple[object, ...]:
     match answer:
         case Health():
             return (answer.status, answer.progress)
-        # While it starts, or restarts, there is nobody to connect to, or a proxy says so.
+        # While the server starts or restarts, connections fail, or a proxy answers with an error.
         case ConnectionFailed() | Timeout():
             return ()
         case APIError() if answer.status >= 500:

@@ -1,4 +1,4 @@
-"""From the arguments of a method to the request that is sent. Pure; knows no HTTP library."""
+"""From the arguments of a method to its request. Pure; knows no HTTP library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_client.schemas import as_response_format, as_structured_outputs
 
 #: Text, several texts, token ids, or several lists of token ids.
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-#: What the user says, or the whole conversation so far.
+#: The user's words, or the whole conversation so far.
 Messages = str | Sequence[Message | Mapping[str, object]]
 
 MODELS = Request("GET", "/v1/models")
@@ -21,7 +21,7 @@ HEALTH = Request("GET", "/health")
 def completion_request(
     prompt: Prompt, params: Mapping[str, object], *, stream: bool = False, method: str | None = None
 ) -> Request:
-    """method: for messages, what the caller called.
+    """The request of `complete` and `stream_complete`. method: the caller's method, for errors.
 
     Raises TypeError for an unknown keyword, ValueError for a field given twice.
     """
@@ -37,14 +37,17 @@ def chat_request(
     stream: bool = False,
     method: str | None = None,
 ) -> Request:
-    """Raises TypeError for an unknown keyword or a wrong message, ValueError as above."""
+    """The request of `chat` and `stream_chat`. method: the caller's method, for errors.
+
+    Raises TypeError for an unknown keyword or a wrong message, ValueError for a field given twice.
+    """
     method = method or ("stream_chat" if stream else "chat")
     check_keywords(method, params, ChatParams.__optional_keys__)
     return _generation("/v1/chat/completions", {"messages": _messages(messages)}, params, stream)
 
 
 def tokenize_request(text: Messages, params: Mapping[str, object]) -> Request:
-    """A str is a text here, not what a user says in a chat."""
+    """The request of `tokenize`. A str is a plain text here, and no message of a user."""
     check_keywords("tokenize", params, TokenizeParams.__optional_keys__)
     subject: JSONObject = {"prompt": text} if isinstance(text, str) else {"messages": _messages(text)}
     return _post("/tokenize", subject, params)
@@ -56,7 +59,7 @@ def detokenize_request(token_ids: Sequence[int], model: str | None) -> Request:
 
 def _generation(path: str, subject: JSONObject, params: Mapping[str, object], stream: bool) -> Request:
     request = _post(path, {**subject, "stream": stream}, params)
-    # Without this the server would not count the tokens of a stream; `extra` may say otherwise.
+    # Without this option a stream has no usage. `extra` may say otherwise.
     defaults = {"stream_options": {"include_usage": True}} if stream else {}
     return Request("POST", path, {**defaults, **(request.body or {})}, request.timeout_s)
 
@@ -81,7 +84,7 @@ def _timeout(value: object) -> float | None:
 
 
 def _converted(given: dict[str, object]) -> dict[str, object]:
-    """Values as JSON has them."""
+    """The keywords with values as JSON has them."""
     logit_bias = given.get("logit_bias")
     if isinstance(logit_bias, Mapping):
         given["logit_bias"] = {str(token_id): bias for token_id, bias in logit_bias.items()}

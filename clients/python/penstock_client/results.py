@@ -1,9 +1,8 @@
-"""What the server answers, whole, as frozen values. Knows nothing of HTTP.
+"""Whole answers of the server, as frozen values. This file knows nothing of HTTP.
 
-Each value keeps in `raw` the JSON object that it was made from, for fields that have no
-attribute here; what was put together from a stream has an empty one. `raw` takes no part in
-comparisons. Pieces of a stream are in chunks.py, what is known of the server in server_info.py.
-"""
+Each value keeps in `raw` the JSON object from which it was made, for fields that have no attribute here. A
+value that was put together from a stream has an empty `raw`. Comparisons ignore `raw`. chunks.py has the
+pieces of a stream, server_info.py the facts about the server."""
 
 from __future__ import annotations
 
@@ -20,20 +19,20 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Parseable(Protocol[T_co]):
-    """What pydantic's models have, as far as it is needed."""
+    """A pydantic model, as far as this package needs it."""
 
     def model_validate_json(self, json_data: str) -> T_co: ...
 
 
 def raw_field() -> JSONObject:
-    """A field that does not show in repr and does not count in ==."""
+    """A dataclass field that repr and == leave out."""
     value: JSONObject = field(default_factory=dict, repr=False, compare=False)
     return value
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens counted by the server. `cached_tokens` of the prompt needed no computing."""
+    """Tokens counted by the server. `cached_tokens` of the prompt were not computed again."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -46,7 +45,7 @@ class Usage:
 class TokenLogprob:
     """A token, its natural log probability, and its most probable rivals.
 
-    `logprob` is None for the first token of an echoed prompt, which nothing precedes.
+    `logprob` is None for the first token of an echoed prompt.
     """
 
     token: str
@@ -63,13 +62,13 @@ class PromptLogprob:
     decoded_token: str | None = None
 
 
-#: By token id, for each position of a prompt; None at the first, which nothing precedes.
+#: For each position of a prompt: log probabilities by token id; None at the first position.
 PromptLogprobs = tuple[Mapping[int, PromptLogprob] | None, ...]
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the model wants called. `arguments` is JSON, as the model wrote it."""
+    """A call of a function that the model asks for. `arguments` is JSON as the model wrote it."""
 
     id: str
     name: str
@@ -79,8 +78,8 @@ class ToolCall:
     def parsed_arguments(self) -> dict[str, Any]:
         """The arguments by name.
 
-        Raises ProtocolError if they are no JSON object, as may happen where neither tool_choice
-        nor `strict` bound the model to the schema.
+        Raises ProtocolError if the arguments are no JSON object. That may happen if neither
+        tool_choice nor `strict` binds the model to the schema.
 
         >>> ToolCall("call_1", "weather", '{"city": "Oslo"}').parsed_arguments()
         {'city': 'Oslo'}
@@ -90,9 +89,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Choice:
-    """What all choices have, of completions and chats, whole and in pieces.
+    """The fields of all choices, of completions and chats, whole and in pieces.
 
-    stop_reason: the stop string or token id that ended it. token_ids: with return_token_ids.
+    stop_reason: the stop string or token id that ended the choice.
+    token_ids: None without return_token_ids.
     """
 
     index: int
@@ -108,7 +108,7 @@ class Choice:
 class CompletionChoice(Choice):
     """One continuation of a prompt; `finish_reason` is "stop" or "length".
 
-    prompt_token_ids: with return_token_ids. prompt_logprobs: with the field of that name.
+    prompt_token_ids: None without return_token_ids. prompt_logprobs: None without this keyword.
     """
 
     text: str
@@ -118,7 +118,7 @@ class CompletionChoice(Choice):
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a chat; can be given back to `chat` as part of its history."""
+    """A message of a chat. `chat` takes it as a part of the conversation so far."""
 
     role: str
     content: str | None
@@ -143,7 +143,7 @@ ChoiceT = TypeVar("ChoiceT", CompletionChoice, ChatChoice)
 
 @dataclass(frozen=True)
 class Answer(Generic[ChoiceT]):
-    """What the answers of `complete` and `chat` have in common."""
+    """The fields that the answers of `complete` and `chat` have in common."""
 
     id: str
     model: str
@@ -169,7 +169,7 @@ class Answer(Generic[ChoiceT]):
     @overload
     def parse(self, kind: Parseable[T]) -> T: ...
     def parse(self, kind: Parseable[T] | None = None) -> T | Any:
-        """The text as JSON, or as `kind`, a pydantic model. For errors see parse_text."""
+        """The text as JSON, or as an object of `kind`, a pydantic model. Raises as parse_text() does."""
         return parse_text(self.text, self.finish_reason, kind)
 
 
@@ -192,19 +192,19 @@ class ChatCompletion(Answer[ChatChoice]):
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """What the first choice wants called."""
+        """The calls of the first choice."""
         return self.message.tool_calls
 
 
 def parse_text(text: str, finish_reason: str | None, kind: Parseable[T] | None) -> T | Any:
-    """`text` as JSON or, by its model_validate_json, as `kind`.
+    """`text` as JSON, or as what the model_validate_json of `kind` makes of it.
 
-    Raises ProtocolError if it is no JSON, which with a response_format only happens where
-    max_tokens cut it off; and what `kind` raises for JSON that is not its own.
+    Raises ProtocolError if `text` is no JSON: with a response_format this happens only if max_tokens
+    cut the answer off. Raises also what `kind` raises for JSON that does not fit.
     """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        cut_off = "; it was cut off, so give a larger max_tokens" if finish_reason == "length" else ""
+        cut_off = "; max_tokens cut it off, so give a larger max_tokens" if finish_reason == "length" else ""
         raise ProtocolError(f"the answer is no JSON{cut_off}: {text!r:.200}") from error
     return value if kind is None else kind.model_validate_json(text)

@@ -1,7 +1,7 @@
-"""What an answer must be, and the tools that a model may call, as the server wants to read it. Pure.
+"""JSON Schemas and tools in the form that the server reads. Pure.
 
-A schema is a dict of JSON Schema, or a pydantic model: any class that has `model_json_schema`.
-This package does not need pydantic.
+A schema is a dict of JSON Schema, or a pydantic model: any class with `model_json_schema`. This package does
+not need pydantic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from penstock_client.exchange import JSONObject
 from penstock_client.results import ToolCall
 
-# None of them is a type of JSON Schema, by which a format is told from a schema.
+# The types of formats. None of them is a type of JSON Schema, so that a format can't be taken for a schema.
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -42,8 +42,8 @@ def function_tool(
 ) -> JSONObject:
     """An element of `tools`: a function that the model may call.
 
-    parameters: the schema of its arguments, an object; None if it has none. strict: the calls of
-    the model keep to the schema in any case.
+    parameters: the schema of the function's arguments, an object; None if it has none. strict: the
+    model's calls always follow the schema.
     """
     function: JSONObject = {"name": name, "description": description}
     if parameters is not None:
@@ -54,7 +54,7 @@ def function_tool(
 
 
 def tool_result(call: ToolCall, content: str) -> JSONObject:
-    """The message that tells the model what a call gave; it follows the message with the call.
+    """The message with the result of a call. It follows the message with the call.
 
     >>> tool_result(ToolCall("call_1", "weather", "{}"), "sunny")
     {'role': 'tool', 'tool_call_id': 'call_1', 'content': 'sunny'}
@@ -63,7 +63,7 @@ def tool_result(call: ToolCall, content: str) -> JSONObject:
 
 
 def schema_dict(schema: Schema) -> JSONObject:
-    """Raises TypeError for what is no schema."""
+    """A schema as a dict. Raises TypeError for a value that is no schema."""
     if isinstance(schema, Mapping):
         return dict(schema)
     if isinstance(schema, HasSchema):
@@ -73,7 +73,7 @@ def schema_dict(schema: Schema) -> JSONObject:
 
 
 def _closed(schema: Any) -> Any:
-    """Objects have no fields but those of the model, which would drop others after they were made."""
+    """The schema of a pydantic model without further fields: the model would ignore them anyway."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -86,7 +86,7 @@ def _closed(schema: Any) -> Any:
 
 
 def as_response_format(value: object) -> object:
-    """A response_format as it is sent: a schema becomes one, anything else stays what it is."""
+    """A response_format as it is sent. A schema becomes a response_format; a format stays as it is."""
     is_format = isinstance(value, Mapping) and value.get("type") in _FORMATS
     return value if is_format else json_schema(cast(Schema, value))
 

@@ -1,4 +1,4 @@
-"""What the server says of itself, and of texts as tokens: frozen values, and their parsing."""
+"""Models, health and token ids as the server tells them: frozen values, and their parsing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock_client.results import raw_field
 class Model:
     """A name under which the server offers a model. Names with the same root are one model.
 
-    max_model_len: its longest prompt plus answer, in tokens; None while it loads.
+    max_model_len: the most tokens of prompt and answer together; None while the model loads.
     """
 
     id: str
@@ -28,10 +28,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Health:
-    """Whether the server can answer now, and if it still loads, how far it is.
+    """Whether the server can answer now, and how much of the model is loaded.
 
-    status: "ok", or the server's word for its state, such as "loading"; "unavailable" if it
-    has none. progress: the share of the model that is loaded, 0.0 to 1.0; None if unknown.
+    status: "ok", or the server's word for its state, such as "loading"; "unavailable" if the server
+    has no word. progress: the share of the model that is loaded, 0.0 to 1.0; None if unknown.
     """
 
     status: str
@@ -45,8 +45,8 @@ class Health:
 class Tokens:
     """A text, or a chat as the model's template writes it, as token ids.
 
-    max_model_len: how many the model takes, prompt and answer together; None if not told.
-    token_strs: the tokens as the vocabulary spells them, with return_token_strs.
+    max_model_len: the most tokens of prompt and answer together; None if the server does not tell.
+    token_strs: the tokens as the vocabulary spells them; None without return_token_strs.
     """
 
     token_ids: tuple[int, ...]
@@ -72,7 +72,7 @@ def parse_models(reply: Reply) -> tuple[Model, ...]:
 
 
 def only_model(models: tuple[Model, ...]) -> str:
-    """The first name of the server's only model. Raises ValueError if there is a choice to make."""
+    """The first name of the server's only model. Raises ValueError if the server has several models."""
     if not models:
         raise ProtocolError("the server lists no model")
     if len({model.root or model.id for model in models}) > 1:
@@ -83,7 +83,7 @@ def only_model(models: tuple[Model, ...]) -> str:
 
 @traceable
 def parse_health(reply: Reply) -> Health:
-    """For a 200 and a 503, whose bodies may also be empty or plain text."""
+    """The health in a reply with status 200 or 503. The body may also be empty or plain text."""
     try:
         data = reply.json_object()
     except ProtocolError:
@@ -124,7 +124,7 @@ def parse_tokens(reply: Reply) -> Tokens:
 
 @traceable
 def parse_text_of_tokens(reply: Reply) -> str:
-    """vLLM's field is `prompt`, llama-server's `content`."""
+    """The text in a reply of /detokenize: `prompt` is vLLM's field, `content` llama-server's."""
     data = reply.json_object()
     text = get(data, "prompt", str, None)
     return require(data, "content", str) if text is None else text

@@ -1,7 +1,7 @@
-"""Session: what a client does with a server, step by step, written once as coroutines.
+"""Session: the work of both clients, written once as coroutines.
 
-AsyncClient awaits them. Client runs them to their end at once, with a transport that has its answer when the
-await is done: at_once.py.
+AsyncClient awaits the coroutines. Client runs each of them to its end at once, with a transport that blocks
+(at_once.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Sender(Protocol):
-    """What transport.py has for asyncio."""
+    """A transport for asyncio, or one that can be awaited and blocks."""
 
     async def send(self, request: Request) -> Reply: ...
 
@@ -54,7 +54,7 @@ class Sender(Protocol):
 
 
 class Session:
-    """One client's. The methods are Client's, where their arguments and errors are described."""
+    """The session of one client. Client describes the methods, their arguments and errors."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Session:
         return health
 
     async def send(self, request: Request, policy: RetryPolicy | None = None) -> Reply:
-        """The answer to a request, which is sent again as the policy says."""
+        """The answer to a request. A failed request is sent again as the policy says."""
         ready, attempts = await self._with_model(request), Attempts(policy or self.policy)
 
         async def attempt() -> Reply:
@@ -119,7 +119,7 @@ class Session:
     def stream(
         self, request: Request, answer_format: AnswerFormat[C, R], policy: RetryPolicy | None = None
     ) -> AsyncStream[C, R]:
-        """A stream that sends its request when it is read."""
+        """A stream. Its request is sent when the stream is entered or read."""
         attempts = Attempts(policy or self.policy)
 
         async def open_reply() -> OpenReply:

@@ -1,4 +1,4 @@
-"""Where the server is and how long to wait for it. The only reader of the environment."""
+"""Settings: the server's address, the API key, and time limits. Only this file reads the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBE_TIMEOUT_S = 10.0
 class Settings:
     """Resolved settings of a client.
 
-    base_url: without a slash or /v1 at its end.
+    base_url: the server's address, without a slash or /v1 at its end.
     timeout_s: longest silence of the server, in seconds; None waits for ever.
     connect_timeout_s: longest wait for a connection, in seconds; None waits for ever.
     """
@@ -31,7 +31,7 @@ class Settings:
 
     @property
     def probe_timeout_s(self) -> float:
-        """Longest silence after a question for the server's health."""
+        """Longest silence of the server when its health is asked for, in seconds."""
         return min(PROBE_TIMEOUT_S, self.timeout_s or PROBE_TIMEOUT_S)
 
     @classmethod
@@ -43,9 +43,9 @@ class Settings:
         connect_timeout_s: float | None,
         environ: Mapping[str, str],
     ) -> Settings:
-        """Arguments first, then PENSTOCK_BASE_URL and PENSTOCK_API_KEY, then defaults.
+        """The settings: arguments first, then PENSTOCK_BASE_URL and PENSTOCK_API_KEY, then defaults.
 
-        Raises ValueError for a setting that cannot work.
+        Raises ValueError for an unusable setting.
         """
         for name, seconds in (("timeout", timeout_s), ("connect_timeout", connect_timeout_s)):
             if seconds is not None and not seconds > 0:
@@ -64,7 +64,7 @@ def _checked_url(url: str) -> str:
         is_usable = False
     if not is_usable or parts.query or parts.fragment:
         raise ValueError(f"base_url is {url!r}; give something like {DEFAULT_BASE_URL!r}")
-    # Clients of this API are often configured with the /v1, which our paths contain.
+    # Users often configure clients of this API with /v1 in the address. The paths here have /v1 themselves.
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

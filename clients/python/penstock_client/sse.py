@@ -1,7 +1,7 @@
-"""Server-sent events out of bytes, by the rules of the WHATWG standard. Pure and incremental.
+"""Server-sent events from bytes, by the rules of the WHATWG standard. Pure and incremental.
 
-Knows nothing of JSON or of [DONE], and nothing of reconnecting: the `retry` field, which only
-tells when to reconnect, is ignored like an unknown one.
+This file knows nothing of JSON or [DONE]. It does not reconnect: the field `retry`, which says when to
+reconnect, is ignored like an unknown field.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import codecs
 import re
 from dataclasses import dataclass
 
-# Not str.splitlines: it also splits at characters that are legal inside a line, such as U+2028.
+# str.splitlines is no choice: it also splits at characters that are legal inside a line, such as U+2028.
 _LINE_END = re.compile("\r\n|\n|\r")
 
 
@@ -32,7 +32,7 @@ class SSEParser:
     >>> parser.feed(b"ta: b\n\n")
     [Event(data='a\nb', event='message', id='')]
 
-    An event that the stream ends in the middle of is never dispatched, as the standard wants.
+    An event that is not complete when the stream ends is dropped, as the standard demands.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class SSEParser:
             self._event = value
         elif name == "id" and "\0" not in value:
             self._id = value
-        # Anything else is ignored; a comment is a line whose name is empty.
+        # Other lines are ignored. A comment is a line whose name is empty.
         return None
 
     def _dispatch(self) -> Event | None:

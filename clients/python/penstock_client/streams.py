@@ -1,4 +1,4 @@
-"""The streams that `stream_complete` and `stream_chat` return. Knows no HTTP library."""
+"""The streams that `stream_complete` and `stream_chat` return. This file knows no HTTP library."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from penstock_client.results import ToolCall, Usage
 
 
 class OpenReply(Protocol):
-    """An answer whose body is still coming. To be closed, also after an error."""
+    """An answer whose body is still coming. Close it, also after an error."""
 
     request_id: str | None
 
     async def next_block(self) -> bytes | None:
-        """None at the end, after which nothing is open."""
+        """The next bytes; None at the end, when the connection is released."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class StreamedAnswer(Generic[C, R]):
-    """What a stream has brought so far; after its last chunk, the whole answer."""
+    """The answer of a stream so far; after the last chunk, the whole answer."""
 
     def __init__(self, assembler: StreamAssembler[C, R]) -> None:
         self._assembler = assembler
@@ -36,17 +36,17 @@ class StreamedAnswer(Generic[C, R]):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why choice 0 ended; None as long as it has not."""
+        """Why choice 0 ended; None: it has not."""
         return self._assembler.finish_reason
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """What choice 0 wants called; arguments may be incomplete until the stream ends."""
+        """The calls of choice 0. Their arguments may be incomplete until the stream ends."""
         return self._assembler.tool_calls
 
     @property
     def usage(self) -> Usage | None:
-        """Counts of tokens, which the server sends last."""
+        """The counts of tokens, which come with the last chunk."""
         return self._assembler.usage
 
     @property
@@ -56,7 +56,7 @@ class StreamedAnswer(Generic[C, R]):
 
 
 class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
-    """The same as Stream, for asyncio: `async with client.stream_chat(...) as stream`, `async for`."""
+    """Stream for asyncio: `async with client.stream_chat(...) as stream`, `async for`."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
         assembler: StreamAssembler[C, R],
         wait_to_retry: Callable[[PenstockError], Awaitable[bool]],
     ) -> None:
-        """wait_to_retry: waits and says whether to try again after an error."""
+        """wait_to_retry: waits, and returns whether to try again after the error."""
         super().__init__(assembler)
         self._open_reply = open_reply
         self._wait_to_retry = wait_to_retry
         self._reply: OpenReply | None = None
-        #: Those that the last block completed.
+        #: The chunks that the last block completed.
         self._chunks: Iterator[C] = iter(())
-        #: No chunk comes any more.
+        #: Whether no more chunks come.
         self._is_closed = False
 
     async def __aenter__(self) -> AsyncStream[C, R]:
@@ -111,7 +111,7 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
         return self._assembler.result()
 
     async def aclose(self) -> None:
-        """Close the connection. The chunks end here."""
+        """Close the connection. No more chunks come."""
         self._is_closed = True
         if self._reply is not None:
             await self._reply.aclose()
@@ -123,12 +123,13 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
         return self._reply
 
     async def _next_chunk(self, reply: OpenReply) -> C | None:
-        """None at the end of the body, which is read to its end: the connection can then be used again."""
+        """The next chunk; None at the end. The body is read to its end, so that the connection can be used
+        again."""
         while (chunk := next(self._chunks, None)) is None:
             try:
                 block = await reply.next_block()
             except PenstockError:
-                # Once [DONE] came, the answer is whole, whatever becomes of the connection.
+                # After [DONE] the answer is complete, so that an error of the connection does not matter.
                 if not self._assembler.is_done:
                     raise
                 block = None
@@ -142,14 +143,13 @@ class AsyncStream(StreamedAnswer[C, R], AsyncIterator[C]):
 class Stream(StreamedAnswer[C, R], Iterator[C]):
     """An iterator of chunks. The request is sent by `with`, or else by the first `next`.
 
-    Leaving the `with` early closes the connection, by which the server learns to stop.
-    Raises what `complete` raises until the stream has begun, then StreamError,
-    StreamInterrupted or Timeout; the chunks until then remain valid. As long as no chunk came,
-    what may be tried again is, as for `complete`.
+    Leaving the `with` early closes the connection, and the server stops. Before the first chunk a
+    stream raises, and retries, as `complete` does. Later it raises StreamError, StreamInterrupted or
+    Timeout; the chunks until then remain valid.
     """
 
     def __init__(self, stream: AsyncStream[C, R]) -> None:
-        """stream: one that never waits for an event loop."""
+        """stream: a stream that never waits for an event loop."""
         super().__init__(stream._assembler)
         self._stream = stream
 
@@ -177,5 +177,5 @@ class Stream(StreamedAnswer[C, R], Iterator[C]):
         return at_once(self._stream.result())
 
     def close(self) -> None:
-        """Close the connection. The chunks end here."""
+        """Close the connection. No more chunks come."""
         at_once(self._stream.aclose())

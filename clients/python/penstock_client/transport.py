@@ -1,7 +1,7 @@
-"""Requests over HTTP. The only file that imports the HTTP library.
+"""Requests over HTTP. Only this file imports the HTTP library.
 
-Turns the library's exceptions into those of errors.py; knows nothing of retries or of JSON.
-Both transports are safe to use from several threads or tasks at once.
+This file turns the library's exceptions into those of errors.py, and knows nothing of retries or of JSON.
+Several threads or tasks may use a transport at once.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from penstock_client.failures import error_of_reply
 from penstock_client.settings import Settings
 from penstock_client.version import USER_AGENT
 
-# No proxy can reach this machine's own loopback interface, whatever the environment says.
+# These addresses are asked without a proxy: no proxy can reach this machine's loopback interface.
 _LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
-# Below the 1024 files that a process may usually open. Further requests wait here.
+# Fewer than the 1024 files that a process may usually open. Further requests wait.
 _MAX_CONNECTIONS = 1000
-# Seconds. Shorter than the 5 of uvicorn and Node: else a request may meet the server's closing.
+# Seconds. Shorter than the 5 s of uvicorn and Node, which close idle connections: a request must not meet
+# that.
 _KEEPALIVE_EXPIRY_S = 4.0
-# A proxy that compresses an event stream also collects it; so don't offer to decompress.
+# "identity", because a proxy that compresses an event stream holds events back.
 _STREAM_HEADERS = {"accept": "text/event-stream", "accept-encoding": "identity"}
 
 
 class StreamReply:
-    """An answer whose body is still coming. To be closed, also after an error."""
+    """An answer whose body is still coming. Close it, also after an error."""
 
     def __init__(self, response: httpx2.Response, request: Request) -> None:
         self._response = response
@@ -46,7 +47,8 @@ class StreamReply:
         self.request_id: str | None = response.headers.get("x-request-id")
 
     def blocks(self) -> Iterator[bytes]:
-        """The body as it comes; closed at its end. Raises StreamInterrupted if it breaks, and Timeout."""
+        """The body as it comes. The connection is closed at the end. Raises StreamInterrupted if the
+        connection breaks, and Timeout."""
         with closing(self._response), _translated(self._request, self.request_id, has_begun=True):
             yield from self._response.iter_bytes()
 
@@ -55,7 +57,7 @@ class StreamReply:
 
 
 class AsyncStreamReply:
-    """The same for asyncio."""
+    """StreamReply for asyncio."""
 
     def __init__(self, response: httpx2.Response, request: Request) -> None:
         self._response = response
@@ -65,8 +67,8 @@ class AsyncStreamReply:
         self._blocks = _blocks(response, request, self.request_id)
 
     async def next_block(self) -> bytes | None:
-        """Some more of the body; None at its end, where it is closed. Raises StreamInterrupted if it breaks,
-        and Timeout."""
+        """The next bytes of the body; None at the end, where the connection is closed. Raises
+        StreamInterrupted if the connection breaks, and Timeout."""
         return await anext(self._blocks, None)
 
     async def aclose(self) -> None:
@@ -116,7 +118,7 @@ class Transport:
 
 
 class AsyncTransport:
-    """The same for asyncio."""
+    """Transport for asyncio."""
 
     def __init__(self, settings: Settings) -> None:
         self._options = _RequestOptions(settings)
@@ -148,7 +150,7 @@ class AsyncTransport:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    """Arguments for either client of the HTTP library. Raises ValueError for a wrong URL."""
+    """The arguments for both clients of the HTTP library. Raises ValueError for a wrong URL."""
     headers = {"user-agent": USER_AGENT}
     if settings.api_key is not None:
         headers["authorization"] = f"Bearer {settings.api_key}"
@@ -169,13 +171,13 @@ def _options(settings: Settings) -> dict[str, Any]:
 
 
 class _RequestOptions:
-    """What a request has besides its method and path, and its id."""
+    """Makes the options of a request (headers, time limits, content), and its id."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def __call__(self, request: Request, headers: dict[str, str] | None = None) -> tuple[dict[str, Any], str]:
-        # Our own, so that it is known even if no answer comes. The server's log has it, too.
+        # The client makes the id, so that it is known even if no answer comes. The server's log has it, too.
         request_id = uuid.uuid4().hex
         headers = {"x-request-id": request_id, **(headers or {})}
         options: dict[str, Any] = {"headers": headers, "timeout": self._timeout(request)}
@@ -185,8 +187,8 @@ class _RequestOptions:
         return options, request_id
 
     def _timeout(self, request: Request) -> httpx2.Timeout:
-        """The limit holds between two reads, not for the whole answer: each byte, also that of
-        a keep-alive comment, begins it anew."""
+        """The time limits. The limit of silence holds between two reads and not for the whole answer:
+        each byte, also of a keep-alive comment, begins it anew."""
         silence_s = request.timeout_s or self._settings.timeout_s
         return httpx2.Timeout(
             None if silence_s == math.inf else silence_s, connect=self._settings.connect_timeout_s
@@ -194,7 +196,7 @@ class _RequestOptions:
 
 
 def _reply(response: httpx2.Response) -> Reply:
-    # The library's headers give names in lower case.
+    # The library gives names of headers in lower case.
     return Reply(response.status_code, dict(response.headers), response.content)
 
 
@@ -225,13 +227,13 @@ def _translated(request: Request, request_id: str | None, *, has_begun: bool = F
 
 
 def _server(error: httpx2.RequestError) -> str:
-    """The address that was asked, without a password in it."""
+    """The server's address, without a password in it."""
     url = error.request.url
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) -> PenstockError:
-    """Ours for the library's `error`. has_begun: a stream's first bytes had come."""
+    """Our error for the library's `error`. has_begun: the first bytes of a stream had come."""
     subject = f"{request.method} {request.path}"
     # Some of the library's exceptions have no message.
     reason = str(error) or type(error).__name__
@@ -251,8 +253,8 @@ def _translate(error: httpx2.RequestError, request: Request, has_begun: bool) ->
         case httpx2.NetworkError() | httpx2.RemoteProtocolError() if has_begun:
             return StreamInterrupted(f"{subject}: the stream broke: {reason}", is_retryable=True)
         case httpx2.NetworkError() | httpx2.RemoteProtocolError():
-            # It may have been an idle connection that the server was just closing. If it had
-            # begun to work, it stopped when the connection broke, and nobody saw the answer.
+            # The request may have used an idle connection that the server was just closing. If the server
+            # had begun to work, it stopped when the connection broke, and nobody saw the answer.
             return ConnectionFailed(f"{subject}: the connection broke: {reason}", is_retryable=True)
         case httpx2.ProxyError():
             return ConnectionFailed(f"{subject}: the proxy refused: {reason}")

@@ -22,7 +22,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.gpu.enabled }}{{ .Values.gpu.variant }}{{ else }}cpu{{ end -}}
 {{- end -}}
 
-{{/* The name of the secret; empty without one. */}}
+{{/* The name of the secret; empty if there is none. */}}
 {{- define "penstock.secret" -}}
 {{- if .Values.existingSecret -}}
 {{- .Values.existingSecret -}}
@@ -31,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whole numbers come as floats, and large ones would be written with an exponent. */}}
+{{/* A value as text. Helm has whole numbers as floats, and would write large ones with an exponent. */}}
 {{- define "penstock.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
 {{- end -}}

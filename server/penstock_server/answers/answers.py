@@ -24,7 +24,7 @@ from penstock_server.telemetry.request_info import current_request
 
 
 class Answer:
-    """One choice as far as it has come."""
+    """One choice: everything that the engine has generated of it so far."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Answer:
         scorer: Answer | None = None,
         is_over: Callable[[str], bool] | None = None,
     ) -> None:
-        """tells_end_token: the token that ends it has log-probabilities. scorer: another answer to the same
-        prompt, which scores that for this one as well. is_over: told all text as it comes, whether the answer
-        ends with it."""
+        """tells_end_token: the client gets log-probabilities also of the token that ends the answer. scorer:
+        another answer to the same prompt, whose scores of the prompt hold for this answer too. is_over: gets
+        each new piece of text, and says whether the answer ends with this piece."""
         self.stream = stream
         self.timer = timer
         self._tells_end_token = tells_end_token
@@ -53,7 +53,7 @@ class Answer:
         self.stop_reason: str | int | None = None
 
     async def next(self) -> RequestOutput:
-        """Raises EngineDead, EngineStopped among them, StepFailed and RequestFailed."""
+        """The next output. Raises EngineDead (also its subclass EngineStopped), StepFailed, RequestFailed."""
         if self.scorer is not None:
             await self.scorer.has_begun.wait()
         try:
@@ -86,13 +86,16 @@ class Answer:
 
 
 def _without_end_token(output: RequestOutput) -> RequestOutput:
-    """The token that ended an answer is no part of its text, so that it should not be told of."""
+    """`output` without the log-probabilities of the token that ended the answer: the text lacks that
+    token."""
     return replace(output, logprobs=output.logprobs[:-1]) if output.has_end_token else output
 
 
 class Answers:
-    """Choice j of prompt i is number i * (choices per prompt) + j. Close it when the client is
-    served or gone: that frees the sequences which still run."""
+    """The answers to one request. Choice j of prompt i is number i * (choices per prompt) + j.
+
+    Call close() when the client is served or gone: close() frees the sequences that still run.
+    """
 
     def __init__(
         self,
@@ -106,11 +109,16 @@ class Answers:
         tells_end_token: bool = False,
         ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
     ) -> None:
-        """Starts one sequence per prompt and element of `params`, or none: raises what ServedEngine.validate
-        and submit raise. GenerationRequest says what priority and cache_salt are. `params` are as choices()
-        makes them: alike but for the seed, and for the prompt_logprobs, which the first has for all.
-        tells_end_token: the token that ends an answer has log-probabilities too, as where token ids are told:
-        one for each. ending(): of one answer, told its text as it comes, whether that is over."""
+        """Starts one sequence for each prompt and each element of `params`. If one cannot start, none does.
+
+        params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs.
+        priority, cache_salt: see GenerationRequest.
+        tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
+            that gets token ids needs them: each token id has log-probabilities then.
+        ending: makes the `is_over` of one answer (see Answer).
+
+        Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
+        """
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
@@ -123,14 +131,15 @@ class Answers:
         self._is_closed = False
         metrics.observe_params(params)
         try:
+            loaded = engine.loaded
             for prompt in prompts:
                 scorer: Answer | None = None
                 asked = GenerationRequest(
                     prompt, params[0], priority=priority, cache_salt=cache_salt, **options
                 )
-                valid = engine.validate(asked)
+                valid = loaded.validate(asked)
                 for number, each in enumerate(params):
-                    stream = engine.submit(valid.choice(each) if number else valid)
+                    stream = loaded.submit(valid.choice(each) if number else valid)
                     tells_end = tells_end_token or each.include_stop_str_in_output
                     answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
                     if each.prompt_logprobs is not None:
@@ -153,7 +162,7 @@ class Answers:
 
     @property
     def usage(self) -> Usage:
-        """A prompt counts once, however many choices it has."""
+        """The tokens of all answers. A prompt counts once, however many choices it has."""
         completion_tokens = sum(answer.num_output_tokens for answer in self._answers)
         firsts = self._answers[:: self._num_choices]
         cached_tokens = sum(answer.num_cached_tokens for answer in firsts)
@@ -162,7 +171,7 @@ class Answers:
     async def outputs(
         self, idle_s: float | None = None
     ) -> AsyncGenerator[tuple[int, RequestOutput] | None, None]:
-        """Number and output, as they come; None whenever nothing came for `idle_s` seconds."""
+        """(number of the answer, its output) as outputs come; None after each `idle_s` seconds of silence."""
         pending = {self._next(index): index for index in range(len(self))}
         try:
             while pending:
@@ -183,12 +192,12 @@ class Answers:
         return asyncio.create_task(self._answers[index].next())
 
     async def finish(self) -> None:
-        """Waits for the end of all."""
+        """Waits until all answers have ended."""
         async for _ in self.outputs():
             pass
 
     def close(self) -> None:
-        """Frees what still runs. Idempotent; never blocks."""
+        """Aborts the sequences that still run. Idempotent; never blocks."""
         if not self._is_closed and self._answers:
             longest = max(answer.num_output_tokens for answer in self._answers)
             self._metrics.max_generation_tokens.observe(longest)

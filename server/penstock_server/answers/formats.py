@@ -1,7 +1,7 @@
-"""From outputs of the engine to OpenAI's objects, whole and in chunks, chat and completions.
+"""From outputs of the engine to OpenAI's objects for chat and completions, whole and in chunks.
 
-Chunks are built so that exactly the fields which belong on the wire are set: a stream leaves out
-`usage` unless the client asked for it, and then says null in all chunks but the last.
+A chunk sets exactly the fields that the client gets. A stream has no `usage` unless the client asks for
+usage; then `usage` is null in all chunks but the last.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from penstock_server.protocol.answer_bodies import (
 from penstock_server.tools.answering import ToolAnswer
 from penstock_server.tools.use import ToolUse
 
-#: The members that say that a choice has not ended.
+#: The members of a chunk whose choice has not ended.
 _GOES_ON: dict[str, Any] = {"finish_reason": None}
 
 
 class Format(Protocol):
-    """How one request's answers look."""
+    """The form in which a client gets the answers to one request."""
 
     def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
-        """Of a stream; a keep-alive among them whenever nothing came for `idle_s` seconds."""
+        """The events of a stream, with a keep-alive after each `idle_s` seconds of silence."""
         ...
 
     def whole(self, answers: Answers) -> BaseModel: ...
 
 
 class ChunkFormat(Protocol):
-    """What stream() needs."""
+    """The methods of a format that stream() calls."""
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]: ...
 
@@ -64,7 +64,7 @@ class ChunkFormat(Protocol):
 async def stream(
     form: ChunkFormat, answers: Answers, with_usage: bool, idle_s: float | None
 ) -> AsyncGenerator[BaseModel | None, None]:
-    """All chunks of a request; None whenever nothing came for `idle_s` seconds."""
+    """All chunks of a request; None after each `idle_s` seconds of silence."""
     async with aclosing(answers.outputs(idle_s)) as outputs:
         async for item in outputs:
             if item is None:
@@ -74,7 +74,7 @@ async def stream(
                 for chunk in chunks:
                     yield chunk
                 if not chunks and idle_s:
-                    yield None  # what came is held back, maybe for long
+                    yield None  # the format holds the output back, maybe for long
     if with_usage:
         yield form.usage_chunk(answers.usage)
 
@@ -91,11 +91,12 @@ def _head(object_name: str, prefix: str, request_id: str, model: str) -> dict[st
 
 @dataclass(frozen=True)
 class Extras:
-    """What a client wants to be told beside texts."""
+    """What a client wants to get beside texts."""
 
     usage: bool = False
     continuous_usage: bool = False
-    #: Likeliest tokens to tell at each position of the answer, and of the prompt. None: nothing at all.
+    #: The number of likeliest tokens at each position of the answer, and of the prompt. None: no
+    #: log-probabilities at all.
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
@@ -116,7 +117,7 @@ class ChatFormat:
         prompt: Prompt,
         tools: ToolUse | None = None,
     ) -> None:
-        """tools: how answers are read that may hold calls."""
+        """tools: how to read answers that may hold calls; None: answers are text alone."""
         self._whole_head = _head("chat.completion", "chatcmpl", request_id, model)
         self._chunk_head = self._whole_head | {"object": "chat.completion.chunk"}
         if extras.usage:
@@ -135,7 +136,7 @@ class ChatFormat:
         chunks = []
         if index not in self._begun:
             self._begun.add(index)
-            # As at OpenAI, content is null until it is known that there is some.
+            # Content is null, as at OpenAI, until the first text comes: the answer may be calls alone.
             delta = ChatDelta(role="assistant", content=None if self._tools else "")
             first = self._chunk(index, delta, None, _GOES_ON, output)
             if first.usage:
@@ -157,7 +158,7 @@ class ChatFormat:
         return self._extras.token_ids and bool(output.token_ids)
 
     def _tool_chunks(self, index: int, output: RequestOutput, tools: ToolUse) -> list[ChatCompletionChunk]:
-        """The end has a chunk of its own, behind all calls."""
+        """The chunks of an output that may hold calls. The finish reason has a chunk of its own, the last."""
         answer = self._tool_answers.setdefault(index, ToolAnswer(tools))
         deltas = answer.deltas(output.text, output.finish_reason is not None)
         logprobs = self._logprobs(output.logprobs)
@@ -219,7 +220,7 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """/v1/completions. `prompts` has one for each choice."""
+    """/v1/completions. `prompts` has one element for each choice."""
 
     def __init__(
         self,
@@ -235,7 +236,7 @@ class CompletionFormat:
         self._extras = extras
         self._prompts = prompts
         self._writer = LogprobWriter(tokenizer, extras.tokens_as_ids)
-        #: Per choice that has begun, where its next token begins: a stream tells offsets bit by bit.
+        #: For each choice that has begun, the offset of its next token: a stream tells offsets bit by bit.
         self._offsets: dict[int, int] = {}
 
     def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
@@ -284,7 +285,8 @@ class CompletionFormat:
         tokens: Sequence[TokenLogprobs],
         prompt_tokens: Sequence[TokenLogprobs | None] | None,
     ) -> CompletionLogprobs | None:
-        """What is new of a choice; with its prompt, if that is echoed and this is the choice's first."""
+        """Log-probabilities of the new tokens of a choice. The choice's first call also gives those of an
+        echoed prompt."""
         is_first = index not in self._offsets
         start = self._offsets.setdefault(index, len(self._echo(index)))
         num_top = self._extras.logprobs
@@ -307,7 +309,7 @@ def _prompt_logprobs(writer: LogprobWriter, extras: Extras, answer: Answer) -> P
 
 
 def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
-    """A chunk's `usage`, if the client wants it with each."""
+    """The member `usage` of a chunk, if the client wants usage in every chunk."""
     if not extras.continuous_usage:
         return {}
     counts = output.num_prompt_tokens, output.num_output_tokens, output.num_cached_tokens
@@ -315,7 +317,7 @@ def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
 
 
 def _end(output: RequestOutput) -> dict[str, Any]:
-    """The members that say whether and why a choice ended."""
+    """The members of a choice that say whether and why the choice ended."""
     if output.finish_reason is None:
         return {"finish_reason": None}
     return {"finish_reason": _finish(output.finish_reason), "stop_reason": output.stop_reason}

@@ -1,4 +1,4 @@
-"""Log-probabilities as clients read them: OpenAI's two shapes, and vLLM's for prompts."""
+"""Log-probabilities as clients read them: OpenAI's two shapes, and vLLM's shape for prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from penstock_server.protocol.answer_bodies import (
 
 
 class LogprobWriter:
-    """One request's way to name tokens: by their text or, where texts are ambiguous, as token_id:7."""
+    """Writes the log-probabilities of one request. Tokens have their text as name, or, since texts can be
+    ambiguous, their id (token_id:7) if the client wants ids."""
 
     def __init__(self, tokenizer: Tokenizer, as_token_ids: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -47,7 +48,8 @@ class LogprobWriter:
         offsets: Sequence[int],
         num_top: int,
     ) -> CompletionLogprobs:
-        """None is a token that nothing comes before. `num_top`: likeliest tokens of each to tell."""
+        """tokens: None stands for the first token of a text, which has no log-probability. num_top: the
+        number of likeliest tokens at each position."""
         return CompletionLogprobs(
             tokens=[self.name(token_id) for token_id in token_ids],
             token_logprobs=[token.logprob if token else None for token in tokens],
@@ -56,8 +58,8 @@ class LogprobWriter:
         )
 
     def _likeliest(self, token: TokenLogprobs, num_top: int) -> dict[str, float]:
-        """By text. Tokens may share one (pieces of characters): there the chosen token comes first, then
-        the likelier."""
+        """Log-probabilities by token text. Several tokens may share one text (pieces of a character); then
+        the chosen token wins, and after it the likelier token."""
         found: dict[str, float] = {}
         for token_id, logprob in [(token.token_id, token.logprob), *token.top[:num_top]]:
             found.setdefault(self.name(token_id), logprob)
@@ -66,7 +68,7 @@ class LogprobWriter:
     def prompt(
         self, tokens: Sequence[TokenLogprobs | None], num_top: int
     ) -> list[dict[int, PromptLogprob] | None]:
-        """vLLM's: by token id, the prompt's own token first."""
+        """vLLM's shape: log-probabilities by token id, the prompt's own token first."""
         return [self._ranked(token, num_top) if token else None for token in tokens]
 
     def _ranked(self, token: TokenLogprobs, num_top: int) -> dict[int, PromptLogprob]:
@@ -81,8 +83,8 @@ class LogprobWriter:
 
 
 def answer_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], start: int) -> Iterator[int]:
-    """Where each token begins and, last, where they all end, in characters, if they begin at `start`. A
-    character that is spread over tokens begins with the first of them."""
+    """The offset of each token in characters, and then the offset where the last token ends. `start` is the
+    offset of the first token. A character that is spread over several tokens belongs to the first of them."""
     for token_id in token_ids:
         piece = b"" if not tokenizer.decode([token_id]) else tokenizer.token_bytes(token_id)
         yield start - _begins_within(piece)
@@ -91,10 +93,10 @@ def answer_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], start: int) -
 
 
 def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Where each token of a prompt begins in its text, in characters.
+    """The offset of each token of a prompt in the prompt's text, in characters.
 
-    Tokens are found in the text as they come: the special tokens that a tokenizer puts around a prompt are
-    not in it, and the space that sentencepiece puts in front is not either.
+    Tokens are searched in the text one after the other. The text lacks the special tokens that a tokenizer
+    puts around a prompt, and the space that sentencepiece puts in front.
     """
     data, position, start, offsets = text.encode(), 0, 0, []
     for token_id in token_ids:
@@ -110,19 +112,21 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
 def _spelled_otherwise(
     tokenizer: Tokenizer, token_id: int, piece: bytes, data: bytes, position: int
 ) -> bytes:
-    """The bytes of a text at `position` that belong to a token which reads `piece`, as far as one knows."""
+    """The best guess which bytes of the text at `position` belong to a token whose own bytes are `piece`."""
     if not tokenizer.decode([token_id]):
         return b""
     if piece.startswith(b" ") and data.startswith(piece[1:], position):
         return piece[1:]
-    return data[position : position + len(piece)]  # normalized, as by lower case
+    return data[
+        position : position + len(piece)
+    ]  # the tokenizer changed the text, for instance to lower case
 
 
 def _num_characters(piece: bytes) -> int:
-    """Characters that begin in it: bytes of UTF-8 that continue one are 10xxxxxx."""
+    """The number of characters that begin in `piece`. UTF-8 bytes that continue a character are 10xxxxxx."""
     return sum(byte & 0xC0 != 0x80 for byte in piece)
 
 
 def _begins_within(piece: bytes) -> bool:
-    """Whether its first byte continues the character before."""
+    """Whether the first byte of `piece` continues a character."""
     return bool(piece) and piece[0] & 0xC0 == 0x80

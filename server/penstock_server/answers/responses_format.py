@@ -43,14 +43,14 @@ class FunctionCallItem(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
     call_id: str
     name: str
-    #: JSON, as text.
+    #: A JSON object, as text.
     arguments: str
 
 
 class InputTokensDetails(BaseModel):
     #: Tokens whose keys and values were kept from earlier requests.
     cached_tokens: int
-    #: What OpenAI bills for keeping them.
+    #: Tokens that OpenAI bills for keeping; always 0 here.
     cache_write_tokens: int = 0
 
 
@@ -87,7 +87,8 @@ class ResponseError(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """The answer of /v1/responses. What we don't have is null or what OpenAI says of its absence."""
+    """The answer of /v1/responses. A field of OpenAI's that Penstock does not have is null, or has the value
+    that OpenAI uses for "none"."""
 
     id: str
     object: Literal["response"] = "response"
@@ -118,7 +119,7 @@ class ResponseObject(BaseModel):
 
 
 class ResponseEvent(NamedChunk):
-    """One event of a streamed response; those of its members are sent that are set."""
+    """One event of a streamed response. The client gets the members that are set, and no others."""
 
     sequence_number: int
     response: dict[str, Any] | None = None
@@ -135,7 +136,7 @@ class ResponseEvent(NamedChunk):
 
 
 class _Items:
-    """The output items of one answer as they grow, and the events that tell of it."""
+    """The output items of one answer as they grow, and the events that describe each change."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -148,7 +149,7 @@ class _Items:
         return event
 
     def _item_event(self, kind: str, **fields: Any) -> ResponseEvent:
-        """About the last item."""
+        """An event about the last item."""
         return self.event(kind, output_index=len(self.items) - 1, item_id=self.items[-1].id, **fields)
 
     def _whole_item_event(self, kind: str) -> ResponseEvent:
@@ -163,7 +164,7 @@ class _Items:
         return [*events, delta]
 
     def begin_message(self) -> list[ResponseEvent]:
-        """No events if the last item is a message."""
+        """Begins a message, unless the last item is a message already: then there are no events."""
         if self.items and isinstance(self.items[-1], OutputMessage):
             return []
         events = self.close("completed")
@@ -210,7 +211,7 @@ class _Items:
 
 
 class ResponsesFormat:
-    """One request's response: a message, or calls of tools and what is said around them."""
+    """The response to one request: a message, or calls of tools with the text around them."""
 
     def __init__(
         self,
@@ -223,7 +224,8 @@ class ResponsesFormat:
         *,
         tokens_as_ids: bool = False,
     ) -> None:
-        """tools: how an answer is read that may hold calls. tokens_as_ids: as LogprobWriter's."""
+        """tools: how to read an answer that may hold calls; None: the answer is text alone. tokens_as_ids:
+        log-probabilities name tokens by their ids."""
         self._has_logprobs = body.num_logprobs is not None
         self._writer = LogprobWriter(tokenizer, tokens_as_ids)
         self._calls = ToolAnswer(tools) if tools else None
@@ -250,7 +252,7 @@ class ResponsesFormat:
         )
 
     def whole(self, answers: Answers) -> ResponseObject:
-        """Of an answer whose text was not handed to delta()."""
+        """The whole response, for an answer that is not streamed (delta() was never called)."""
         (answer,) = answers
         self._grow(answer.text, answer.logprobs, is_last=True)
         self._end(answers)
@@ -269,7 +271,7 @@ class ResponsesFormat:
         return events
 
     def _end(self, answers: Answers) -> list[ResponseEvent]:
-        """There is an item at least: an answer without text is a message without text."""
+        """Ends the last item. An answer without text gets one item, a message without text."""
         events = [] if self._items.items else self._items.begin_message()
         return events + self._items.close("incomplete" if _is_cut(answers) else "completed")
 
@@ -291,7 +293,7 @@ class ResponsesFormat:
         return named_events(response_events(self, answers, idle_s))
 
     def begin(self) -> list[ResponseEvent]:
-        """Before anything is known of the answer."""
+        """The first events, sent before the answer begins."""
         response = self._begun.model_dump()
         return [self._items.event(kind, response=response) for kind in ("created", "in_progress")]
 
@@ -322,7 +324,7 @@ def _text_format(body: ResponsesRequest) -> dict[str, Any]:
 async def response_events(
     form: ResponsesFormat, answers: Answers, idle_s: float | None
 ) -> AsyncGenerator[ResponseEvent | None, None]:
-    """All events of a request, an error among them; None whenever nothing came for `idle_s` seconds."""
+    """All events of a request, also that of an error; None after each `idle_s` seconds of silence."""
     for event in form.begin():
         yield event
     try:

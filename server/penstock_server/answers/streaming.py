@@ -1,4 +1,5 @@
-"""Server-sent events, and noticing that a client has left. Knows nothing of OpenAI's formats."""
+"""Server-sent events, and the check whether a client has left. This file knows nothing of OpenAI's
+formats."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from penstock_server.protocol.errors import api_error
 
 T = TypeVar("T")
 
-#: A comment: clients skip it, but proxies see that the connection is in use.
+#: A comment: clients skip comments, and proxies see that the connection is in use.
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
-#: No cache and no proxy (X-Accel-Buffering is nginx's) may hold events back.
+#: These headers forbid caches and proxies to hold events back. nginx reads X-Accel-Buffering.
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -31,9 +32,9 @@ class NamedChunk(BaseModel):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client leaves first.
+    """The result of `work`. If the client leaves first, `work` is cancelled and ClientDisconnect raised.
 
-    Raises ClientDisconnect in that case. The request's body must have been read.
+    The request's body must have been read before.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(receive))
@@ -55,8 +56,8 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def events(chunks: AsyncGenerator[BaseModel | None, None]) -> AsyncGenerator[bytes, None]:
-    """Each chunk as an event with the fields that were set, None as a keep-alive comment. If the
-    chunks end with an exception, an event tells of it; [DONE] comes last in any case."""
+    """The events of a stream of chunks: a chunk is an event with the fields that are set, None a keep-alive
+    comment. If the chunks end with an exception, an event describes the error. [DONE] always comes last."""
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -67,7 +68,7 @@ async def events(chunks: AsyncGenerator[BaseModel | None, None]) -> AsyncGenerat
 
 
 async def named_events(chunks: AsyncGenerator[NamedChunk | None, None]) -> AsyncGenerator[bytes, None]:
-    """The same for chunks that name their events, and that tell of errors and of the end themselves."""
+    """The events of a stream of named chunks, which describe errors and the end of the stream themselves."""
     async with aclosing(chunks):
         async for chunk in chunks:
             if chunk is None:
@@ -81,8 +82,8 @@ def _event(chunk: BaseModel) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events until they end or the client leaves, and then calls `close` in either case, even
-    if not one event was asked for."""
+    """An answer that sends events until they end or the client leaves. `close` is always called at the end,
+    also if no event was ever sent."""
 
     media_type = "text/event-stream"
 

@@ -1,7 +1,7 @@
-"""create_app: the routes, what stands before them, and the engine's life around them.
+"""create_app: the routes, the middleware in front of the routes, and the start and stop of the engine.
 
-The layers before the routes are plain ASGI: Starlette's BaseHTTPMiddleware would hide from a
-route that its client has left.
+The middleware is plain ASGI: with Starlette's BaseHTTPMiddleware a route could not see that its client has
+left.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ _EXPOSED_HEADERS = (
 
 
 def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
-    """The application over an engine that is not started: the application starts and stops it. Through
-    `drain` its server ends it gently. Raises ConfigError for settings that can't be followed."""
+    """The application over an engine that is not started yet: the application starts and stops the engine.
+
+    drain: by this object the server stops gently. Raises ConfigError for settings that can't be followed.
+    """
     drain = drain or Drain()
     metrics = RequestMetrics(settings.model_names[0], engine)
     texts = TextThread()
@@ -84,7 +86,8 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
-    # FastAPI's pages of documentation load scripts from elsewhere, where the page of ours keeps API keys.
+    # FastAPI's documentation pages are off: they load scripts from other servers, and those scripts could
+    # read the API key that our page keeps.
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     operations = OperationRoutes(engine, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
     app.include_router(operations)
@@ -111,7 +114,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
 def _add_layers(
     app: FastAPI, settings: Settings, metrics: RequestMetrics, drain: Drain, tracer: RequestTracer | None
 ) -> None:
-    """What a request passes on its way to a route, from the inside out: the last one added sees it first."""
+    """Adds the middleware from the inside out: a request passes the layer first that is added last."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(ReturnMemory)
     app.add_middleware(
@@ -126,7 +129,7 @@ def _add_layers(
         )
     app.add_middleware(ApiKeys, keys=read_keys(settings), has_open_metrics=settings.open_metrics)
     app.add_middleware(DrainMiddleware, drain=drain, count_rejected=metrics.count_rejected)
-    if settings.allowed_origin:  # outside of keys and limits, so that scripts can read what these refuse
+    if settings.allowed_origin:  # outside of keys and limits, so that scripts can read their refusals too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origin,
@@ -141,7 +144,7 @@ def _add_layers(
 
 
 def _describe_chunks(app: FastAPI) -> None:
-    """Adds the chunks of streams to the OpenAPI document: FastAPI finds only whole answers by itself."""
+    """Adds the chunks of streams to the OpenAPI document: FastAPI by itself finds whole answers only."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:

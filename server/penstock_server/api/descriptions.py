@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of routes and FastAPI can not find out by itself: errors and streams."""
+"""Parts of the OpenAPI document that FastAPI can't find out by itself: errors and streams."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock_server.protocol.errors import ErrorBody
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
 }
-# With a default described, FastAPI does not claim a 422 that we never send.
+# With a described default FastAPI does not add a 422, which we never send.
 ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
 
 
 def event_stream_of(model: str, last: str | None = "[DONE]") -> dict[str, Any]:
     """OpenAPI's description of an answer that may also be a stream of `model` objects, or of an error.
 
-    last: the data of the last event, if it is no object.
+    last: the data of the last event; None if the last event is an object like the others.
     """
     objects = [{"$ref": f"#/components/schemas/{name}"} for name in (model, "ErrorBody")]
     encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": objects}}

@@ -1,4 +1,4 @@
-"""/v1/models: what the model is called here."""
+"""/v1/models: the names of the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelRoutes:
         return router
 
     async def list_models(self) -> ModelList:
-        """Answers while the model loads, too."""
+        """All names of the model. The route answers while the model loads, too."""
         return ModelList(data=[self._model(name) for name in self._settings.model_names])
 
     async def retrieve_model(self, model: str) -> Model:
@@ -38,5 +38,5 @@ class ModelRoutes:
             id=name,
             created=self._created,
             root=self._settings.model_names[0],
-            max_model_len=self._engine.model.max_model_len if self._engine.is_ready else None,
+            max_model_len=self._engine.loaded.model.max_model_len if self._engine.is_ready else None,
         )

@@ -1,7 +1,7 @@
 """OpenAI's routes that generate: completions and chat completions, with and without the prefix /v1.
 
-A request goes through three steps: its prompts become token ids (on a thread of their own, because
-a long text takes long), its fields become SamplingParams, and the responder runs all choices at once.
+A request goes through three steps. Its prompts become token ids, on the text thread, because a long text
+takes long. Its fields become SamplingParams. The responder runs all choices at once.
 """
 
 from __future__ import annotations

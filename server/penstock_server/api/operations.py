@@ -1,7 +1,7 @@
-"""What operators and their tools ask: is it alive, is it ready, which version, how is it doing.
+"""Routes for operators and their tools: health, version, load, metrics, plan, statistics.
 
-None of these waits for the engine's thread, and all but /metrics and /v1 are open to everyone. /health/live
-says whether a restart would help; /health and /health/ready whether requests can be answered.
+No route here waits for the engine's thread. /health, /ping and /version need no API key. /health/live says
+whether a restart would help; /health and /health/ready say whether requests can be answered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OperationRoutes:
         is_draining: Callable[[], bool],
         num_open: Callable[[], int],
     ) -> None:
-        """num_open: how many requests are being answered."""
+        """num_open: the number of requests that are being answered."""
         self._engine = engine
         self._metrics = metrics
         self._is_draining = is_draining
@@ -57,12 +57,12 @@ class OperationRoutes:
         return router
 
     async def ready(self) -> Response:
-        """200 if requests can be answered now; 503 with the progress while the model loads."""
+        """200 if requests can be answered now, else 503; while the model loads, with the progress."""
         health = self._health()
         return _answer(health, is_good=health.status == "ok")
 
     async def live(self) -> Response:
-        """503 only if nothing but a restart can help."""
+        """503 if only a restart can help, else 200."""
         health = self._health()
         return _answer(health, is_good=health.status in ("ok", "loading", "draining"))
 
@@ -70,7 +70,7 @@ class OperationRoutes:
         return Version(version=__version__)
 
     async def load(self) -> dict[str, int]:
-        """vLLM's: how many requests are being answered, those that wait for the engine among them."""
+        """vLLM's route: the number of requests that are being answered, including those that wait."""
         return {"server_load": self._num_open()}
 
     async def metrics(self) -> Response:
@@ -78,17 +78,17 @@ class OperationRoutes:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def plan(self) -> ServedPlanBody:
-        """What lies where: bytes, homes of layers, budgets; and how long a step of one token should take. 503
-        while the model loads."""
+        """The memory plan (bytes, homes of layers, budgets) and the time that a step of one token should
+        take. 503 while the model loads."""
         ready_model(self._engine)
-        return self._engine.plan()
+        return self._engine.loaded.plan()
 
     async def stats(self) -> StatsBody:
         """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
-        `time_s` is a clock: differences of two answers over its difference are rates. 503 while the model
-        loads."""
+        `time_s` is a clock: the rate of a total is its difference between two answers, divided by the
+        difference of `time_s`. 503 while the model loads."""
         ready_model(self._engine)
-        return self._engine.snapshot().stats
+        return self._engine.loaded.snapshot().stats
 
     def _health(self) -> Health:
         status = self._engine.status

@@ -1,8 +1,8 @@
-"""The web page at `/`, and the files it is made of below `/ui`. They come with the package and need no key.
+"""The web page at `/`, and its files below `/ui`. The files come with the package and need no API key.
 
-All of it is read once, when the application is made: some 300 KB, and no request touches the disk. Browsers
-keep the files and ask each time whether they are still good (ETag), so that a page never mixes two versions
-of Penstock. The page finds everything by relative addresses, and so works behind a proxy that adds a prefix.
+The files (some 300 KB) are read once, when the application is made; no request touches the disk. Browsers
+keep the files, and ask each time whether a file has changed (ETag), so that a page never mixes two versions
+of Penstock. The page uses relative addresses only, so that it works behind a proxy that adds a prefix.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from penstock_server.protocol.paths import UI_PATH
 
-#: Nothing from elsewhere, nothing inline, no frame around the page; and only the sanitizer may make HTML of
-#: text, which browsers with trusted types enforce.
+#: The page loads nothing from other servers, has no inline scripts or styles, and may not stand in a frame.
+#: Only the sanitizer may turn text into HTML; browsers that know trusted types enforce this.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -61,7 +61,7 @@ def page_routes() -> list[Route]:
 
 
 def read_files(folder: Traversable, prefix: str = "") -> dict[str, PageFile]:
-    """By their path below `folder`; files of a kind that the page has no use for are left out."""
+    """The files of the page by their path below `folder`. Files of other kinds are left out."""
     found: dict[str, PageFile] = {}
     for entry in folder.iterdir():
         media_type = _MEDIA_TYPES.get("." + entry.name.rpartition(".")[2])
@@ -75,7 +75,7 @@ def read_files(folder: Traversable, prefix: str = "") -> dict[str, PageFile]:
 async def _answer(file: PageFile, request: Request) -> Response:
     headers = _HEADERS | {"ETag": file.etag}
     asked = request.headers.get("if-none-match", "")
-    # A proxy that compresses makes a tag a weak one.
+    # A proxy that compresses answers turns a tag into a weak one (W/).
     if file.etag in [tag.strip().removeprefix("W/") for tag in asked.split(",")]:
         return Response(status_code=304, headers=headers)
     return Response(file.body, headers=headers, media_type=file.media_type)

@@ -1,4 +1,4 @@
-"""Responder: the HTTP answer, whole or as it comes, to what a route has read. All routes share it."""
+"""Responder: the HTTP answer, whole or streamed, to a question that a route has read. All routes share it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.metrics import RequestMetrics
 
-#: Most answers that one request may ask for, over all its prompts.
+#: The most answers that one request may ask for, over all its prompts.
 MAX_ANSWERS = 1024
 
-#: Prompt tokens that it may have scored: with 20 likeliest tokens each takes some 3 kB.
+#: The most prompt tokens that one request may have scored. A scored token with 20 likeliest tokens takes 3
+#: kB.
 MAX_SCORED_TOKENS = 1 << 17
 
 
@@ -33,10 +34,13 @@ class Responder:
         self._metrics = metrics
 
     def check_num_answers(self, num_answers: int) -> None:
-        """Raises 400 for more than could ever be taken."""
-        limit = min(MAX_ANSWERS, self._engine.max_requests)
+        """Raises 400 for more answers than the server could ever take."""
+        limit = min(MAX_ANSWERS, self._engine.loaded.max_requests)
         if num_answers > limit:
-            message = f"{num_answers} answers are asked for, prompts times n; there may be {limit} at a time."
+            message = (
+                f"The request asks for {num_answers} answers (prompts times n); one request may ask for "
+                f"{limit}. Send fewer prompts at a time, or a smaller n."
+            )
             raise ApiError(400, message, code="invalid_value", param="n")
 
     async def respond(
@@ -47,7 +51,7 @@ class Responder:
         question: Question,
         tells_end_token: bool = False,
     ) -> Response:
-        """All answers, whole or as they come. tells_end_token: as Answers has it."""
+        """The HTTP answer with all answers, whole or streamed. tells_end_token: see Answers."""
         token_ids = [prompt.token_ids for prompt in question.prompts]
         _check_scored(sum(map(len, token_ids)) * len(question.params), question.params[0])
         answers = Answers(
@@ -67,23 +71,26 @@ class Responder:
             await unless_disconnected(request.receive, answers.finish())
         finally:
             answers.close()
-        # Logprobs of a long prompt are megabytes of JSON, which the event loop must not wait for.
+        # Another thread writes the JSON: logprobs of a long prompt are megabytes, which would hold up the
+        # event loop.
         content = await asyncio.to_thread(lambda: form.whole(answers).model_dump_json())
         return Response(content, media_type="application/json")
 
 
 def _check_scored(num_positions: int, params: SamplingParams) -> None:
-    """Raises 400 where log-probabilities of prompts, told with each choice, would fill the memory."""
+    """Raises 400 if log-probabilities of prompts would fill the memory. Each choice repeats them."""
     if params.prompt_logprobs is not None and num_positions > MAX_SCORED_TOKENS:
         message = (
-            f"Log-probabilities of {num_positions} prompt tokens are asked for, prompts times choices; "
-            f"one request may ask for {MAX_SCORED_TOKENS}. Send fewer prompts at a time, or a smaller n."
+            f"The request asks for log-probabilities of {num_positions} prompt tokens (prompts times "
+            f"choices); one request may ask for {MAX_SCORED_TOKENS}. Send fewer prompts at a time, or a "
+            "smaller n."
         )
         raise ApiError(400, message, code="invalid_value", param="prompt")
 
 
 def checked_priority(priority: int | None, settings: Settings) -> int:
-    """Raises 400 where priorities don't count: anybody could put himself before all others."""
+    """The priority of a request. Raises 400 for a priority where --scheduling-policy does not allow any: a
+    client could otherwise go before all others."""
     if priority and settings.scheduling_policy != "priority":
         message = "priority has no effect here; leave it out, or start with --scheduling-policy priority."
         raise ApiError(400, message, code="unsupported_parameter", param="priority")

@@ -1,4 +1,4 @@
-"""/v1/responses, stateless: a conversation in, an answer out, and nothing is kept."""
+"""/v1/responses, stateless: a conversation goes in, an answer comes out, and the server keeps nothing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ResponsesRoutes:
         return await self._responder.respond(request, body, form, question)
 
     async def count(self, body: ResponsesRequest) -> InputTokens:
-        """How many tokens the input of such a request has."""
+        """The number of tokens of the input of a request to /v1/responses."""
         check_model(body.model, self._settings)
         model = ready_model(self._engine)
         parser = self._settings.tool_call_parser

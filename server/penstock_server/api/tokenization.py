@@ -1,7 +1,7 @@
 """/tokenize and /detokenize, in vLLM's shape and in llama-server's.
 
-vLLM sends `prompt` or `messages`, llama-server `content`; what is special around a text is added by
-default for vLLM's, and only on request for llama-server's, as they have it.
+vLLM's clients send `prompt` or `messages`, llama-server's clients `content`. As in the two originals, special
+tokens around a text are added by default to `prompt`, and only on request to `content`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TokenizeRequest(Wire):
         if self.messages is not None:
             conversation = self._conversation(self.messages)
             use = ToolUse.of(conversation.tools, model.tokenizer, settings.tool_call_parser)
-            return read_conversation(model, conversation, use)
+            return read_conversation(model, conversation, use.prompt)
         if self.content is not None:
             return model.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
         return model.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
@@ -86,7 +86,7 @@ class TokenizeRequest(Wire):
 
 class TokenPiece(BaseModel):
     id: int
-    #: Its bytes, where those are no text by themselves.
+    #: The token's text, or its bytes where the bytes alone are no text.
     piece: str | list[int]
 
     @classmethod
@@ -139,7 +139,7 @@ class TokenizationRoutes:
         model = ready_model(self._engine)
         for name in ("prompt", "content"):
             check_length(name, len(getattr(body, name) or ""), "characters", 8 * model.max_model_len)
-        # As JSON, too, on that thread: with pieces it is an object per token.
+        # The JSON is written on the text thread, too: with pieces it has an object for each token.
         content = await self._texts.run(lambda: tokens_of(model, body, self._settings).model_dump_json())
         return Response(content, media_type="application/json")
 

@@ -1,5 +1,6 @@
-"""`penstock batch`: a file of requests, answered by the same application that `penstock serve` runs, without
-a socket. The engine has as many of them at a time as its steps take and as many more waiting.
+"""`penstock batch`: answers a file of requests with the application of `penstock serve`, without a socket.
+
+Twice as many requests are under way as a step has sequences: half of them are computed, half of them wait.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from penstock_server.telemetry import logs
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two lines of progress, where there is no terminal for a bar.
+#: Seconds between two lines of progress, if stderr is no terminal.
 _PROGRESS_INTERVAL_S = 10.0
 
-#: The application's code for a request beyond the most that may wait; it is asked again later.
+#: The application's error code for a full queue. The batch sends such a request again later.
 _OVERLOADED = "overloaded"
 
 
 def run_batch(settings: Settings, source: Path, target: Path) -> int:
-    """Answers what `target` does not hold yet. 0 when each line has an answer or an error. Raises ConfigError
-    for files that can't be used, and what kept the engine from loading or ended it."""
+    """Answers the lines of `source` that `target` has no answer for. Returns 0 when each line has an answer
+    or an error. Raises ConfigError for unusable files, and the error that kept the engine from loading or
+    ended the engine."""
     logs.configure(settings.log_level, settings.log_format)
     logging.getLogger("penstock_server.middleware.request_context").setLevel(logging.WARNING)
     custom_ids = check_ids(source)
     with BatchOutput(target) as output:
         if strangers := sorted(output.custom_ids - custom_ids):
             raise ConfigError(
-                f"{target} answers {strangers[0]!r}, which {source} does not ask; name a new file for the "
-                "output"
+                f"{target} has an answer to {strangers[0]!r}, but {source} has no such request; name a new "
+                "file for the output"
             )
         if num_done := len(output.custom_ids) + len(output.line_numbers):
             logger.info("%d lines are in %s already", num_done, target)
@@ -61,7 +63,7 @@ def run_batch(settings: Settings, source: Path, target: Path) -> int:
 
 
 def _open_settings(settings: Settings) -> Settings:
-    """Without what guards a server against its clients."""
+    """The settings without keys, limits and traces: a batch has no clients to guard against."""
     return replace(
         settings,
         api_key=(),
@@ -85,12 +87,13 @@ class _Batch:
         self._progress = _Progress(self.num_pending)
 
     def _pending(self) -> Iterator[BatchRequest]:
-        """What has no line in the output yet."""
+        """The requests that have no line in the output yet."""
         done = self._output.is_done
         return (request for request in read_requests(self._source) if not done(request))
 
     def _check_models(self) -> None:
-        """Raises ConfigError if none of them asks for this model: it would be the same error for each."""
+        """Raises ConfigError if no request asks for this model: each of them would fail with the same
+        error."""
         known = {self._settings.model, *self._settings.model_names}
         stranger = None
         for request in self._pending():
@@ -110,11 +113,11 @@ class _Batch:
         app = create_app(engine, self._settings)
         async with app.router.lifespan_context(app):
             await engine.wait_until_ready()
-            width = min(2 * engine.max_num_seqs, engine.max_requests)
+            width = min(2 * engine.loaded.max_num_seqs, engine.loaded.max_requests)
             pending = self._pending()
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    watch = tasks.create_task(engine.wait_until_ended())  # if it dies, so do the workers
+                    watch = tasks.create_task(engine.wait_until_ended())  # if the engine dies, workers end
                     await asyncio.wait([tasks.create_task(self._work(app, pending)) for _ in range(width)])
                     watch.cancel()
             except ExceptionGroup as errors:
@@ -123,7 +126,7 @@ class _Batch:
                 self._progress.close()
 
     async def _work(self, app: ASGIApp, pending: Iterator[BatchRequest]) -> None:
-        """One request after the other."""
+        """Answers one request after the other."""
         for request in pending:
             if request.error is not None:
                 line = error_line(request)
@@ -136,7 +139,8 @@ class _Batch:
             self._progress.add(response["body"] if response and response["status_code"] == 200 else None)
 
     async def _ask(self, app: ASGIApp, request: BatchRequest) -> tuple[int, str, Any]:
-        """Again, whenever another is finished, as long as there is no room for all of its answers."""
+        """The answer to a request. A request that finds the queue full is sent again when another has
+        ended."""
         while True:
             self._finished.clear()
             status, request_id, body = await post(app, request.url, json.dumps(request.body).encode())
@@ -144,14 +148,15 @@ class _Batch:
             if code == _OVERLOADED:
                 await self._finished.wait()
             elif code is not None:
-                # The engine is at its end, which is not this request's: who watches the engine knows more.
+                # The engine is ending. This request waits here; the task that watches the engine has the
+                # error.
                 await asyncio.Event().wait()
             else:
                 return status, request_id, body
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """Of the errors of several tasks, one: they stop for the same reason."""
+    """One of the errors of several tasks: all tasks stop for the same reason."""
     error = errors.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -164,7 +169,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, Any]:
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        await asyncio.Event().wait()  # this client stays
+        await asyncio.Event().wait()  # this client never leaves
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -191,7 +196,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, Any]:
 
 
 class _Progress:
-    """On stderr: a bar in a terminal, a line now and then elsewhere."""
+    """Progress on stderr: a bar in a terminal, elsewhere a line now and then."""
 
     def __init__(self, num_lines: int) -> None:
         self._num_lines = num_lines
@@ -200,7 +205,7 @@ class _Progress:
         self._bar: Any = tqdm(total=num_lines, unit="line") if sys.stderr.isatty() else None
 
     def add(self, answer: dict[str, Any] | None) -> None:
-        """answer: None if there is none."""
+        """answer: the body of the answer; None for an error."""
         self._num_done += 1
         self._num_failed += answer is None
         self._num_tokens += ((answer or {}).get("usage") or {}).get("completion_tokens", 0)

@@ -1,8 +1,7 @@
-"""The files of `penstock batch`: what is asked, a line each, and what is answered, a line each, in OpenAI's
-format.
+"""The files of `penstock batch` in OpenAI's format: one request in each line, one answer in each line.
 
-A line of the output is there whole or it is not there: what a kill leaves of one is cut off when the batch
-goes on. So a line that is there is done, and never done again.
+Each line of the output is complete. A kill may leave half a line at the end; the next run cuts it off. So a
+request that has a line in the output is done, and no later run repeats the request.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from typing import Any
 
 from penstock.errors import CapacityError, ConfigError
 
-#: Seconds between two flushes to the disk: a power cut costs the answers of this time, a kill none.
+#: Seconds between two flushes to the disk. A power cut loses the answers of this time; a kill loses none.
 _SYNC_INTERVAL_S = 1.0
 
-#: How many duplicates a message names.
+#: The number of duplicates that an error names.
 _MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A line of the input. `error` is why it can't be asked; the fields say as much as is known then."""
+    """A line of the input. `error` says why the line is no usable request; None: the line is usable."""
 
     number: int
     custom_id: str | None = None
@@ -39,7 +38,7 @@ class BatchRequest:
 
 
 def parse_line(number: int, line: bytes) -> BatchRequest:
-    """number: counted from 1."""
+    """The request in a line of the input. number: the line's number, counted from 1."""
     try:
         entry = json.loads(line)
     except ValueError as error:
@@ -64,7 +63,7 @@ def parse_line(number: int, line: bytes) -> BatchRequest:
 
 
 def read_requests(path: Path) -> Iterator[BatchRequest]:
-    """Empty lines are skipped. Raises ConfigError if the file can't be read."""
+    """The requests of a file, empty lines skipped. Raises ConfigError if the file can't be read."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -86,18 +85,20 @@ def check_ids(path: Path) -> set[str]:
         lines.setdefault(request.custom_id, request.number)
     if twice:
         more = f" and {len(twice) - _MAX_NAMED} more" if len(twice) > _MAX_NAMED else ""
-        raise ConfigError(f"{path}: each custom_id may be there once; {', '.join(twice[:_MAX_NAMED])}{more}")
+        raise ConfigError(
+            f"{path}: a custom_id may stand in one line only; {', '.join(twice[:_MAX_NAMED])}{more}"
+        )
     return set(lines)
 
 
 def answer_line(request: BatchRequest, status: int, request_id: str, body: Any) -> dict[str, Any]:
-    """What was answered, be it an answer or an error of the server."""
+    """The output line for an answer of the server, be it a success or an error."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return _line(request, response, None)
 
 
 def error_line(request: BatchRequest) -> dict[str, Any]:
-    """For a line that could not be asked."""
+    """The output line for an input line that is no usable request."""
     error = {"code": "invalid_line", "message": request.error, "line": request.number}
     return _line(request, None, error)
 
@@ -108,7 +109,7 @@ def _line(request: BatchRequest, response: Any, error: Any) -> dict[str, Any]:
 
 
 class BatchOutput:
-    """The output, open to be gone on with. One process at a time has it."""
+    """The output file, open for more lines. One process at a time holds the file, by a lock."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file can't be written, is in use, or holds something else."""
@@ -119,7 +120,7 @@ class BatchOutput:
             raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            #: What is done: custom_ids, and the numbers of lines without one.
+            #: The requests that are done: their custom_ids, and the numbers of lines without a custom_id.
             self.custom_ids: set[str] = set()
             self.line_numbers: set[int] = set()
             self._read()
@@ -131,7 +132,7 @@ class BatchOutput:
         self._synced = time.monotonic()
 
     def _read(self) -> None:
-        """Notes what is done, and cuts off what a kill left of a line."""
+        """Notes which requests are done, and cuts off half a line at the end of the file."""
         end = 0
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
@@ -151,7 +152,7 @@ class BatchOutput:
                 self.custom_ids.add(entry["custom_id"])
         except (ValueError, TypeError, KeyError):
             raise ConfigError(
-                f"{self._path} has a line that no batch has written; name a new file for the output"
+                f"{self._path} has a line that is no answer of a batch; name a new file for the output"
             ) from None
 
     def is_done(self, request: BatchRequest) -> bool:
@@ -160,7 +161,7 @@ class BatchOutput:
         return request.custom_id in self.custom_ids
 
     def append(self, line: dict[str, Any]) -> None:
-        """Raises CapacityError if the disk is full, or gone."""
+        """Writes a line. Raises CapacityError if the disk is full, or gone."""
         data = memoryview(json.dumps(line).encode() + b"\n")
         try:
             while data:
@@ -170,7 +171,8 @@ class BatchOutput:
                 self._synced = time.monotonic()
         except OSError as error:
             raise CapacityError(
-                f"cannot write {self._path}: {error.strerror or error}; the same command goes on from there"
+                f"cannot write {self._path}: {error.strerror or error}. Make room on the disk and repeat the "
+                "command: the batch goes on where it stopped"
             ) from None
 
     def __enter__(self) -> BatchOutput:

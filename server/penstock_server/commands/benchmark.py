@@ -1,5 +1,8 @@
-"""`penstock bench`: what this machine reaches with a model, or with the shape of one that is not here yet,
-beside what the plan predicted and beside the floor that disk, memory and arithmetic set in the same run."""
+"""`penstock bench`: the speed of this machine with a model, or with random weights of a model's shape.
+
+Each measured step stands beside the plan's prediction, and beside the floor: the least time that the rates of
+disk, memory and arithmetic allow, measured in the same run.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ from penstock_server.facade.machine import hardware_lines, profile
 from penstock_server.facade.plan_table import plan_table
 from penstock_server.settings.settings import Settings
 
-#: Tokens before the steps that are timed, steps, and the length of the prompt.
+#: Tokens of each sequence before the timed steps, the number of timed steps, and tokens of the timed prompt.
 CONTEXT, NUM_STEPS, PROMPT = 16, 5, 512
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One kind of step: median seconds, and what was expected."""
+    """One kind of step: the median of the measured seconds, the prediction and the floor."""
 
     name: str
     num_tokens: int
@@ -60,8 +63,9 @@ class Measurement:
 def run_bench(
     settings: Settings, shape: str | None, sequences: tuple[int, ...], with_prompt: bool, is_json: bool
 ) -> int:
-    """Writes a random model of the shape where there is none yet, and measures. Raises PenstockError."""
-    config = replace(settings.engine_config(), enable_prefix_caching=False)  # every prompt is to be computed
+    """Measures, and before that writes a random model of the shape if there is none yet. Raises
+    PenstockError."""
+    config = replace(settings.engine_config(), enable_prefix_caching=False)  # no prompt is found in the cache
     check_step(sequences, config)
     if shape:
         folder = _random_folder(settings, shape)
@@ -102,7 +106,7 @@ def run_bench(
 
 
 def check_step(sequences: tuple[int, ...], config: EngineConfig) -> None:
-    """Raises ConfigError for more sequences than a step holds: something else would be timed."""
+    """Raises ConfigError for more sequences than a step holds: two steps would be timed in place of one."""
     most = min(config.max_num_seqs, config.max_num_batched_tokens)
     for num_seqs in sequences:
         if not 1 <= num_seqs <= most:
@@ -115,7 +119,7 @@ def check_step(sequences: tuple[int, ...], config: EngineConfig) -> None:
 def check_memory(
     sequences: tuple[int, ...], config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile
 ) -> None:
-    """Raises ConfigError for more sequences than the plan has room for, CapacityError as the plan does."""
+    """Raises ConfigError if the sequences don't fit into the plan, and CapacityError if there is no plan."""
     plan = estimated_plan(size, hardware, config)
     context = config.max_model_len or size.max_position_embeddings
     for num_seqs in sequences:
@@ -158,7 +162,7 @@ def _decode(engine: Engine, num_seqs: int) -> Measurement:
     for index in range(num_seqs):
         _add(engine, str(index), CONTEXT, index)
     filling = {str(index) for index in range(num_seqs)}
-    while filling:  # each gives its first token when its prompt is computed
+    while filling:  # a sequence gives its first token when its prompt is computed
         filling -= {output.request_id for output in engine.step()}
     measured = _timed(engine, NUM_STEPS, num_seqs)
     for index in range(num_seqs):
@@ -168,7 +172,8 @@ def _decode(engine: Engine, num_seqs: int) -> Measurement:
 
 
 def _prompt(engine: Engine) -> Measurement:
-    """The one step of a prompt; shorter than usual if the context or the step is."""
+    """The measured step of a prompt of PROMPT tokens, or of fewer if the context or the step has less
+    room."""
     length = min(PROMPT, engine.max_model_len - 2, engine.config.max_num_batched_tokens)
     samples = []
     for seed in range(2):
@@ -184,7 +189,7 @@ def _add(engine: Engine, name: str, length: int, seed: int) -> None:
 
 
 def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, int, float]]:
-    """(seconds, bytes streamed, seconds waited) of some steps, each with a token for so many sequences."""
+    """(seconds, bytes streamed, seconds waited) of each step. A step computes one token of each sequence."""
     samples = []
     for _ in range(num_steps):
         started = time.perf_counter()

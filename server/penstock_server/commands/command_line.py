@@ -1,4 +1,4 @@
-"""Commands and flags of `penstock`, and what is said of those that there are not. Imports nothing slow."""
+"""Commands and flags of `penstock`, and the errors for unknown ones. This file imports nothing slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.model.known_shapes import SHAPES
 from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
 
-#: More of a calibration text tells little more.
+#: Tokens of a calibration text. More tokens improve the rounding little.
 CALIBRATION_TOKENS = 8192
 
 _DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
@@ -23,8 +23,11 @@ PENSTOCK_MAX_NUM_SEQS and max-num-seqs. A flag wins over the variable, the varia
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong and where to look it up, in place of a screen of usage. Flags are not abbreviated:
-    half a flag may be a whole one tomorrow, and a file of settings does not take it either."""
+    """A parser whose errors say what is wrong and where to look, in place of a screen of usage.
+
+    Flags can't be abbreviated: a later version may have another flag with the same beginning, and a settings
+    file does not take abbreviations either.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -33,7 +36,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"penstock: {message}\n`{self.prog} --help` lists what there is\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Nothing is left for argparse's own caller to find out, which would not know of which command."""
+        """Refuses unknown arguments here, in the command's own parser: the parser above would not know the
+        command."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -44,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """With a subparser for each command; `command` is its name."""
+    """The parser of all commands. `command` in its result is the command's name."""
     parser = _Parser(prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -59,7 +63,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 def _add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="IN", help="requests, a JSON object per line")
-    parser.add_argument("target", type=Path, metavar="OUT", help="answers; what it holds is not asked again")
+    parser.add_argument(
+        "target", type=Path, metavar="OUT", help="answers; requests that have one are skipped"
+    )
     add_flags(parser, "batch")
 
 
@@ -77,17 +83,19 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument_group(
-        "sampling", "Without a flag: what the model's generation_config.json says."
+        "sampling", "The defaults are those of the model's generation_config.json."
     )
     section.add_argument("--max-tokens", type=int, metavar="N", help="longest answer in tokens")
     section.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    section.add_argument("--top-p", type=float, metavar="P", help="nucleus of this probability")
-    section.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    section.add_argument("--min-p", type=float, metavar="P", help="part of the likeliest token's")
+    section.add_argument("--top-p", type=float, metavar="P", help="the likeliest tokens that sum up to P")
+    section.add_argument("--top-k", type=int, metavar="K", help="the K likeliest tokens")
+    section.add_argument(
+        "--min-p", type=float, metavar="P", help="tokens with at least P of the likeliest token's probability"
+    )
     section.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
     section.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
     section.add_argument(
-        "--stop", action="append", metavar="TEXT", help="the answer ends before it; may be repeated"
+        "--stop", action="append", metavar="TEXT", help="the answer ends before TEXT; may be repeated"
     )
 
 
@@ -97,38 +105,45 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true", help="compare the checksums of a converted MODEL")
     parser.add_argument(
         "--calibrate", type=Path, metavar="FILE", default=argparse.SUPPRESS,
-        help="a text by which rounding errors are compensated (GPTQ): slower, and closer to the original",
+        help="compensate rounding errors by this text (GPTQ): slower, and closer to the original",
     )  # fmt: skip
     parser.add_argument(
         "--calibration-tokens", type=int, metavar="N", default=argparse.SUPPRESS,
-        help=f"how much of it is looked at (default: {CALIBRATION_TOKENS})",
+        help=f"tokens of the text that are used (default: {CALIBRATION_TOKENS})",
     )  # fmt: skip
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    _add_shape(parser, "a well-known model instead of one that is here")
+    _add_shape(parser, "a well-known model in place of MODEL")
     cards = ", ".join(card.name for card in CARDS)
-    parser.add_argument("--card", metavar="NAME", help=f"a well-known card instead of the one here: {cards}")
+    parser.add_argument(
+        "--card", metavar="NAME", help=f"a well-known card in place of this machine's: {cards}"
+    )
     _add_json(parser)
     add_flags(parser, "plan")
 
 
 def _add_hardware(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "measured")
-    parser.add_argument("--remeasure", action="store_true", help="forget what was measured before")
+    parser.add_argument("--remeasure", action="store_true", help="measure again; earlier rates are forgotten")
     _add_json(parser)
     add_flags(parser, "hardware")
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    _add_shape(parser, "random weights of a well-known shape instead of a model")
+    _add_shape(parser, "random weights of a well-known shape in place of MODEL")
     parser.add_argument(
-        "--sequences", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="decode with N at a time"
+        "--sequences",
+        type=int,
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="N",
+        help="decode N sequences at a time",
     )
     parser.add_argument(
-        "--prompt", action=argparse.BooleanOptionalAction, default=True, help="a prompt of 512"
+        "--prompt", action=argparse.BooleanOptionalAction, default=True, help="time a prompt of 512 tokens"
     )
-    _add_json(parser, "the line of data alone")
+    _add_json(parser, "print the JSON line alone")
     add_flags(parser, "bench")
 
 
@@ -142,12 +157,15 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is predicted")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text that is predicted")
     parser.add_argument(
-        "--against", metavar="REF", help="the unquantized model; default: MODEL, if it is not INT8 itself"
+        "--against", metavar="REF", help="the unquantized model; default: MODEL, unless MODEL is INT8"
     )
     parser.add_argument(
-        "--context", type=int, metavar="N", help="tokens of a window; default: 512, or the model's context"
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens of a window; default: 512, at most the model's context",
     )
     parser.add_argument(
         "--stride", type=int, metavar="N", help="tokens from window to window; default: no overlap"
@@ -167,21 +185,21 @@ def _add_folder(parser: argparse.ArgumentParser, what_is_done: str) -> None:
     )  # fmt: skip
 
 
-def _add_json(parser: argparse.ArgumentParser, text: str = "as data") -> None:
+def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON") -> None:
     parser.add_argument("--json", action="store_true", help=text)
 
 
-#: In the order of --help: what a command does, and what adds its arguments.
+#: The commands in the order of --help: what a command does, and the function that adds its arguments.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "serve": ("answer HTTP requests as OpenAI's API does", _add_serve),
     "batch": ("answer a file of requests, in OpenAI's batch format", _add_batch),
     "generate": ("continue a text in the terminal", _add_generate),
     "chat": ("talk to a model in the terminal", _add_chat),
     "convert": ("write a model as INT8, laid out to be streamed", _add_convert),
-    "plan": ("what would lie where, and how fast it would be", _add_plan),
-    "hardware": ("what this machine has and reaches", _add_hardware),
-    "bench": ("what this machine reaches with a model, or a shape of one", _add_bench),
-    "doctor": ("what keeps this machine from its best, and what to do", _add_doctor),
-    "report": ("what INT8 costs, tensor by tensor", _add_report),
-    "eval": ("perplexity, and distance from the unquantized model", _add_eval),
+    "plan": ("tell what would lie in which memory, and how fast a step would be", _add_plan),
+    "hardware": ("measure this machine: memory, disk, arithmetic, GPU", _add_hardware),
+    "bench": ("time steps of a model, or of random weights of a shape", _add_bench),
+    "doctor": ("tell what slows this machine down, and what to do", _add_doctor),
+    "report": ("tell what INT8 costs, tensor by tensor", _add_report),
+    "eval": ("measure perplexity, and the distance from the unquantized model", _add_eval),
 }

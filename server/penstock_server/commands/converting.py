@@ -23,7 +23,8 @@ from penstock_server.settings.settings import Settings
 
 
 class ProgressBar:
-    """Progress as (done, total), on stderr; a bar in a terminal, a line for each part elsewhere."""
+    """Progress on stderr, told as (done, total). tqdm redraws the bar every 0.1 s in a terminal, and every
+    10 s elsewhere."""
 
     def __init__(self, description: str, unit: str) -> None:
         is_bytes = unit == "B"
@@ -44,8 +45,8 @@ class ProgressBar:
 
 
 def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens: int) -> int:
-    """With a text, what rounding loses is compensated by it, as far as its first tokens tell. Raises
-    PenstockError."""
+    """Converts a model. With a text, the first `num_tokens` tokens of the text serve to compensate rounding
+    errors (GPTQ). Raises PenstockError."""
     content = read_text(text) if text is not None else None
     opened = open_source(settings)
     with opened.store.checkpoint:
@@ -60,7 +61,7 @@ def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens:
 
 
 def read_text(path: Path) -> str:
-    """Raises ConfigError."""
+    """The text in a file. Raises ConfigError if the file can't be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -71,14 +72,14 @@ def read_text(path: Path) -> str:
 
 def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
     kernels = choose_kernels(EngineConfig(), num_physical_cores())
-    # The factorizations are torch's, and as much work as the layers.
+    # torch computes the factorizations, which are as much work as the layers.
     torch.set_num_threads(num_physical_cores())
     token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(text)
     return Calibration(opened, kernels, token_ids, num_tokens)
 
 
 def run_verify(folder: Path) -> int:
-    """Raises CheckpointError."""
+    """Compares the checksums of a converted folder. Raises CheckpointError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     bar = ProgressBar(f"verifying {folder}", "file")
@@ -86,16 +87,16 @@ def run_verify(folder: Path) -> int:
         num_files = verify(folder, bar)
     finally:
         bar.close()
-    print(f"{num_files} files are what was written, those beside the weights included")
+    print(f"{num_files} files have the checksums with which they were written, weights and all others")
     return 0
 
 
 def summary(report: ConversionReport, target: Path) -> list[str]:
-    """Lines for people."""
+    """The conversion's report as lines of text."""
     lines = [f"{target}: {report.num_files} files of weights in {report.total_s:.1f} s"]
     if report.num_resumed:
         lines.append(
-            f"{report.num_resumed} of them were there already, from an earlier run (not compared: --verify)"
+            f"{report.num_resumed} of the files are from an earlier run (--verify compares their checksums)"
         )
     if report.quantize_s and report.write_s:
         reading, writing = report.bytes_read / report.quantize_s, report.bytes_written / report.write_s
@@ -109,6 +110,7 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
         lines.append(f"relative error of rounding to INT8: at most {report.errors[worst]:.2%} ({worst})")
     if report.is_compensated:
         lines.append(
-            "before compensation, which makes single weights worse and outputs better: see penstock eval"
+            "this error is before compensation, which makes single weights worse and outputs better; "
+            "`penstock eval` measures the outputs"
         )
     return lines

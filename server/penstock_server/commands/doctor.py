@@ -1,4 +1,4 @@
-"""`penstock doctor`: what stands between this machine and its best, and what to do about it."""
+"""`penstock doctor`: what slows this machine down, and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `advice` where it could be better."""
+    """The result of one check. `advice` says what to do; it is empty if nothing is to be done."""
 
     subject: str
     text: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def run_doctor(folder: Path) -> int:
-    """Prints findings; 1 if there is advice."""
+    """Prints the findings. Returns 1 if one of them has advice, else 0."""
     findings = [kernels(), memory(), disk(folder), huge_pages(), *gpu()]
     print(f"penstock on Python {platform.python_version()}, torch {torch.__version__}")
     print("\n".join(finding.line for finding in findings))
@@ -43,11 +43,11 @@ def run_doctor(folder: Path) -> int:
 
 
 def kernels(compiled: list[str] | None = None) -> Finding:
-    """The compiled kernels, and whether the best that the processor could run is among them."""
+    """The best compiled kernels that this processor can run, and how many cores there are."""
     builds = compiled_builds() if compiled is None else compiled
     if not builds:
-        advice = "Install a C compiler and install penstock again: the kernels are several times faster"
-        return Finding("kernels", "none were compiled: torch's integer product serves", advice)
+        advice = "Install a C compiler and install penstock again: compiled kernels are several times faster"
+        return Finding("kernels", "no kernels were compiled: torch's integer product serves", advice)
     names = [name for name, _ in BUILDS]
     text = f"{builds[0]}, {num_physical_cores()} cores"
     if builds[0] == names[0]:
@@ -56,24 +56,28 @@ def kernels(compiled: list[str] | None = None) -> Finding:
 
 
 def memory(total: int | None = None, free: int | None = None) -> Finding:
-    """RAM, and what a cgroup leaves of it."""
+    """RAM, and how much of it is free for this process, by the system and by its cgroup."""
     total = total_memory_bytes() if total is None else total
     free = free_memory_bytes() if free is None else free
     text = f"{total / GIB:.1f} GiB, {free / GIB:.1f} GiB of it free for this process"
     if free < 2 * GIB:
-        return Finding("memory", text, "Little is free: stop other programs, or raise the container's limit")
+        return Finding(
+            "memory", text, "Little memory is free: stop other programs, or raise the container's limit"
+        )
     return Finding("memory", text)
 
 
 def disk(folder: Path) -> Finding:
-    """Whether reads can go past the page cache there."""
+    """Whether the disk under `folder` has direct reads, which go past the page cache."""
     path = folder / f".penstock-doctor-{os.getpid()}"
     try:
         path.write_bytes(bytes(PAGE))
         with DirectReader(depth=1) as reader:
             is_direct = reader.is_direct(path)
     except OSError as error:
-        advice = "Name the folder that models lie in; it has to be there and to be writable, to be tried"
+        advice = (
+            "Name the folder of your models: `penstock doctor FOLDER`. The check writes a small file there"
+        )
         return Finding("disk", f"{folder} can't be written: {error.strerror}", advice)
     finally:
         path.unlink(missing_ok=True)
@@ -92,23 +96,24 @@ def huge_pages(path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"))
         is_off = True
     if is_off:
         advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled makes loading faster"
-        return Finding("huge pages", "the system does not give them", advice)
-    return Finding("huge pages", "given on request")
+        return Finding("huge pages", "the system gives no huge pages", advice)
+    return Finding("huge pages", "the system gives huge pages on request")
 
 
 def gpu() -> list[Finding]:
-    """The card, the build of torch for it, and how much can be locked in memory."""
+    """The card, whether torch and NVRTC know the card, and how much memory can be pinned."""
     trouble = gpu_trouble()
     if trouble is not None:
         if not has_driver():
-            return [Finding("GPU", "none: the processor computes")]
+            return [Finding("GPU", "no GPU: the processor computes")]
         return [Finding("GPU", "there is a driver, but the processor computes", trouble)]
     major, minor = torch.cuda.get_device_capability()
     findings = [Finding("GPU", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}")]
     if find_nvrtc(10 * major + minor) is None:
-        findings.append(Finding("NVRTC", "none that knows this card: torch's slower kernels", INSTALL_NVRTC))
+        text = "no NVRTC knows this card: torch's slower kernels serve"
+        findings.append(Finding("NVRTC", text, INSTALL_NVRTC))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY:
-        advice = "ulimit -l unlimited (docker: --ulimit memlock=-1) lets more of it feed the GPU"
+        advice = "ulimit -l unlimited (docker: --ulimit memlock=-1) lets more memory feed the GPU"
         findings.append(Finding("pinning", f"at most {soft / GIB:.2f} GiB may be locked in memory", advice))
     return findings

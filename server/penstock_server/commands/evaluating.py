@@ -1,4 +1,4 @@
-"""`penstock eval`: what INT8, and all else that an engine does, costs against the unquantized checkpoint."""
+"""`penstock eval`: how far an engine's results are from those of the unquantized checkpoint."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from penstock_server.facade.loading import load_engine, open_source
 from penstock_server.protocol.accuracy_bodies import EvaluationBody
 from penstock_server.settings.settings import Settings
 
-#: Tokens of a window, if the model's context allows and nobody says otherwise.
+#: Tokens of a window by default; fewer if the model's context is shorter.
 CONTEXT = 512
 
-#: What is compared with, and what is to be said about it.
+#: The kind of the reference -> a note below the report. None as kind: there is no reference.
 NOTES = {
     None: (
-        "The model is INT8 already, so there is nothing to compare it with. Name the checkpoint that it was "
-        "made of (--against ORIGINAL), or the model itself to see what is lost beside its weights."
+        "The model is INT8 already, so there is nothing to compare it with. Name the checkpoint from which "
+        "the model was made (--against ORIGINAL), or the model itself to see what is lost beside its weights."
     ),
     "unquantized": None,
     "dequantized": (
-        "Compared with what INT8 tensors stand for. Where these are the model's own, the error of the "
-        "weights themselves is not in these figures, only that of activations, keys and values."
+        "The reference has INT8 tensors itself, dequantized. If they are the model's own, these figures have "
+        "the error of activations, keys and values alone, and not the error of the weights."
     ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """All that is reported."""
+    """Everything that the command reports."""
 
     fidelity: Fidelity
-    #: Of the INT8 tensors, in order; () where there is nothing to compare them with.
+    #: The errors of the INT8 tensors, in order; () without a reference.
     weights: tuple[QuantizationError, ...]
     num_windows: int
     context: int
-    #: What was compared with: a key of NOTES.
+    #: The kind of the reference: a key of NOTES.
     reference: str | None
-    #: What the engine computed with.
+    #: The engine's settings.
     activations: str
     kv_dtype: str
     kernels: str
@@ -97,14 +97,16 @@ def _reference(settings: Settings, against: str | None, opened: OpenModel) -> Un
 
 
 def without(hardware: HardwareProfile, num_bytes: int) -> HardwareProfile:
-    """With so much less free memory: the engine's automatic budget leaves it to others."""
+    """The hardware with `num_bytes` less free memory, which the engine's automatic budget then leaves
+    alone."""
     return dataclasses.replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))
 
 
 def measure(
     engine: Engine, reference: UnquantizedModel | None, pieces: list[Window], context: int
 ) -> Evaluation:
-    """Raises PenstockError."""
+    """Evaluates the engine on windows of a text, beside the reference if there is one. Raises
+    PenstockError."""
     bar = ProgressBar("evaluating", "window")
     try:
         fidelity = evaluate(engine, reference, pieces, bar)
@@ -121,7 +123,7 @@ def measure(
 
 
 def lines(found: Evaluation, tensors: ModelTensors) -> list[str]:
-    """For people."""
+    """The report as lines of text."""
     fidelity, divergence = found.fidelity, found.fidelity.divergence
     report = [
         f"text              {fidelity.num_tokens} tokens scored; windows: {found.num_windows} of at most "
@@ -146,8 +148,8 @@ def lines(found: Evaluation, tensors: ModelTensors) -> list[str]:
 def layer_table(
     divergence: Divergence, weights: tuple[QuantizationError, ...], tensors: ModelTensors
 ) -> list[str]:
-    """A line for embedding, each layer and head: the relative error of hidden states after it, and of the
-    worst of its INT8 tensors."""
+    """A line for the embedding, for each layer and for the head: the relative error of the hidden states
+    behind it, and the relative error of its worst INT8 tensor."""
     errors = {error.name: error for error in weights}
     names = ["embedding", *(f"layer {index}" for index in range(len(tensors.layers))), "head"]
     hidden = [None, *divergence.layer_errors, None]

@@ -1,5 +1,5 @@
-"""`penstock plan` and `penstock hardware`: what would lie where and how fast it would be, before a model is
-loaded, downloaded or bought a card for."""
+"""`penstock plan` and `penstock hardware`: what lies in which memory and how fast a step is, predicted before
+anybody loads a model, downloads it, or buys a card for it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from penstock_server.facade.machine import hardware_lines, profile, profile_or_a
 from penstock_server.facade.plan_table import plan_table
 from penstock_server.settings.settings import Settings
 
-#: Sequences for which a step is predicted, and the length of a prompt.
+#: The numbers of sequences for which a step is predicted, and the tokens of the prompt.
 NUM_SEQS, PROMPT = (1, 8, 32), 512
 
 
 def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: bool) -> int:
-    """Prints the plan. Raises PenstockError: CapacityError says what is the least that would work."""
+    """Prints the plan. Raises PenstockError; a CapacityError says the least memory that would work."""
     config, device = settings.engine_config(), find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_of(read_config(folder) if folder else find_shape(shape or ""), config)
@@ -56,14 +56,14 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
 
 
 def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
-    """The plan for a model that is not loaded: activations are estimated. Raises CapacityError, as
-    plan_memory() does."""
+    """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
+    CapacityError, as plan_memory() does."""
     traits = expected_traits(config, hardware.device is not None)
     return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
-    """What a plan must know of a model, from its config.json. Raises UnsupportedModel and InvalidConfig."""
+    """The facts about a model that a plan needs, from config.json. Raises UnsupportedModel, InvalidConfig."""
     family, spec = read_spec(config_json)
     group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
     tensors = tensors.grouped(group_size) if group_size else tensors
@@ -71,7 +71,7 @@ def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFoot
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:
-    """Prints what this machine has and reaches."""
+    """Prints the capacities and the measured rates of this machine."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     hardware = profile(settings, folder, is_forced, keeps_better=False)
@@ -85,8 +85,8 @@ def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: boo
 def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
-    """Decode at several numbers of sequences, as far as the config allows and each has a block for its keys
-    and values, and a prompt."""
+    """Predicted steps: a decoding step for each number of sequences that the config allows and the KV cache
+    has blocks for, and a step with a prompt."""
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
         for n in NUM_SEQS
@@ -104,7 +104,7 @@ def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: Hardwa
 
 
 def step_table(steps: dict[str, StepPrediction]) -> list[str]:
-    """Predicted milliseconds and tokens per second, and what a step waits for."""
+    """A line for each step: predicted milliseconds, tokens per second, and the resource that limits it."""
     lines = []
     for name, step in steps.items():
         num_tokens = step.num_tokens if step.num_tokens == step.num_sampled else PROMPT

@@ -1,4 +1,4 @@
-"""`penstock report`: what INT8 costs, tensor by tensor, against what the checkpoint holds."""
+"""`penstock report`: the error of each INT8 tensor against the checkpoint's tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = f"{'relative error':>14} {'worst channel':>14} {'max / rms':>10}  ten
 
 
 def report(settings: Settings, is_json: bool) -> int:
-    """Prints a line per tensor, and the worst last. Raises CheckpointError."""
+    """Prints a line for each tensor, and names the worst in the last line. Raises CheckpointError."""
     store = open_source(settings).store
     errors = list(tqdm(quantization_errors(store), unit="tensor", disable=not sys.stderr.isatty()))
     store.close()
@@ -28,9 +28,9 @@ def report(settings: Settings, is_json: bool) -> int:
 
 
 def table(errors: list[QuantizationError]) -> list[str]:
-    """Lines for people."""
+    """The errors as lines of text."""
     if not errors:
-        return ["The checkpoint is INT8 already: nothing is quantized, and nothing lost."]
+        return ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
     worst = max(errors, key=lambda error: error.relative)
     lines = [_COLUMNS, *(_line(error) for error in errors), ""]
     return [*lines, f"{len(errors)} tensors; the worst is {worst.name}: {worst.relative:.2%} of its norm"]

@@ -49,9 +49,9 @@ class Answered:
 
 
 def generate(settings: Settings, options: argparse.Namespace) -> int:
-    """Continues --prompt, or what stdin holds."""
+    """Continues the text of --prompt, or of stdin."""
     flags = sampling_flags(options)
-    SamplingParams(**flags)  # a wrong flag should be told before the model is loaded
+    SamplingParams(**flags)  # raises for a wrong flag before the model is loaded
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with load_engine(settings) as engine:
         token_ids = engine.tokenizer.encode(prompt)
@@ -87,20 +87,20 @@ def _talk(conversation: Conversation) -> None:
 
 
 def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that were given."""
+    """The sampling parameters that are on the command line."""
     given = {name: getattr(options, name) for name in _SAMPLING_FLAGS}
     flags = {name: value for name, value in given.items() if value is not None}
     return flags | ({"stop": tuple(options.stop)} if options.stop else {})
 
 
 def sampling_params(engine: Engine, flags: dict[str, Any]) -> SamplingParams:
-    """The flags over the model's own advice."""
+    """The parameters of the flags; the model's own defaults for all others."""
     advice: dict[str, Any] = engine.default_sampling
     return SamplingParams(**(advice | flags))
 
 
 class Conversation:
-    """What was said, and the one to say it to."""
+    """The messages of a chat, and the engine that answers them."""
 
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
         self._engine = engine
@@ -112,7 +112,7 @@ class Conversation:
         self._messages = list(self._beginning)
 
     def say(self, text: str) -> None:
-        """Prints the answer. A message that the model can't take is reported and forgotten."""
+        """Prints the answer to `text`. A message that the model can't take is reported and forgotten."""
         messages = [*self._messages, {"role": "user", "content": text}]
         try:
             token_ids = render_chat(self._engine.tokenizer, messages)
@@ -125,7 +125,8 @@ class Conversation:
 
 
 def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answered:
-    """Prints an answer as it comes. Ctrl-C ends it early. Raises RequestError, RequestFailed, StepFailed."""
+    """Prints an answer as it comes. Ctrl-C ends the answer. Raises RequestError, RequestFailed,
+    StepFailed."""
     texts: list[str] = []
     num_tokens = 0
     start = time.monotonic()
@@ -148,8 +149,8 @@ def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answ
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[set[str]]:
-    """Within, Ctrl-C puts the request into the set, which ends a sweep between two layers. A second one ends
-    the program wherever it is."""
+    """Inside this context Ctrl-C puts the request into the yielded set, which ends a sweep between two
+    layers. A second Ctrl-C ends the program wherever it is."""
     aborted: set[str] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -165,7 +166,7 @@ def _interruptible() -> Iterator[set[str]]:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end of input or Ctrl-C."""
+    """The lines that the user types, until the end of input or Ctrl-C."""
     while True:
         try:
             line = input("> ")

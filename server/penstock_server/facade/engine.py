@@ -1,36 +1,31 @@
-"""ServedEngine: the engine as the server has it. Requests go in, outputs come out, its state can be seen."""
+"""ServedEngine: the engine's life as the server sees it: it is started, loads, is ready, and ends."""
 
 from __future__ import annotations
 
-from penstock import AsyncEngine, EngineStatus, GenerationRequest, RequestStream, ValidRequest
-from penstock_server.facade.inside import model_of, served_plan_of, snapshot_of
+from penstock import AsyncEngine, EngineStatus
+from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.facade.loading import load_engine
-from penstock_server.facade.model import ServedModel
-from penstock_server.facade.snapshot import EngineSnapshot
-from penstock_server.protocol.engine_bodies import ServedPlanBody
 from penstock_server.settings.settings import Settings
 
 
 class ServedEngine:
-    """For one event loop, which it never blocks."""
+    """An engine for one event loop. No method blocks the loop."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """`engine` is not started yet: start() does it."""
+        """engine: not started yet; start() starts it."""
         self._engine = engine
 
     @classmethod
     def of(cls, settings: Settings) -> ServedEngine:
-        """One that loads what the settings describe, once it is started."""
+        """An engine that loads the model of the settings when it is started."""
         return cls(AsyncEngine(lambda report: load_engine(settings, report)))
 
-    # -- its life -------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Begins to load. Call it on the event loop that will use it."""
+        """Begins to load the model. Call start() on the event loop that will use the engine."""
         self._engine.start()
 
     async def stop(self) -> None:
-        """Ends all requests, and what is being loaded."""
+        """Ends all requests, and ends loading."""
         await self._engine.stop()
 
     @property
@@ -41,46 +36,15 @@ class ServedEngine:
     def is_ready(self) -> bool:
         return self._engine.status.state == "ready"
 
+    @property
+    def loaded(self) -> LoadedEngine:
+        """The engine with its model. Raises EngineDead while the model loads, and after the engine ended."""
+        return LoadedEngine(self._engine)
+
     async def wait_until_ready(self) -> None:
         """Raises EngineDead with the reason if loading failed."""
         await self._engine.wait_until_ready()
 
     async def wait_until_ended(self) -> None:
-        """Until the engine was stopped. Raises EngineDead with the reason if it ended by itself."""
+        """Waits until stop() was called. Raises EngineDead with the reason if the engine ends by itself."""
         await self._engine.wait_until_ended()
-
-    # -- what it answers ------------------------------------------------------------------------
-
-    @property
-    def model(self) -> ServedModel:
-        """Raises EngineDead while there is none."""
-        return model_of(self._engine.engine)
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Most sequences in a step. Raises EngineDead."""
-        return self._engine.engine.config.max_num_seqs
-
-    @property
-    def max_requests(self) -> int:
-        """Most requests that may run and wait. Raises EngineDead."""
-        return self._engine.max_requests
-
-    def validate(self, request: GenerationRequest) -> ValidRequest:
-        """What can be computed. Raises ContextOverflow and InvalidParameter, EngineDead if there is no
-        engine."""
-        return self._engine.engine.validate(request)
-
-    def submit(self, request: ValidRequest) -> RequestStream:
-        """Queues a request. Raises QueueFull, EngineDead if there is no engine."""
-        return self._engine.submit(request)
-
-    # -- how it stands --------------------------------------------------------------------------
-
-    def snapshot(self) -> EngineSnapshot:
-        """Raises EngineDead."""
-        return snapshot_of(self._engine.engine)
-
-    def plan(self) -> ServedPlanBody:
-        """What lies where. Raises EngineDead."""
-        return served_plan_of(self._engine.engine)

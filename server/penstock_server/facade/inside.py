@@ -1,7 +1,6 @@
-"""All that the server knows of an engine's inside: when that changes, this file does, and no other.
+"""Everything that the server knows of an engine's inside. When the inside changes, this file alone changes.
 
-An engine's methods (load, add, step, abort, close) and its tokenizer are its outside: commands use them as
-anybody may.
+An engine's methods (load, add, step, abort, close) and its tokenizer are the outside, which commands use.
 """
 
 from __future__ import annotations
@@ -69,20 +68,20 @@ def hardware_body(hardware: HardwareProfile) -> HardwareBody:
 
 
 def tensors_of(engine: Engine) -> ModelTensors:
-    """The tensors of its model, layer by layer."""
+    """The tensors of the engine's model, layer by layer."""
     return engine.model.store.tensors
 
 
 def quantization_errors(engine: Engine, reference: UnquantizedModel) -> Iterator[QuantizationError]:
-    """Of each matrix, against the reference's."""
+    """The error of each of the engine's matrices against the reference's matrix."""
     return quantization_error.quantization_errors(engine.model.store, reference.store)
 
 
 def longest_sequence(
     config: EngineConfig, plan: MemoryPlan, num_seqs: int, num_prompt_tokens: int, num_steps: int
 ) -> int | None:
-    """Tokens of the longest sequence, after all prompts were computed and so many steps more; None if not all
-    have room until then. It is the scheduler that knows: it is run without a model."""
+    """Tokens of the longest of `num_seqs` sequences, `num_steps` steps after all prompts were computed; None
+    if the KV cache has no room for all of them until then. The scheduler runs here without a model."""
     blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
     for index in range(num_seqs):

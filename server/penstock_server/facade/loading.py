@@ -21,12 +21,12 @@ from penstock_server.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: In a log file, where a bar would be a mess, a line tells of this part of the layers.
+#: The part of the layers after which a log gets a line: a log file can't show a bar.
 _LOGGED_PART = 0.25
 
 
 class LoadProgress:
-    """Shows how many layers are loaded: a bar in a terminal, a few lines elsewhere."""
+    """Shows how many layers are loaded: as a bar in a terminal, elsewhere as a few lines."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class LoadProgress:
 
 
 def open_source(settings: Settings) -> OpenModel:
-    """The model, to be quantized as the settings say. Raises PenstockError."""
+    """The model of the settings, opened but not loaded. Raises PenstockError."""
     folder = find_model(settings.model, settings.revision, settings.offline)
     return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size)
 
@@ -65,8 +65,9 @@ def load_engine(
 ) -> Engine:
     """The engine that the settings describe. Raises PenstockError.
 
-    `report` is told how many layers are loaded and how many there are; what it raises, ends it. `hardware`
-    is what the memory is planned for, this machine as it is now if nobody says.
+    report: gets the number of loaded layers and the number of all layers. An exception that it raises ends
+        loading.
+    hardware: the machine for which the memory is planned; None: this machine as it is now.
     """
     model: str | Path = settings.model
     if settings.convert_to is not None:
@@ -81,7 +82,7 @@ def load_engine(
 
     try:
         folder = find_model(model, settings.revision, settings.offline)
-        # A small model is not worth writing a file to measure the disk with; a rate that is known counts.
+        # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
         return Engine.load(
             folder,
@@ -95,13 +96,13 @@ def load_engine(
 
 
 def _convert(settings: Settings, target: Path, report: Callable[[int, int], None] | None) -> None:
-    """Convert, or go on with it, or see that it is done. Raises PenstockError."""
+    """Converts the model to `target`; a conversion that was begun goes on. Raises PenstockError."""
     store = open_source(settings).store
     logger.info("converting %s to %s", settings.model, target)
 
     def tell(num_done: int, num_total: int) -> None:
         if report is not None:
-            report(0, store.num_layers)  # what it raises, ends it
+            report(0, store.num_layers)  # an exception here ends the conversion
 
     with store.checkpoint:
         done = convert(store, target, tell)

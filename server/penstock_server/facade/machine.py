@@ -1,4 +1,4 @@
-"""What this machine has and reaches: measured once, and kept in the cache folder."""
+"""The capacities and rates of this machine: measured once, and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.measure import measure_hardware
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock_server.settings.settings import Settings
 
-#: In the cache folder.
+#: The file's name in the cache folder.
 CACHE_FILE = "hardware.json"
-#: Where no disk can be measured: what an ordinary NVMe drive delivers.
+#: The disk that is assumed if none can be measured: an ordinary NVMe drive.
 ASSUMED_DISK = DiskProfile(2.0, 4 << 20, 4, True)
 
 
@@ -24,8 +24,8 @@ def profile(
     keeps_better: bool = True,
     measures_disk: bool = True,
 ) -> HardwareProfile:
-    """This machine and the disk under `folder` (None: without); measuring takes some seconds the first
-    time. measure_hardware() says what the flags are."""
+    """The profile of this machine and of the disk under `folder` (None: no disk). The first measurement takes
+    some seconds. For the flags see measure_hardware()."""
     cache = settings.cache_dir / CACHE_FILE
     if is_forced or not cache.exists():
         print("measuring disk and memory, which takes some seconds", file=sys.stderr)
@@ -34,7 +34,7 @@ def profile(
 
 
 def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile, list[str]]:
-    """profile(), and what had to be assumed because it can't be measured."""
+    """The result of profile(), and a list of assumptions in place of what can't be measured."""
     try:
         return profile(settings, folder), []
     except (CapacityError, OSError) as error:

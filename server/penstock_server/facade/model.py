@@ -1,4 +1,4 @@
-"""ServedModel: what must be known of a loaded model in order to read requests."""
+"""ServedModel: the facts about a loaded model that are needed to read requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from penstock import Grammar, Tokenizer
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Nothing of it changes while the engine lives."""
+    """The facts about a model. They do not change while the engine lives."""
 
     tokenizer: Tokenizer
     vocab_size: int
     max_model_len: int
-    #: The model's own advice (generation_config.json).
+    #: The model's own sampling parameters (generation_config.json).
     default_sampling: Mapping[str, object]
-    #: Raises InvalidParameter for a grammar that the model can't follow. Takes a while, on any thread.
+    #: Raises InvalidParameter for a grammar that the model can't follow. May run on any thread; takes up to
+    #: seconds.
     check_grammar: Callable[[Grammar], None]

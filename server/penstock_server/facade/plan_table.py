@@ -1,4 +1,4 @@
-"""The memory plan for people: a line for all that takes memory, and the budgets."""
+"""The memory plan as text: a line for each thing that takes memory, and a line for each budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock_server.protocol.engine_bodies import PlanBody
 
 
 def plan_table(plan: PlanBody) -> list[str]:
-    """Where everything lies, in bytes."""
+    """The lines of the plan: what lies in which memory, and how many bytes it takes."""
     compute = "device" if plan.has_gpu else "host"
     rows = [
         ("embedding", "host", plan.embedding_bytes, ""),

@@ -1,4 +1,4 @@
-"""EngineSnapshot: how an engine stands, for /metrics, /v1/engine/stats and the page."""
+"""EngineSnapshot: the counters of an engine at one moment, for /metrics, /v1/engine/stats and the page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penstock_server.protocol.engine_bodies import StatsBody
 
 @dataclass(frozen=True)
 class EngineSnapshot:
-    """At one moment: each number is whole, though not all of them need be of the same step."""
+    """The counters of an engine. Each number is consistent by itself, but two numbers may be of two steps."""
 
     stats: StatsBody
-    #: Upper bounds of stats.steps_by_tokens; the last count is of what lies beyond.
+    #: Upper bounds of stats.steps_by_tokens; the last count there is of steps beyond the last bound.
     step_token_bounds: tuple[int, ...]
-    #: Tokens per block of keys and values, and their type.
+    #: Tokens in a block of keys and values, and the type of keys and values.
     block_size: int
     kv_dtype: str
     max_model_len: int

@@ -1,4 +1,4 @@
-"""Who may come in: API keys, and where they are read from."""
+"""Access by API keys: the middleware that checks them, and the file that they are read from."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock_server.protocol.paths import METRICS_PATH, is_open
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.request_info import current_request
 
-#: Characters of a digest that tell clients apart, in limits and shares; nobody gets back to the key.
+#: Hex digits of a key's digest that name a client in limits and shares. The key can't be computed from them.
 _CLIENT_DIGITS = 16
 
 
 def read_keys(settings: Settings) -> tuple[str, ...]:
-    """The keys of the settings and of the file. Raises ConfigError for keys that no client could send, and
-    for a file without any: an open server is not what its owner wanted."""
+    """The keys of the settings and of the key file. Raises ConfigError for a key that no client could send,
+    and for a file without keys: the owner of the server wanted one that asks for keys."""
     keys = list(settings.api_key)
     if settings.api_key_file is not None:
         found = list(_lines_of(settings.api_key_file))
@@ -46,12 +46,12 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 
 class ApiKeys:
-    """Refuses requests without one of the keys, except for open paths and CORS preflights. No keys: everyone
-    may come in."""
+    """Refuses requests without one of the keys, except for open paths and CORS preflights. If there are no
+    keys at all, every request passes."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], has_open_metrics: bool) -> None:
         self._app = app
-        # Digests have one length, so that a comparison takes the same time whatever is sent.
+        # All digests have one length, so that the time of a comparison tells nothing about a key.
         self._digests = [_digest(key) for key in keys]
         self._has_open_metrics = has_open_metrics
 
@@ -79,7 +79,8 @@ class ApiKeys:
 
 
 def _sent_key(headers: Headers) -> str:
-    """As OpenAI's clients send it, or as Anthropic's and llama-server's do."""
+    """The key that a client sent: OpenAI's clients use Authorization, Anthropic's and llama-server's
+    X-Api-Key."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 

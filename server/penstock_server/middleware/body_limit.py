@@ -1,4 +1,4 @@
-"""BodyLimit: requests that are too large, come too slowly, or stop in the middle."""
+"""BodyLimit: refuses requests whose body is too large, comes too slowly, or stops in the middle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_server.protocol.errors import CLIENT_CLOSED_REQUEST, ApiError
 
-#: Seconds in which a client may end its body after it was refused.
+#: Seconds for which the rest of a refused body is read and thrown away.
 _LINGER_S = 10.0
 
 
 class BodyLimit:
-    """Answers 413 to a request whose body is larger than `max_bytes`, before it is read whole, and 408 to one
-    whose body is not there after `timeout_s`; 0 is no limit. The connection ends with either."""
+    """Answers 413 to a request whose body is larger than `max_bytes`, before the whole body is read, and 408
+    to a request whose body has not come after `timeout_s` (0: no limit). Both answers end the connection."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app = app
@@ -30,8 +30,8 @@ class BodyLimit:
         body = _LimitedBody(receive, self._max_bytes, self._timeout_s)
 
         async def send_and_linger(message: Message) -> None:
-            """The connection ends with the message that says that no more comes. Clients that still send then
-            would be told of that in place of the answer, which may not have been read yet."""
+            """Reads the rest of a refused body before the answer's last message, which closes the connection.
+            A client that still sends at that moment would see a broken connection in place of the answer."""
             if body.is_too_large and message["type"] == "http.response.body" and not message.get("more_body"):
                 await send({**message, "more_body": True})
                 await body.discard()
@@ -46,7 +46,7 @@ class BodyLimit:
 
 
 class _LimitedBody:
-    """`receive` of one request. Once the body is there, it only tells when the client leaves."""
+    """The `receive` of one request, with limits until the body is complete."""
 
     def __init__(self, receive: Receive, max_bytes: int, timeout_s: float | None) -> None:
         self._receive = receive
@@ -55,7 +55,7 @@ class _LimitedBody:
         self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._num_bytes = 0
         self._is_complete = False
-        #: And nobody wants the rest.
+        #: The body is larger than the limit, and the rest of it is not needed.
         self.is_too_large = False
 
     async def __call__(self) -> Message:
@@ -72,7 +72,7 @@ class _LimitedBody:
                 headers={"Connection": "close"},
             ) from None
         if message["type"] == "http.disconnect":
-            # Nobody gets this answer, but the log and the counts should not show a mistake of the client's.
+            # The client does not get this answer. With this status, logs and counts don't show a bad request.
             raise ApiError(CLIENT_CLOSED_REQUEST, "The client left while it sent its request.")
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
@@ -86,7 +86,8 @@ class _LimitedBody:
         return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
 
     async def discard(self) -> None:
-        """Reads the rest, which is in nobody's memory, until it ends or has taken too long."""
+        """Reads the rest of the body and keeps none of it, until the body ends or _LINGER_S seconds are
+        over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 while (message := await self._receive())["type"] == "http.request" and message["more_body"]:

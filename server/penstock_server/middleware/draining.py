@@ -1,6 +1,7 @@
-"""Drain: the requests that are being answered, and the end of the server's willingness to take more.
+"""Drain: counts the requests that are being answered, and refuses new requests when the server is to end.
 
-Knows neither signals nor the engine. Probes and scrapers are not counted and come through to the end.
+This file knows neither signals nor the engine. Requests of probes and scrapers are not counted, and are
+answered to the end.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from penstock_server.protocol.paths import is_operational
 
 
 class Drain:
-    """For one event loop."""
+    """The state of a server on one event loop: how many requests are open, and whether new ones are taken."""
 
     def __init__(self) -> None:
         self.num_open = 0
-        #: What new requests are told; None while they are welcome.
+        #: The answer to new requests; None while new requests are taken.
         self.refusal: ApiError | None = None
         self._changed = asyncio.Event()
 
@@ -29,7 +30,7 @@ class Drain:
         return self.refusal is not None
 
     def begin(self, refusal: ApiError) -> None:
-        """From now on new requests get `refusal`. The first one stays."""
+        """Refuses new requests from now on, with `refusal`. The refusal of the first call stays."""
         self.refusal = self.refusal or refusal
 
     def enter(self) -> None:
@@ -40,7 +41,7 @@ class Drain:
         self._changed.set()
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
-        """Whether every request was answered within so many seconds."""
+        """Waits until no request is open. Returns False if some are after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.num_open:
@@ -52,10 +53,11 @@ class Drain:
 
 
 class DrainMiddleware:
-    """Counts requests, and refuses them once the server drains. Connections end with their answers then."""
+    """Counts requests, and refuses them while the server drains. While it drains, every answer closes its
+    connection."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_rejected: Callable[[str], None]) -> None:
-        """count_rejected: told the code of each refusal."""
+        """count_rejected: gets the code of each refusal."""
         self._app = app
         self._drain = drain
         self._count_rejected = count_rejected

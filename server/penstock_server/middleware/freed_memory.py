@@ -1,9 +1,9 @@
-"""ReturnMemory: what large requests took goes back to the system.
+"""ReturnMemory: gives the memory of large requests back to the system.
 
-glibc keeps what a process frees: only the end of its heap shrinks, and one small object that lies behind
-megabytes of freed text keeps them all. After a hundred bodies of some megabytes each the process stayed
-750 MB larger than before, and fewer arenas (MALLOC_ARENA_MAX) changed nothing. malloc_trim() looks through
-the whole heap and gives back each free page.
+glibc keeps memory that a process frees: the heap shrinks at its end only, and one small object behind
+megabytes of freed text keeps all of them. After a hundred bodies of some megabytes each, the process stayed
+750 MB larger than before; fewer arenas (MALLOC_ARENA_MAX) changed nothing. malloc_trim() looks through the
+whole heap and gives back each free page.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Bytes of a body, or of an answer, from which on it counts.
+#: Bytes of body and answer together from which on a request is large.
 LARGE = 1 << 20
-#: Seconds after a large request: by then its objects are gone, and a burst of them takes one look.
+#: Seconds between a large request and trim(): its objects are gone by then, and a burst of large requests
+#: needs one trim().
 DELAY_S = 3.0
 
 
 def trim() -> None:
-    """Takes some 0.1 s per GB. Nothing happens where the C library is not glibc."""
+    """Gives free pages back, in some 0.1 s per GB. Does nothing if the C library is not glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 class ReturnMemory:
-    """Calls `trim` on a thread of its own, DELAY_S after a large request and no more often."""
+    """Calls `trim` on another thread, DELAY_S after a large request, and at most once in DELAY_S."""
 
     def __init__(self, app: ASGIApp, trim: Callable[[], None] = trim) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""HEAD, answered as GET is, without the body: what proxies, monitors and `curl -I` ask."""
+"""HEAD requests, which proxies, monitors and `curl -I` send: the answer of GET without its body."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadAsGet:
-    """ASGI middleware in front of the routes. What lies outside of it, such as logs, still sees HEAD."""
+    """Middleware right in front of the routes. Layers outside of it, such as logs, still see HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A path in front of all routes: for proxies that give a server a part of their paths, and leave that in."""
+"""PathPrefix: a path in front of all routes (--root-path), for proxies that forward requests with it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class PathPrefix:
-    """Takes `prefix` off the paths that have it; the others come from this machine, or through a proxy that
-    did it, and pass as they are."""
+    """Takes `prefix` off the paths that begin with it. Other paths pass as they are: such a request comes
+    from this machine, or through a proxy that has taken the prefix off."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -23,13 +23,13 @@ class PathPrefix:
             # The page's addresses are relative to a path that ends with a slash.
             await RedirectResponse(f"{self._prefix}/")(scope, receive, send)
             return
-        ours = {"root_path": self._prefix}  # for what tells addresses, such as redirects
+        ours = {"root_path": self._prefix}  # for code that makes addresses, such as redirects
         if path.startswith(self._prefix + "/"):
             ours["path"] = path.removeprefix(self._prefix)
 
         async def send_prefixed(message: Message) -> None:
-            """Whoever asks for a path with a slash too many is sent to the right one: by the router, which
-            knows no prefix."""
+            """Adds the prefix to redirects. The router redirects a path with a slash too many, and knows no
+            prefix."""
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 if "location" in headers:

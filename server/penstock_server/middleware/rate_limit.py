@@ -1,9 +1,9 @@
-"""How many requests and tokens a client may have per minute, told as OpenAI tells it.
+"""Limits of requests and tokens per client and minute, with OpenAI's headers.
 
-Both are token buckets: a full minute's amount may come at once, and flows back evenly. Tokens are known only
-when an answer is done, so they are taken then and may leave the bucket in debt: the client's next request
-waits until that is paid back. Decisions are made on numbers; the middleware alone looks at a clock.
-"""
+Both limits are token buckets: a client may use the amount of a minute at once, and the bucket fills again
+evenly. The number of tokens is known only when an answer is done, so they are taken then, and the bucket may
+be in debt: the client's next request has to wait until the debt is paid back. The classes here work on
+numbers; only the middleware looks at a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock_server.protocol.errors import ApiError
 from penstock_server.telemetry.request_info import RequestInfo, current_request
 
-#: Clients that are remembered; beyond them, who asked longest ago is forgotten, and has a full bucket again.
+#: The number of clients that are remembered. Beyond it, the client whose last request is the oldest is
+#: forgotten; its bucket is full again.
 MAX_CLIENTS = 10_000
 
 _MINUTE_S = 60.0
@@ -26,13 +27,13 @@ _MINUTE_S = 60.0
 
 class TokenBucket:
     def __init__(self, per_minute: int, now: float) -> None:
-        """now: seconds of any clock that only goes forward, here and below."""
+        """now: seconds of a clock that only goes forward, here and in all other methods."""
         self.per_minute = per_minute
         self._level = float(per_minute)
         self._when = now
 
     def level(self, now: float) -> float:
-        """What may be taken; negative is a debt."""
+        """The amount that may be taken now; a negative level is a debt."""
         self._level = min(self.per_minute, self._level + (now - self._when) * self.per_minute / _MINUTE_S)
         self._when = now
         return self._level
@@ -45,14 +46,15 @@ class TokenBucket:
 
 
 class ClientLimits:
-    """One client's buckets, by what they count: "requests", "tokens". No bucket: no limit."""
+    """One client's buckets, by the thing that they count: "requests", "tokens". Without a bucket there is no
+    limit."""
 
     def __init__(self, per_minute: dict[str, int], now: float) -> None:
         self._buckets = {name: TokenBucket(most, now) for name, most in per_minute.items() if most}
 
     def wait_s(self, now: float) -> tuple[float, str] | None:
-        """How long until a request may come in, and for what; None if it may now."""
-        # A request more, and no debt of tokens.
+        """(seconds until a request may come in, name of the bucket that it waits for); None: it may now."""
+        # A level of 1 lets one request in; for tokens it means that there is no debt.
         waits = [(bucket.seconds_until(1, now), name) for name, bucket in self._buckets.items()]
         longest = max(waits, default=(0.0, ""))
         return longest if longest[0] > 0 else None
@@ -71,14 +73,14 @@ class ClientLimits:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: "1m4.5s"."""
+    """A duration as OpenAI writes it: "1m4.5s"."""
     minutes, rest = divmod(math.ceil(seconds * 1000) / 1000, 60)
     return (f"{minutes:.0f}m" if minutes else "") + f"{round(rest, 3):g}s"
 
 
 class RateLimit:
-    """Stands behind the keys, because it wants to know whose request it is. Counts what is posted; to look at
-    models costs nothing."""
+    """Refuses POST requests of clients that have used up their limits; other methods cost nothing. This layer
+    stands behind ApiKeys, which finds out the client."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class RateLimit:
         code = "rate_limit_exceeded"
         self._count_rejected(code)
         message = (
-            f"There may be {self._per_minute[name]} {name} per minute, and they are used up; try again in "
+            f"The limit of {self._per_minute[name]} {name} per minute is used up; try again in "
             f"{duration(seconds)}."
         )
         headers = {"Retry-After": str(math.ceil(seconds))} | limits.headers(self._clock())

@@ -1,5 +1,5 @@
-"""RequestContext: the outermost layer but for PathPrefix. Each request gets an id, an answer whatever happens
-to it, and a log line and a count at its end."""
+"""RequestContext: the outermost layer, except for PathPrefix. Each request gets an id, an answer whatever
+goes wrong, and at its end a log line and a count."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RequestContext:
         except ClientDisconnect:
             status = CLIENT_CLOSED_REQUEST
         except Exception as error:
-            if status:  # too late to say so
+            if status:  # the answer has begun, so that no error can be sent
                 raise
             await api_error(error).response()(scope, receive, send_with_id)
         finally:
@@ -65,7 +65,7 @@ class RequestContext:
 
 
 def _request_id(given: str) -> str:
-    """The client's own id, if it can stand in a header and a log line."""
+    """The client's own id if it may stand in a header and in a log line, else a new id."""
     return given if re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
 
 
@@ -75,8 +75,8 @@ def _address(scope: Scope) -> str:
 
 
 def _log(scope: Scope, status: int, duration_s: float, info: RequestInfo) -> None:
-    """A line per request; those of probes and scrapers only for debugging. Never what was asked or
-    answered."""
+    """Logs a line per request, for probes and scrapers at level debug. Prompts and answers are never
+    logged."""
     level = logging.DEBUG if is_operational(scope["path"]) else logging.INFO
     path, timings = repr(scope["path"])[1:-1], info.timings()
     extra = {"method": scope["method"], "path": path, "status": status, "seconds": round(duration_s, 4)}

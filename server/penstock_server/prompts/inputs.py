@@ -1,4 +1,4 @@
-"""From a request to what the engine understands: token ids and SamplingParams."""
+"""From a request to the engine's terms: token ids and SamplingParams."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock_server.protocol.requests import (
     GenerationFields,
     SamplingFields,
 )
+from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import render_described
-from penstock_server.tools.use import ToolUse
 
 #: Request fields that have the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
@@ -37,7 +37,8 @@ _SAMPLING_FIELDS = (
     "seed",
 )
 
-#: What the request has fields for, or what decides how a template is used and not what it says.
+#: Names that chat_template_kwargs can't set: the request has other fields for them, or they are arguments of
+#: the rendering function and no variables of the template.
 _TEMPLATE_ARGUMENTS = frozenset(
     {
         "tokenizer",
@@ -66,12 +67,13 @@ _TEMPLATE_ARGUMENTS = frozenset(
 @dataclass(frozen=True)
 class Prompt:
     token_ids: list[int]
-    #: As the client wrote it, or what is left of it; for echo.
+    #: The prompt as the client wrote it, or its truncated rest; for echo.
     text: str = ""
 
 
 def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
-    """Token ids are taken as they are: the engine refuses those that the model does not have."""
+    """The prompts of a completion. Token ids stay as they are: the engine refuses ids beyond the
+    vocabulary."""
     tokenizer = model.tokenizer
     add_special_tokens = body.add_special_tokens is not False
     prompts = []
@@ -88,8 +90,8 @@ def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
 
 
 def refuse_long_text(model: ServedModel, num_chars: int) -> None:
-    """Raises ContextOverflow for a prompt that can't fit whatever its tokens are: to find them could take
-    minutes, in which nobody else's text would be read."""
+    """Raises ContextOverflow for a text that is too long for the context in any case, before it is tokenized:
+    that could take minutes, and other clients' texts would have to wait."""
     least = math.ceil(num_chars / model.tokenizer.max_token_chars)
     if least > model.max_model_len:
         raise ContextOverflow(
@@ -101,9 +103,9 @@ def refuse_long_text(model: ServedModel, num_chars: int) -> None:
 
 
 def truncated(model: ServedModel, body: GenerationFields, token_ids: list[int]) -> list[int]:
-    """The part of a prompt that the request wants kept: its end, unless the request says otherwise. With -1
-    it is as long as the context leaves room for beside the answer, or beside its first token if the answer's
-    length is open."""
+    """The part of a prompt that truncate_prompt_tokens keeps: the end of the prompt, or its beginning with
+    truncation_side "right". With -1 as many tokens are kept as the context has room for beside the answer
+    (one token, if the request does not limit its length)."""
     limit = body.truncate_prompt_tokens
     if limit == -1:
         answer_tokens = 1 if body.answer_tokens is None else body.answer_tokens
@@ -114,7 +116,7 @@ def truncated(model: ServedModel, body: GenerationFields, token_ids: list[int]) 
 
 
 def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Token ids of words as they stand at the beginning of a text and after a space.
+    """The token ids of each word, spelled as at the beginning of a text and as after a space.
 
     Raises 400 for a word without tokens.
     """
@@ -128,15 +130,15 @@ def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[in
     return tuple(found)
 
 
-def read_conversation(model: ServedModel, conversation: Conversation, use: ToolUse) -> list[int]:
-    """The prompt's token ids. Raises RequestError if the model has no chat template, or if its template
-    refuses."""
+def read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:
+    """The token ids of a conversation. Raises RequestError if the model has no chat template, or if the
+    template refuses the conversation."""
     if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
     variables = dict(conversation.template_kwargs)
-    if use.shown_tools:
-        variables["tools"] = use.shown_tools
+    if tools.shown_tools:
+        variables["tools"] = tools.shown_tools
 
     def render(messages: list[dict[str, Any]]) -> list[int]:
         return render_chat(
@@ -147,13 +149,13 @@ def read_conversation(model: ServedModel, conversation: Conversation, use: ToolU
             **variables,
         )
 
-    messages = use.messages([template_message(turn) for turn in conversation.turns])
-    described = use.description
+    messages = tools.messages([template_message(turn) for turn in conversation.turns])
+    described = tools.description
     return render_described(render, messages, described) if described else render(messages)
 
 
 def template_message(turn: Turn) -> dict[str, Any]:
-    """As chat templates expect it."""
+    """A turn as the message that chat templates expect."""
     fields = {
         "role": turn.role,
         "content": turn.text,
@@ -179,9 +181,10 @@ def sampling_params(
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """Of the first choice. What the request leaves open is as in `defaults`, else as in SamplingParams.
+    """The parameters of the first choice. A field that the request leaves open has its value in `defaults`,
+    or else the default of SamplingParams.
 
-    Raises InvalidParameter, or 400 for a bias on what is no token id.
+    Raises InvalidParameter, or 400 for a key of logit_bias that is no token id.
     """
     values: dict[str, Any] = dict(defaults)
     for name in _SAMPLING_FIELDS:
@@ -202,7 +205,8 @@ def sampling_params(
 
 
 def choices(params: SamplingParams, number: int) -> list[SamplingParams]:
-    """Choice i has the seed `seed + i`; the first scores the prompt for all."""
+    """The parameters of each choice: choice i has the seed `seed + i`. Only the first choice scores the
+    prompt, for all of them."""
     others = replace(params, prompt_logprobs=None)
     if params.seed is None:
         return [params] + [others] * (number - 1)
@@ -211,12 +215,12 @@ def choices(params: SamplingParams, number: int) -> list[SamplingParams]:
 
 
 def _wrap(seed: int) -> int:
-    """Into the range of a signed 64-bit integer."""
+    """`seed` wrapped into the range of a signed 64-bit integer."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
 def read_logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
-    """JSON has strings as keys. Raises 400 for one that is no token id."""
+    """The biases by token id; in JSON the keys are strings. Raises 400 for a key that is no token id."""
     for key in biases:
         if not re.fullmatch(r"[0-9]{1,10}", key):
             message = f"logit_bias has the key {key!r}; its keys must be token ids."

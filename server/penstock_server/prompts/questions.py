@@ -1,6 +1,6 @@
-"""From the body of a request to what the engine is asked: prompts and SamplingParams, route by route.
+"""From the body of a request to a Question, prompts and SamplingParams, for each route.
 
-Long texts and large grammars take a while: not for the event loop.
+Long texts and large grammars take long, so that these functions don't belong on the event loop.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from penstock_server.protocol.conversation import Conversation
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import ParserChoice
+from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.use import ToolUse
 
-#: What /v1/completions generates if the request does not say, as at OpenAI.
+#: The default of max_tokens for /v1/completions, as at OpenAI.
 DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Question:
-    """Each prompt is answered once for each of `params`."""
+    """The engine's task: each prompt gets an answer for each element of `params`."""
 
     prompts: list[Prompt]
     params: list[SamplingParams]
-    #: How answers are read that may hold calls of tools; None: they hold none.
+    #: How to read answers that may hold calls of tools; None: answers are text alone.
     use: ToolUse | None = None
 
 
 class Constraints(TypedDict):
-    """What a request demands of an answer's tokens, as sampling_params() takes it."""
+    """The constraints on an answer's tokens, as sampling_params() takes them."""
 
     bad_words: tuple[tuple[int, ...], ...]
     grammar: Grammar | None
@@ -77,7 +78,7 @@ def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
 
 def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserChoice) -> Question:
     use = ToolUse.of(body.as_conversation.tools, model.tokenizer, parser)
-    token_ids = truncated(model, body, read_conversation(model, body.as_conversation, use))
+    token_ids = truncated(model, body, read_conversation(model, body.as_conversation, use.prompt))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -91,9 +92,9 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
 
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
-    """To what the tools demand as well."""
-    params = use.bind(params)
-    use.check(model, params.grammar)
+    """`params`, bound to what the tools demand as well. Raises InvalidParameter."""
+    params = use.binding.bind(params)
+    use.binding.check(model, params.grammar)
     return params
 
 
@@ -113,21 +114,23 @@ def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoi
 def read_input(
     model: ServedModel, body: ResponsesRequest, parser: ParserChoice, may_be_long: bool = False
 ) -> tuple[Prompt, ToolUse]:
-    """The input of /v1/responses. Raises what read_conversation() raises, and unless it may be long what
+    """The input of /v1/responses. Raises what read_conversation() raises, and, unless `may_be_long`, what
     refuse_long_text() raises."""
     conversation = body.as_conversation
     use = ToolUse.of(conversation.tools, model.tokenizer, parser)
     if body.truncation == "auto":
-        conversation = _fitting(model, conversation, use, model.max_model_len - (body.max_output_tokens or 1))
+        conversation = _fitting(
+            model, conversation, use.prompt, model.max_model_len - (body.max_output_tokens or 1)
+        )
     if not may_be_long:
         refuse_long_text(model, conversation.num_chars)
-    return Prompt(read_conversation(model, conversation, use)), use
+    return Prompt(read_conversation(model, conversation, use.prompt)), use
 
 
-def _fitting(model: ServedModel, conversation: Conversation, use: ToolUse, room: int) -> Conversation:
-    """Without the oldest turns, as far as `room` tokens demand; the system's turns in front stay, and what
-    remains begins with a user's turn. The last of these need not fit: whoever computes it says why it does
-    not."""
+def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, room: int) -> Conversation:
+    """The conversation without as many of its oldest turns as have no place in `room` tokens. System turns in
+    front stay, and the rest begins with a user's turn. The last user's turn always stays; if it does not fit,
+    a later check refuses it with the reason."""
     turns = conversation.turns
     first = next((index for index, turn in enumerate(turns) if turn.role != "system"), 0)
     starts = [first, *(index for index in range(first + 1, len(turns)) if turns[index].role == "user")]
@@ -140,6 +143,6 @@ def _fitting(model: ServedModel, conversation: Conversation, use: ToolUse, room:
             refuse_long_text(model, since(start).num_chars)
         except ContextOverflow:
             return False
-        return len(read_conversation(model, since(start), use)) <= room
+        return len(read_conversation(model, since(start), tools)) <= room
 
     return since(starts[bisect_left(starts[:-1], True, key=fits)])

@@ -23,9 +23,10 @@ from penstock_server.protocol.requests import GenerationFields
 
 
 def read_grammar(model: ServedModel, body: GenerationFields) -> Grammar | None:
-    """None if the answer may be any text. Takes a while: not for the event loop.
+    """The grammar that a request demands; None if the answer may be any text. Don't call this function on the
+    event loop: large grammars take long.
 
-    Raises 400, naming the field, for a grammar that is wrong or too large, or that can't be followed here.
+    Raises 400, with the field's name, for a grammar that is wrong, is too large, or can't be followed here.
     """
     field = next(
         (
@@ -39,7 +40,7 @@ def read_grammar(model: ServedModel, body: GenerationFields) -> Grammar | None:
 
 
 def read_format(model: ServedModel, form: AnswerFormat | None, field: str) -> Grammar | None:
-    """The same for a request that has nothing but `field` for it."""
+    """The grammar of a request whose only field for a form is `field`. Raises as read_grammar()."""
     return _checked(model, field, lambda: _of_format(form))
 
 
@@ -92,7 +93,7 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
 
 
 def with_options(schema: dict[str, Any], outputs: StructuredOutputs) -> dict[str, Any]:
-    """The schema with what vLLM has as options beside it; its own "x-guidance" wins."""
+    """The schema, with vLLM's options moved into its "x-guidance". A value that stands there already wins."""
     options: dict[str, object] = {}
     if outputs.disable_any_whitespace is not None:
         options["whitespace_flexible"] = not outputs.disable_any_whitespace

@@ -1,4 +1,4 @@
-"""The thread on which texts become token ids and back: long ones take long, and the event loop can't wait."""
+"""TextThread: turns texts into token ids and back. Long texts take long, and would hold up the event loop."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from penstock.errors import QueueFull
 
 T = TypeVar("T")
 
-#: Most texts that may wait; they are as large as a request may be.
+#: The most texts that may wait. Each may be as large as a request.
 MAX_WAITING = 1024
 
 
 class TextThread:
-    """One thread: tokenizers are not made for several at once."""
+    """A thread for all tokenizing. It is one thread because a tokenizer can't serve several threads at
+    once."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._num_waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Raises what `work` raises, and QueueFull."""
+        """The result of `work`, which runs on the thread. Raises what `work` raises, and QueueFull."""
         if self._num_waiting >= MAX_WAITING:
-            raise QueueFull(f"{self._num_waiting} texts wait to be read, and no more may")
+            raise QueueFull(f"{self._num_waiting} texts wait to be read, which is the limit")
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,5 +1,4 @@
-"""What `penstock report` and `penstock eval` print as JSON: how far INT8 and an engine are from the
-original."""
+"""The JSON of `penstock report` and `penstock eval`: errors of INT8 tensors, and of an engine's results."""
 
 from __future__ import annotations
 
@@ -7,25 +6,26 @@ from penstock_server.protocol.engine_bodies import Told
 
 
 class TensorError(Told):
-    """How far a tensor's INT8 form is from what the checkpoint holds."""
+    """The error of a tensor's INT8 form against the checkpoint's tensor."""
 
     name: str
-    #: Frobenius norm of the difference over that of the tensor; the same for the worst output channel.
+    #: Frobenius norm of the difference, divided by that of the tensor; for the whole tensor, and for the
+    #: output channel where this quotient is largest.
     relative: float
     worst_channel: float
-    #: Largest magnitude over the root mean square, of the channel where that is largest.
+    #: Largest magnitude divided by the root mean square, for the channel where this quotient is largest.
     outlier_ratio: float
 
 
 class DivergenceBody(Told):
-    """How far an engine is from the unquantized model, over the scored tokens."""
+    """The distance of an engine from the unquantized model, over the scored tokens."""
 
-    #: The unquantized model's.
+    #: The unquantized model's perplexity.
     perplexity: float
-    #: Of the next token's distribution, in nats.
+    #: KL divergence of the next token's distribution, in nats.
     mean_kl: float
     max_kl: float
-    #: How often both find the same token likeliest, 0 to 1.
+    #: The share of tokens for which both models find the same next token likeliest, 0 to 1.
     top1_agreement: float
     #: Relative errors of hidden states after each layer.
     layer_errors: tuple[float, ...]
@@ -38,13 +38,13 @@ class FidelityBody(Told):
 
 
 class EvaluationBody(Told):
-    """Behind the names of the model and of what it is compared with."""
+    """The result of `penstock eval`; the command adds the names of the model and of the reference."""
 
     fidelity: FidelityBody
     weights: tuple[TensorError, ...]
     num_windows: int
     context: int
-    #: What was compared with: "unquantized", "dequantized", or null.
+    #: The kind of the reference: "unquantized" or "dequantized"; null without one.
     reference: str | None
     activations: str
     kv_dtype: str

@@ -1,4 +1,4 @@
-"""What clients receive: the bodies of successful answers, and the chunks of a stream."""
+"""The bodies of successful answers, and the chunks of streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from penstock_server import __version__
 
 FINGERPRINT = f"penstock-{__version__}"
 
-#: Both may also carry vLLM's `stop_reason`: the stop string or stop token that ended the answer.
+#: Why an answer ended. vLLM's `stop_reason` stands beside it: the stop string or stop token, if there was
+#: one.
 Finish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
 
@@ -21,7 +22,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    #: Answers are not told apart into reasoning and the rest.
+    #: Always 0: reasoning is not counted apart.
     reasoning_tokens: int
 
 
@@ -44,15 +45,15 @@ class Usage(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """vLLM's: one token at one position of a prompt."""
+    """One token at one position of a prompt, in vLLM's shape."""
 
     logprob: float
-    #: Among all tokens; 1 is the likeliest.
+    #: The token's rank among all tokens; 1 is the likeliest.
     rank: int
     decoded_token: str
 
 
-#: By token id, one entry per token of the prompt; nothing comes before the first.
+#: For each token of the prompt: log-probabilities by token id. null for the first token, which has none.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
@@ -63,11 +64,11 @@ class CompletionLogprobs(BaseModel):
     """One entry per token in each list. Log-probabilities are natural logarithms."""
 
     tokens: list[str]
-    #: null where nothing comes before: at the first token of a prompt.
+    #: null for the first token of a prompt.
     token_logprobs: list[float | None]
     #: The likeliest tokens and the chosen one.
     top_logprobs: list[dict[str, float] | None]
-    #: Where each token begins, in characters from the beginning of the text.
+    #: The offset of each token from the beginning of the text, in characters.
     text_offset: list[int]
 
 
@@ -77,14 +78,14 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None = None
     stop_reason: str | int | None = None
-    # vLLM's, where asked for
+    # vLLM's fields, null unless the request asks for them
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
-    """The answer of /v1/completions; as a chunk, its texts are what came since the last one."""
+    """The answer of /v1/completions. In a chunk, texts are what came since the last chunk."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -115,7 +116,7 @@ class ChatLogprobs(BaseModel):
 
 class CalledFunction(BaseModel):
     name: str
-    #: JSON, as the model wrote it: where nothing bound it to a schema it may not be valid.
+    #: JSON as the model wrote it. The JSON may be invalid if nothing bound the model to a schema.
     arguments: str
 
 
@@ -127,7 +128,7 @@ class ToolCall(BaseModel):
 
 class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    #: null where the answer is calls alone.
+    #: null if the answer is calls alone.
     content: str | None
     refusal: None = None
     tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
@@ -152,19 +153,19 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str = FINGERPRINT
     choices: list[ChatChoice]
     usage: Usage
-    # vLLM's, where asked for
+    # vLLM's fields, null unless the request asks for them
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
 
 class FunctionDelta(BaseModel):
     name: str | None = None
-    #: What came since the last chunk.
+    #: The text that came since the last chunk.
     arguments: str
 
 
 class ToolCallDelta(BaseModel):
-    """The first of a call has its id, type and name."""
+    """What is new in a call. The first delta of a call has the call's id, type and name."""
 
     index: int
     id: str | None = None
@@ -208,10 +209,10 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "penstock"
-    #: Where the model comes from: what the server was started with.
+    #: The first name of the model: names with the same root are one model.
     root: str
     parent: None = None
-    #: Tokens of prompt and answer together; null while the model loads.
+    #: The most tokens of prompt and answer together; null while the model loads.
     max_model_len: int | None = None
 
 
@@ -222,7 +223,7 @@ class ModelList(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ok", "loading", "draining", "dead", "stopped"]
-    #: While loading: how far it is.
+    #: While the model loads: the layers that are loaded, and all layers.
     loaded_layers: int | None = None
     total_layers: int | None = None
 

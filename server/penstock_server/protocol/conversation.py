@@ -1,8 +1,7 @@
-"""Conversation: what a model is to answer, by whatever route it came: turns, tools, the template's variables.
+"""Conversation: turns, tools and variables of the chat template, in one form for all routes.
 
-/v1/chat/completions, /v1/responses and /tokenize each spell these in their own way, and each turns its own
-spelling into this one. Nothing behind them knows which of them it was.
-"""
+/v1/chat/completions, /v1/responses and /tokenize each have a form of their own, and turn it into this one.
+The code behind the routes does not know by which route a conversation came."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from penstock_server.protocol.tools import Function
 from penstock_server.protocol.wire import invalid
 
 Role = Literal["system", "user", "assistant", "tool"]
-#: Whether tools are called. none: they are not even shown. named: one certain tool is called.
+#: Whether the model calls tools. none: the model does not see tools. named: the model must call a certain
+#: tool.
 ToolMode = Literal["none", "auto", "required", "named"]
 
 
@@ -24,7 +24,7 @@ class Call:
 
     call_id: str
     name: str
-    #: JSON, as text.
+    #: A JSON object, as text.
     arguments: str
 
 
@@ -35,30 +35,30 @@ class Turn:
     name: str | None = None
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
-    #: Of the call whose result a tool's turn is.
+    #: For a tool's turn: the id of the call whose result the turn is.
     call_id: str | None = None
 
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """The functions that a model may call, and whether it must."""
+    """The functions that a model may call, and whether the model must call one."""
 
     functions: tuple[Function, ...] = ()
     mode: ToolMode = "none"
-    #: The functions that may be called; none named: all of them.
+    #: Names of the functions that may be called; empty: all functions.
     names: frozenset[str] = frozenset()
     is_parallel: bool = True
-    #: The request's field that a function stands in, with its number in the place of {}.
+    #: The path of a function in the request, with {} in place of the function's number.
     field: str = "tools.{}"
 
     def check(self) -> None:
-        """Raises invalid() for functions and a choice that do not fit together."""
+        """Raises invalid() for two functions with one name, and for a choice that names no function."""
         names = [function.name for function in self.functions]
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise invalid(f"{self.field.format(index)}.name", f"there are two tools named {name!r}")
         if not names and (self.names or self.mode not in ("none", "auto")):
-            raise invalid("tool_choice", "there are no tools to choose from; send them as tools")
+            raise invalid("tool_choice", "there are no tools to choose from; send tools, too")
         for name in sorted(self.names - set(names)):
             raise invalid("tool_choice", f"names {name!r}, which is not among the tools")
 
@@ -69,9 +69,9 @@ class Conversation:
     tools: ToolOffer = ToolOffer()
     #: Variables for the chat template.
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    #: The prompt ends with the beginning of an answer.
+    #: The prompt ends with the beginning of an assistant's turn.
     begins_answer: bool = True
-    #: The answer goes on where the last turn ends.
+    #: The answer continues the last turn.
     goes_on: bool = False
 
     @property
@@ -81,8 +81,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class WrongCall:
-    """What templates can't show: a result whose call no earlier turn made; or else two calls of one turn with
-    the same id."""
+    """A mistake that templates can't show: a result without an earlier call (`is_result`), or two calls of
+    one turn with the same id."""
 
     turn: int
     call_id: str
@@ -90,7 +90,7 @@ class WrongCall:
 
 
 def wrong_call(turns: Sequence[Turn]) -> WrongCall | None:
-    """The first one."""
+    """The first wrong call or result; None if there is none."""
     called: set[str] = set()
     for index, turn in enumerate(turns):
         if turn.call_id is not None and turn.call_id not in called:
@@ -105,10 +105,10 @@ def wrong_call(turns: Sequence[Turn]) -> WrongCall | None:
 def template_kwargs(
     effort: str | None, verbosity: str | None, own: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What a request says to the chat template; its `own` variables win."""
+    """The variables of the chat template that a request sets. The request's `own` variables win."""
     said: dict[str, Any] = {}
     if effort:
-        # What templates ask for that know two efforts only, such as Qwen3's; as vLLM does it.
+        # Templates that know two efforts only, such as Qwen3's, read enable_thinking. vLLM sets both, too.
         said = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     if verbosity:
         said["verbosity"] = verbosity

@@ -1,7 +1,6 @@
-"""What operators are told of the engine: the plan, how long a step should take, totals, the hardware. It is
-the JSON of /v1/plan and /v1/engine/stats, and of the commands that print the same.
+"""The JSON of /v1/plan and /v1/engine/stats, and of the commands that print a plan or the hardware.
 
-The names are part of the API: they stay when the engine calls the same thing otherwise.
+The names here are part of the API: they stay when the engine renames its own attributes.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Told(BaseModel):
-    """Also from an object with such attributes."""
+    """The base of these bodies. A body can also be made of an object that has its fields as attributes."""
 
     model_config = ConfigDict(from_attributes=True, frozen=True)
 
 
 class PlacedLayer(Told):
-    """Where a layer's bytes wait, and whether the compute device keeps them."""
+    """The memory that a layer lies in, and whether the compute device keeps the layer."""
 
     home: Literal["device", "host", "disk"]
     is_resident: bool
@@ -26,14 +25,14 @@ class PlacedLayer(Told):
 
 
 class PlanBody(Told):
-    """What lies where, in bytes that are allocated."""
+    """The memory plan: what lies in which memory, in allocated bytes."""
 
     layers: tuple[PlacedLayer, ...]
-    #: On the host: it is looked up row by row.
+    #: The embedding lies on the host, which looks up its rows.
     embedding_bytes: int
-    #: On the compute device.
+    #: The head lies on the compute device.
     head_bytes: int
-    #: On the compute device; and on the host, where layers pass from disk to a GPU.
+    #: Staging slots on the compute device, and slots on the host for layers on the way from disk to a GPU.
     num_staging_slots: int
     num_host_slots: int
     staging_slot_bytes: int
@@ -50,63 +49,63 @@ class PlanBody(Told):
     warnings: tuple[str, ...]
     host_used_bytes: int
     device_used_bytes: int
-    #: Per step.
+    #: Bytes that each step reads.
     streamed_bytes: int
     num_resident_layers: int
     num_kv_tokens: int
 
 
 class StepBody(Told):
-    """A step of `num_tokens` tokens, of which `num_sampled` are sampled."""
+    """A predicted step: it computes `num_tokens` tokens, and samples after `num_sampled` of them."""
 
     num_tokens: int
     num_sampled: int
-    #: Link or unit -> seconds that it is busy.
+    #: Link or unit -> the seconds for which the step keeps it busy.
     terms: dict[str, float]
     seconds: float
-    #: What its products take.
+    #: The seconds that the products take.
     products_s: float
-    #: What the step waits for.
+    #: The link or unit that limits the step.
     binding: str
 
 
 class ServedPlanBody(PlanBody):
     """The answer of /v1/plan."""
 
-    #: Of one token.
+    #: The prediction for a step of one token.
     step: StepBody
 
 
 class LastStep(Told):
-    """What the last step did."""
+    """The figures of the last step."""
 
     duration_s: float
     num_tokens: int
     num_seqs: int
     num_sampled: int
-    #: Bytes of weights read from disk for it.
+    #: Bytes of weights that the step read.
     streamed_bytes: int
-    #: Seconds in which it waited for a layer to arrive.
+    #: Seconds for which the step waited for layers.
     stall_s: float
-    #: What the measured rates allow at best, and what the plan predicts; 0 where nothing was measured.
+    #: The least seconds that the measured rates allow, and the predicted seconds; 0 if no rates are known.
     floor_s: float
     predicted_s: float
     num_fast_forwarded: int
 
 
 class LinkTraffic(Told):
-    """Bytes that went over a link since the start, and the seconds in which it was busy with them."""
+    """The bytes that went over a link since the start, and the seconds for which the link was busy."""
 
     num_bytes: int
     busy_s: float
 
 
 class StatsBody(Told):
-    """The answer of /v1/engine/stats: totals since the start, and how things stand now."""
+    """The answer of /v1/engine/stats: totals since the start, and the present state."""
 
-    #: A clock: differences of two answers over its difference are rates.
+    #: A clock. The rate of a total is its difference between two answers, divided by the clock's difference.
     time_s: float
-    #: The layer that is being computed; null: none.
+    #: The layer that is being computed; null if none is.
     current_layer: int | None
     num_steps: int
     step_seconds: float
@@ -129,14 +128,14 @@ class StatsBody(Told):
     pinned_bytes: int
     unpinned_bytes: int
     last_step: LastStep | None
-    #: By name.
+    #: The traffic of each link, by the link's name.
     links: dict[str, LinkTraffic]
     step_tokens: int
     steps_by_tokens: list[int]
 
 
 class DiskBody(Told):
-    """How fast the file system under a model delivers, and how it has to be asked."""
+    """The read rate of the file system under a model, and the size and number of reads that reach it."""
 
     read_gbps: float
     block_bytes: int
@@ -172,5 +171,5 @@ class HardwareBody(Told):
 
 
 def told(kind: type[BaseModel], value: object, **computed: Any) -> dict[str, Any]:
-    """The fields of `kind` that `value` has as attributes, beside those that are `computed`."""
+    """The fields of `kind`: those in `computed`, and all others from the attributes of `value`."""
     return {name: getattr(value, name) for name in kind.model_fields if name not in computed} | computed

@@ -1,11 +1,10 @@
-"""What a client is told when something goes wrong: always OpenAI's error object, whatever failed.
+"""Errors as clients get them: always OpenAI's error object, whatever failed.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-`message` says what, why and what to do; `type` follows from the status; `param` names the field of
-the request that is at fault; `code` is a stable word for programs. A context overflow also has
-`n_prompt_tokens` and `n_ctx`, as llama-server's has.
-"""
+`message` says what, why and what to do; `type` follows from the status; `param` names the field of the
+request that is wrong; `code` is a stable word for programs. The error of a prompt that is too long also has
+`n_prompt_tokens` and `n_ctx`, as in llama-server."""
 
 from __future__ import annotations
 
@@ -37,13 +36,13 @@ from penstock.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a client may try again, if nothing better is known.
+#: The default of Retry-After, in seconds.
 RETRY_AFTER_S = 5
 
-#: nginx's status for a client that left before its answer; only logs and metrics see it.
+#: nginx's status for a client that left before its answer. Only logs and metrics show this status.
 CLIENT_CLOSED_REQUEST = 499
 
-#: How many wrong fields one message names.
+#: The most wrong fields that one message names.
 MAX_REPORTED_FIELDS = 3
 
 _TYPES = {
@@ -53,7 +52,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-#: Codes for what the router itself refuses.
+#: Codes of errors that the router itself raises.
 _ROUTER_CODES = {
     400: "invalid_json",
     404: "unknown_url",
@@ -61,10 +60,11 @@ _ROUTER_CODES = {
     413: "request_too_large",
 }
 
-#: Characters of a path that was not found.
+#: The most characters of an unknown path that a message shows.
 _MAX_SHOWN = 100
 
-#: pydantic's kinds of errors that have a name at OpenAI. Kinds in "_type" are "invalid_type".
+#: OpenAI's codes for pydantic's kinds of errors. All kinds that end with "_type" have the code
+#: "invalid_type".
 _VALIDATION_CODES = {
     "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
@@ -87,7 +87,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(HTTPException):
-    """An answer other than success. Raise it from wherever a request turns out to be impossible."""
+    """An error answer. Any code that finds a request impossible may raise it."""
 
     def __init__(
         self,
@@ -129,18 +129,18 @@ class ApiError(HTTPException):
 
 
 def unavailable(message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """503, with the time after which to try again."""
+    """An error 503, with the seconds after which to try again."""
     return ApiError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})
 
 
 def internal_error() -> ApiError:
-    """500 for a bug of ours. The client learns nothing of it but that a retry won't help."""
+    """An error 500 for a bug of ours. The client learns only that a retry won't help."""
     message = "The server failed on this request; its log has the details."
     return ApiError(500, message, code="internal_error", headers={"X-Should-Retry": "false"})
 
 
 def api_error(error: Exception) -> ApiError:
-    """What to tell the client about `error`. Anything unforeseen goes to the log and is a 500."""
+    """The error answer for `error`. An unforeseen error goes to the log, and the client gets a 500."""
     match error:
         case ApiError():
             return error
@@ -167,7 +167,8 @@ def api_error(error: Exception) -> ApiError:
             return unavailable(message, "queue_timeout", error.retry_after_s or RETRY_AFTER_S)
         case DeadlineExceeded():
             message = (
-                f"This request was ended: {error}. Ask for fewer tokens, or for more time of the server."
+                f"This request was ended: {error}. Ask for fewer tokens, or raise the server's "
+                "--request-timeout."
             )
             return ApiError(504, message, code="deadline_exceeded", headers={"X-Should-Retry": "false"})
         case NoTokenLeft():
@@ -185,13 +186,13 @@ def api_error(error: Exception) -> ApiError:
 
 
 def routing_error(error: HTTPException, method: str, path: str, known: Sequence[str]) -> HTTPException:
-    """What the router itself refuses, with the way out: the path of `known` that was meant, or the methods
-    that there are."""
+    """An error of the router, with a hint: the path among `known` that was probably meant, or the methods
+    that the path takes."""
     shown = repr(path[:_MAX_SHOWN])[1:-1]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{method} is not allowed for {shown}; it takes {allowed}."
-        if allowed == "GET":  # head_requests.py answers the other
+        if allowed == "GET":  # head_requests.py answers HEAD for all of them
             return HTTPException(405, message, {"Allow": "GET, HEAD"})
     elif error.status_code == 404:
         near = _nearest(path[:_MAX_SHOWN], known)
@@ -203,8 +204,9 @@ def routing_error(error: HTTPException, method: str, path: str, known: Sequence[
 
 
 def _nearest(path: str, known: Sequence[str]) -> str | None:
-    """The route that was probably meant. /v1 does not count, which all have; the last word must be near, too:
-    /v1/conversations is none of ours, and no slip for /v1/completions."""
+    """The route that was probably meant; None if no route is similar. /v1 does not count, since all routes
+    have it. The last word must be similar by itself: /v1/conversations is no misspelling of
+    /v1/completions."""
     near = max(known, key=lambda route: _likeness(path.removeprefix("/v1"), route.removeprefix("/v1")))
     is_near = _likeness(path.removeprefix("/v1"), near.removeprefix("/v1")) >= 0.75
     return near if is_near and _likeness(_last_word(path), _last_word(near)) >= 0.7 else None
@@ -227,7 +229,7 @@ def _from_router(error: HTTPException) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    """Names the fields that are wrong; `param` and `code` are the first one's."""
+    """An error 400 that names the wrong fields. Its `param` and `code` are those of the first field."""
     found: dict[str | None, list[str]] = {}
     errors: list[dict[str, Any]] = list(error.errors())
     for each in errors:
@@ -244,7 +246,7 @@ def _from_validation(error: RequestValidationError) -> ApiError:
 
 
 def _message(error: dict[str, Any]) -> str:
-    """pydantic's own words, but where they say too little."""
+    """pydantic's own message, except where that says too little."""
     match error:
         case {"type": "json_invalid", "loc": (*_, int(position)), "ctx": {"error": reason}}:
             return f"The body is not JSON: {reason} (character {position})."
@@ -255,10 +257,10 @@ def _message(error: dict[str, Any]) -> str:
 
 
 def _field(error: dict[str, Any], body: Any) -> str | None:
-    """The dotted path of the field that an error is about; None if it is about the whole body.
+    """The dotted path of the wrong field; None if the whole body is wrong.
 
-    pydantic's location also holds the names of union members, which mean nothing to a client: only
-    what leads further into the body that was sent is kept.
+    pydantic's location also has names of union members, which mean nothing to a client. The path keeps those
+    steps only that lead into the body as the client sent it.
     """
     if "param" in error.get("ctx", {}):
         return str(error["ctx"]["param"])

@@ -1,4 +1,5 @@
-"""The items of /v1/responses' `input`: messages, calls and their results, thoughts; as turns, too."""
+"""The items of the `input` of /v1/responses (messages, calls, results, reasoning), and the turns that they
+make."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _known(kind: str, *names: str) -> BeforeValidator:
-    """Refuses other names of a `type` and says so."""
+    """A validator of a `type` that refuses other names than `names`."""
 
     def check(value: object) -> object:
         if isinstance(value, str) and value not in names:
-            message = f"{value!r} {kind} are not supported by this server; it takes {', '.join(names)}"
+            message = f"{value!r} {kind} are not supported by this server, which takes {', '.join(names)}"
             raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
         return value
 
@@ -30,7 +31,7 @@ def _known(kind: str, *names: str) -> BeforeValidator:
 
 
 class InputPart(TextOrRefusal):
-    """A piece of an item: text of the client's, or the assistant's as it came."""
+    """A part of an item: the client's text, or the assistant's text as an earlier answer had it."""
 
     type: Annotated[
         Literal["input_text", "output_text", "refusal"],
@@ -93,11 +94,12 @@ class ReasoningPart(Wire):
 
 
 class ReasoningItem(Wire):
-    """What an earlier answer thought: the reasoning_content of the assistant's message that follows."""
+    """The reasoning of an earlier answer. It becomes the reasoning_content of the assistant's next
+    message."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = Field(
-        None, description="Counts where there is no content."
+        None, description="Used if there is no content."
     )
     content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = None
     encrypted_content: Unsupported = None
@@ -131,16 +133,16 @@ Input = Annotated[
 
 
 def _joined(content: str | list[InputPart]) -> str:
-    """Parts joined by line ends, as in chat."""
+    """The text of a content: parts are joined by line ends, as in chat."""
     return content if isinstance(content, str) else "\n".join(part.content for part in content)
 
 
 @dataclass
 class _OpenTurn:
-    """A turn that the following items may be part of."""
+    """A turn to which following items may add."""
 
     role: Role
-    #: None: nothing was said as yet.
+    #: None: the turn has no text yet.
     text: str | None = None
     reasoning: str | None = None
     calls: list[Call] = field(default_factory=list)
@@ -148,7 +150,7 @@ class _OpenTurn:
 
     @property
     def is_thought(self) -> bool:
-        """Reasoning, and nothing said or called as yet."""
+        """Whether the turn has reasoning, and neither text nor calls yet."""
         return self.reasoning is not None and self.text is None and not self.calls
 
     def closed(self) -> Turn:
@@ -157,7 +159,8 @@ class _OpenTurn:
 
 
 def turns_of(items: Iterable[InputItem]) -> list[Turn]:
-    """Calls are part of the assistant's turn before them, and reasoning is of the one behind it."""
+    """The turns that `items` make. Calls belong to the assistant's turn before them, reasoning to the turn
+    behind it."""
     turns: list[_OpenTurn] = []
     for item in items:
         last = turns[-1] if turns else None

@@ -1,4 +1,4 @@
-"""The turns of a conversation, as chat requests bring them."""
+"""The messages of chat requests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock_server.protocol.conversation import Call, Turn
 from penstock_server.protocol.tools import Deprecated, ToolCall
 from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
 
-#: Most parts, or calls, of one message.
+#: The most parts, and the most calls, of one message.
 MAX_PARTS = 1024
 
 
 def _check_part_type(value: object) -> object:
     if isinstance(value, str) and value not in ("text", "refusal"):
-        message = f"{value!r} parts are not supported by this server; it takes text"
+        message = f"{value!r} parts are not supported by this server, which takes text"
         raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
     return value
 
 
 class TextOrRefusal(Wire):
-    """A piece of a message. Its `type` names the one member that it has of the two."""
+    """A part of a message: a text or a refusal. `type` names the member that the part has."""
 
     type: str
     text: Text | None = None
@@ -33,7 +33,9 @@ class TextOrRefusal(Wire):
     def _check_text(self) -> TextOrRefusal:
         is_refusal = self.type == "refusal"
         if (self.text is None) != is_refusal or (self.refusal is None) == is_refusal:
-            raise PydanticCustomError("invalid_part", "a part needs what its type names, and nothing else")
+            raise PydanticCustomError(
+                "invalid_part", "a part needs the member that its type names, and no other"
+            )
         return self
 
     @property
@@ -42,7 +44,7 @@ class TextOrRefusal(Wire):
 
 
 class ContentPart(TextOrRefusal):
-    """Text, or what an assistant said in its stead."""
+    """A part of a chat message: text, or an assistant's refusal."""
 
     type: Annotated[Literal["text", "refusal"], BeforeValidator(_check_part_type)]
 
@@ -57,19 +59,19 @@ MessageContent = Annotated[
 
 
 class Message(Wire):
-    """One turn. The fields of an answer are accepted back, as long as there is nothing in those
-    that we could not hand to the model."""
+    """A message of a chat. A client may send an answer's message back as it came: fields that can't be shown
+    to the model must be empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
-    refusal: Text | None = Field(None, description="Stands for the content where there is none.")
+    refusal: Text | None = Field(None, description="Used as content if there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
-    provider_specific_fields: Any = Field(None, description="Without effect: what LiteLLM adds.")
+    provider_specific_fields: Any = Field(None, description="Without effect; LiteLLM adds it.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = Field(
-        None, description="What an assistant called."
+        None, description="The calls that an assistant made."
     )
     tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
     function_call: Deprecated = None
@@ -90,14 +92,15 @@ class Message(Wire):
 
     @property
     def text(self) -> str:
-        """The content, parts joined by line ends (as vLLM joins them)."""
+        """The content; parts are joined by line ends, as in vLLM."""
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
 
     @property
     def turn(self) -> Turn:
-        """Chat templates know no developers: OpenAI's new name for the system."""
+        """The message as a turn. The role "developer" becomes "system", since chat templates know no
+        developers."""
         return Turn(
             "system" if self.role == "developer" else self.role,
             self.text,

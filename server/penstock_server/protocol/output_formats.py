@@ -1,4 +1,4 @@
-"""The form that an answer shall have: OpenAI's response_format, vLLM's structured_outputs."""
+"""The form that a request demands of its answer: OpenAI's response_format, vLLM's structured_outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _refuse_guided(value: object) -> None:
         )
 
 
-#: vLLM's name for structured_outputs, before 0.12.
+#: A field that vLLM replaced by structured_outputs in 0.12.
 Guided = Annotated[None, PlainValidator(_refuse_guided), WithJsonSchema({"type": "null"})]
 
 
@@ -28,14 +28,14 @@ class TextFormat(Wire):
 
 
 class JsonObjectFormat(Wire):
-    """With a schema, as llama-server and others have it, the same as JsonSchemaFormat."""
+    """Any JSON object. With a schema, as llama-server and others allow, the same as JsonSchemaFormat."""
 
     type: Literal["json_object"]
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class NamedSchema(Wire):
-    """`name` and `strict` change nothing: the answer follows the schema in any case."""
+    """A schema. `name` and `strict` change nothing: the answer always follows the schema."""
 
     name: Text | None = None
     description: Text | None = None
@@ -49,7 +49,7 @@ class JsonSchemaFormat(Wire):
 
 
 class FlatSchemaFormat(Wire):
-    """As in response_format, with the schema's members beside the type."""
+    """The format of /v1/responses: like JsonSchemaFormat, with the schema's members beside the type."""
 
     type: Literal["json_schema"]
     name: Text
@@ -58,13 +58,13 @@ class FlatSchemaFormat(Wire):
     strict: bool | None = None
 
 
-#: Of chat and completions; of /v1/responses.
+#: The formats of chat and completions, and the formats of /v1/responses.
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 AnswerFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat
 
 
 class StructuredOutputs(Wire):
-    """vLLM's. One of the first five says what the answer must be."""
+    """vLLM's field. Exactly one of the first five members says what the answer must be."""
 
     json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
     regex: Text | None = Field(None, description="In Rust's syntax, without look-around.")

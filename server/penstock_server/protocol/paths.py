@@ -1,22 +1,22 @@
-"""Paths that more than their route knows of: those that need no key, and those that users don't ask for."""
+"""Paths that middleware knows: paths that need no API key, and paths that only operators ask for."""
 
 from __future__ import annotations
 
-#: The files of the web page lie below it.
+#: The files of the web page lie below this path.
 UI_PATH = "/ui"
 #: Paths (and what is below them) that need no API key.
 OPEN_PATHS = ("/health", "/ping", "/version")
 METRICS_PATH = "/metrics"
 LOAD_PATH = "/load"
-#: What the engine does at this moment: asked for several times a second by whoever watches.
+#: The engine's counters. The web page asks for them several times a second.
 STATS_PATH = "/v1/engine/stats"
 
 
 def is_open(path: str) -> bool:
-    """Whether everyone may ask for it, without a key: also the page, for which a browser can't send one."""
+    """Whether a path needs no API key. The web page needs none, since a browser can't send a key for it."""
     return path == "/" or any(path == each or path.startswith(each + "/") for each in (*OPEN_PATHS, UI_PATH))
 
 
 def is_operational(path: str) -> bool:
-    """Whether probes and scrapers ask for it, and not users."""
+    """Whether probes and scrapers ask for a path, and not users."""
     return is_open(path) or path in (METRICS_PATH, STATS_PATH, LOAD_PATH)

@@ -1,8 +1,7 @@
-"""What clients may send: the bodies of the two generating routes, as JSON.
+"""The bodies of requests to /v1/completions and /v1/chat/completions.
 
-A field is honoured, or refused by an error that names it; nothing that would change an answer is
-dropped in silence, and an unknown field is refused too. The exceptions are fields that clients send
-as a matter of course and that could not change an answer here. They are accepted without effect:
+A field is honoured, or refused by an error that names the field. An unknown field is refused, too. A few
+fields are accepted without effect: many clients always send them, and they could not change an answer here:
 
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
@@ -12,10 +11,10 @@ as a matter of course and that could not change an answer here. They are accepte
     messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
                                             libraries leave in the messages that they send back
 
-Some fields of vLLM's are accepted only with the value that changes nothing: see Only.
+Some of vLLM's fields are accepted with one value alone, the value that changes nothing: see Only.
 
-`reasoning_effort`, `verbosity` and `chat_template_kwargs` are handed to the model's chat template, the first
-also as `enable_thinking` (false for "none"). A field that is null counts as absent, as at OpenAI. Types are
+`reasoning_effort`, `verbosity` and `chat_template_kwargs` go to the model's chat template; `reasoning_effort`
+also sets `enable_thinking` (false for "none"). A field that is null counts as absent, as at OpenAI. Types are
 strict: "1" is no number.
 """
 
@@ -62,16 +61,16 @@ from penstock_server.protocol.wire import (
     kind_of_text,
 )
 
-#: Most answers to one prompt, as at OpenAI.
+#: The most answers to one prompt, as at OpenAI.
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
-#: The sampler looks at each entry for each token, which takes it 0.1 ms for so many, and 50 ms for a whole
-#: vocabulary. allowed_token_ids is the field for that.
+#: The sampler goes through all entries of logit_bias for each token: 0.1 ms for 1024 entries, 50 ms for a
+#: whole vocabulary. For a bias on most of a vocabulary there is allowed_token_ids.
 MAX_BIASES = 1024
-#: Hardly a context has room for more. So many take 10 ms to read, and 50 ms on /v1/responses, in which nobody
-#: else is served; without a limit it was 20 s.
+#: Few contexts have room for more messages. Reading 4096 messages takes 10 ms, and 50 ms on /v1/responses; in
+#: this time nobody else is served. Without a limit it took up to 20 s.
 MAX_MESSAGES = 4096
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Verbosity = Literal["low", "medium", "high"]
@@ -80,9 +79,9 @@ RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/+=-]{1,128}$")]
 
 
 class StreamOptions(Wire):
-    #: A last chunk without choices tells the usage of the whole request.
+    #: The stream ends with a chunk without choices that has the usage of the whole request.
     include_usage: bool | None = None
-    #: Every chunk tells the usage of its choice so far (vLLM's).
+    #: Every chunk has the usage of its choice so far (vLLM's field).
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -94,7 +93,7 @@ StopStrings = Annotated[
 
 
 class SamplingFields(Wire):
-    """How to choose tokens and when to stop. None is "not said": the model's own default holds."""
+    """The fields that say how to choose tokens and when to stop. None: the model's own default holds."""
 
     stop: StopStrings | None = None
     seed: int | None = None
@@ -135,7 +134,7 @@ class SamplingFields(Wire):
 
 
 class GenerationFields(SamplingFields):
-    """What both routes have in common."""
+    """The fields that both routes have."""
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
     max_tokens: Count | None = None
@@ -148,10 +147,11 @@ class GenerationFields(SamplingFields):
 
     # vLLM's extensions
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Log-probabilities of the prompt's tokens, with so many likeliest ones each."
+        None,
+        description="Log-probabilities of the prompt's tokens, with N likeliest tokens at each position.",
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = Field(
-        None, description="Keep the last so many tokens of the prompt; -1: as many as there is room for."
+        None, description="Keep the last N tokens of the prompt; -1: as many as there is room for."
     )
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = Field(
@@ -160,15 +160,15 @@ class GenerationFields(SamplingFields):
     request_id: RequestId | None = Field(None, description="Part of the answer's id.")
     priority: Priority | None = Field(None, description="Lower runs earlier.")
     cache_salt: CacheSalt | None = Field(
-        None, description="Only prompts with the same one share what was computed."
+        None, description="Only prompts with the same salt share computed keys and values."
     )
 
     truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Where truncate_prompt_tokens cuts: right keeps the first so many."
+        None, description="The side that truncate_prompt_tokens cuts off; right keeps the first N tokens."
     )
     structured_outputs: StructuredOutputs | None = None
 
-    # llama-server's names for two of these
+    # llama-server's names for two members of structured_outputs
     grammar: Text | None = Field(None, description="The same as structured_outputs.grammar.")
     json_schema: dict[str, Any] | None = Field(None, description="The same as structured_outputs.json.")
 
@@ -211,7 +211,7 @@ class GenerationFields(SamplingFields):
         }
         first, *others = [name for name, value in demands.items() if value is not None] or [""]
         if others:
-            raise invalid(others[0], f"not allowed together with {first}; send one")
+            raise invalid(others[0], f"not allowed together with {first}; send one of the two")
         return self
 
     @property
@@ -228,7 +228,7 @@ class GenerationFields(SamplingFields):
 
     @property
     def answer_tokens(self) -> int | None:
-        """Most tokens of an answer, if the request says so."""
+        """The most tokens of an answer; None if the request sets no limit."""
         return self.max_tokens
 
 
@@ -257,8 +257,10 @@ class CompletionRequest(GenerationFields):
     prompt: Prompt = Field(description="Text or token ids; a list of either is several prompts.")
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: int | None = Field(None, description="Only as many as n.")
-    add_special_tokens: bool | None = Field(None, description="Such as a BOS token; true if null.")
+    best_of: int | None = Field(None, description="Accepted only if it equals n.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add special tokens, such as a BOS token, to a text; true if null."
+    )
     suffix: Unsupported = None
 
     @model_validator(mode="after")
@@ -271,12 +273,12 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_prompt_chars(self) -> int:
-        """Of the longest prompt that is text."""
+        """Characters of the longest prompt that is text."""
         return max((len(prompt) for prompt in self.prompts if isinstance(prompt, str)), default=0)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """A single prompt is a list of one."""
+        """The prompts as a list; a single prompt is a list of one."""
         match _kind_of_prompt(self.prompt):
             case "string" | "token_ids":
                 return [self.prompt]  # type: ignore[return-value]
@@ -345,7 +347,7 @@ class ChatCompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _check_tool_messages(self) -> ChatCompletionRequest:
-        """A result must follow the call that it is of, as at OpenAI."""
+        """Raises invalid() for a tool's message without an earlier call, as OpenAI does."""
         wrong = wrong_call(self.as_conversation.turns)
         if wrong is None:
             return self
@@ -371,5 +373,5 @@ class ChatCompletionRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to report per position; None: no log-probabilities at all."""
+        """The number of likeliest tokens at each position; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None

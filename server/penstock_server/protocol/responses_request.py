@@ -1,12 +1,12 @@
-"""What clients may send to POST /v1/responses. The rules are those of requests.py; accepted without effect:
+"""The body of a request to /v1/responses. The rules are those of requests.py. Accepted without effect:
 
-    store      nothing is stored, so that previous_response_id, conversation and background are refused
+    store      nothing is stored; previous_response_id, conversation and background are refused
     user, safety_identifier, service_tier      accounting at OpenAI
     prompt_cache_key, prompt_cache_options, prompt_cache_retention, prompt_cache_breakpoint      hints
     max_tool_calls      counts calls of OpenAI's own tools
-    include      but for message.output_text.logprobs: what the others add to, there is none of here
+    include      except for message.output_text.logprobs; the other values add to items that are never here
     reasoning.summary, reasoning.generate_summary      there are no summaries
-    id, status, phase, annotations, logprobs of input items      what answers of ours carry
+    id, status, phase, annotations, logprobs of input items      our own answers have these fields
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
 
 `metadata` comes back in the answer, as at OpenAI.
@@ -75,12 +75,12 @@ def _refuse_state(value: object) -> None:
         raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
 
 
-#: A field about what OpenAI has stored.
+#: A field that refers to a response or conversation stored at OpenAI.
 Stored = Annotated[None, PlainValidator(_refuse_state), WithJsonSchema({"type": "null"})]
 
 
 class FlatTool(TypedTool, Function):
-    """As in chat, with the function's members beside the type."""
+    """A tool as in chat, with the function's members beside the type."""
 
     type: FunctionType
 
@@ -132,13 +132,15 @@ class ResponsesRequest(SamplingFields):
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
     input: Input = Field(description="Text, or the messages of a conversation.")
     instructions: Text | None = Field(None, description="A system message in front of the input.")
-    max_output_tokens: PositiveCount | None = Field(None, description="Until the context is full if null.")
+    max_output_tokens: PositiveCount | None = Field(
+        None, description="If null, the answer may fill the context."
+    )
     include: list[Includable] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto: drop the oldest turns that the context has no room for."
+        None, description="auto: drop the oldest turns if the context has no room for all."
     )
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -148,7 +150,7 @@ class ResponsesRequest(SamplingFields):
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
     priority: Priority | None = Field(None, description="Lower runs earlier.")
     cache_salt: CacheSalt | None = Field(
-        None, description="Only prompts with the same one share what was computed."
+        None, description="Only prompts with the same salt share computed keys and values."
     )
 
     # not supported
@@ -199,12 +201,12 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def format(self) -> AnswerFormat | None:
-        """What the answer must be."""
+        """The form that the answer must have; None: any text."""
         return self.text.format if self.text else None
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to report per position; None: no log-probabilities at all."""
+        """The number of likeliest tokens at each position; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @cached_property

@@ -11,7 +11,7 @@ from penstock_server.protocol.tools import AllowedToolChoice, Tool, ToolChoice, 
 def tool_offer(
     tools: Sequence[Tool] | None, choice: ToolChoice | None = None, is_parallel: bool | None = None
 ) -> ToolOffer:
-    """None is "not said"."""
+    """The offer of a chat request. None stands for a field that the request leaves out."""
     functions = tuple(tool.function for tool in tools or ())
     names: frozenset[str] = frozenset()
     mode: ToolMode

@@ -1,4 +1,4 @@
-"""What clients send about tools: definitions, the choice among them, calls and results in messages."""
+"""The parts of requests about tools: definitions, the choice among them, calls in messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.wire import Text, Wire
 
-#: Most tools of a request, as at OpenAI.
+#: The most tools of a request, as at OpenAI.
 MAX_TOOLS = 128
 
-#: Of schemas and of arguments; what nests deeper is no honest request, and walking it takes the stack.
+#: The deepest nesting of schemas and of arguments. No honest request nests deeper, and walking deeper JSON
+#: could overflow the stack.
 MAX_DEPTH = 100
 
 #: Keywords of JSON Schema that hold schemas by name.
@@ -32,7 +33,7 @@ _SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties")
 
 def _invalid_schema(reason: str) -> PydanticCustomError:
     return PydanticCustomError(
-        "invalid_schema", "{message}", {"message": f"is no schema of arguments: {reason}"}
+        "invalid_schema", "{message}", {"message": f"is no JSON Schema of arguments: {reason}"}
     )
 
 
@@ -51,16 +52,16 @@ def _items(value: object) -> Iterable[object]:
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """What every model and template relies on. Whether the rest of it can be enforced is only asked where it
-    has to be."""
+    """Checks those parts of a schema that every model and template relies on. Whether a grammar can enforce
+    the schema is checked later, and only for calls that a grammar binds."""
     if is_too_deep(schema):
-        raise _invalid_schema(f"it nests deeper than {MAX_DEPTH} levels")
+        raise _invalid_schema(f"the schema nests deeper than {MAX_DEPTH} levels")
     try:
         json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise _invalid_schema(str(error)) from None
     if schema.get("type", "object") != "object":
-        raise _invalid_schema(f"its type is {schema['type']!r}; arguments are an object")
+        raise _invalid_schema(f"the type is {schema['type']!r}; it must be 'object'")
     for keyword in _SCHEMA_MAPS:
         _check_map(keyword, schema.get(keyword, {}))
     required = schema.get("required", [])
@@ -84,9 +85,9 @@ class Function(Wire):
     name: FunctionName
     description: Text | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = Field(
-        None, description="JSON Schema of the arguments; null: there are none."
+        None, description="JSON Schema of the arguments; null: the function has none."
     )
-    strict: bool | None = Field(None, description="Calls that the model chooses to make keep to the schema.")
+    strict: bool | None = Field(None, description="With tool_choice auto: calls must follow the schema.")
 
 
 def _check_type(value: object) -> object:
@@ -105,7 +106,8 @@ class _Type(Wire):
 
 
 class TypedTool(Wire):
-    """A tool that is no function is refused as what it is, and not for members that it lacks."""
+    """A tool whose type is checked before its other members: for a tool that is no function, the error names
+    the type, and not members that are missing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +127,7 @@ class FunctionRef(Wire):
 
 
 class ToolRef(Wire):
-    """A tool by its name; as `tool_choice`: this one must be called."""
+    """A tool by its name. As `tool_choice`, the model must call this tool."""
 
     type: FunctionType
     function: FunctionRef
@@ -159,9 +161,9 @@ ToolChoice = Annotated[
 
 class CalledFunction(Wire):
     name: Annotated[Text, Field(min_length=1)]
-    #: JSON, as text.
+    #: A JSON object, as text.
     arguments: Text
-    parsed_arguments: Any = Field(None, description="Without effect: what the openai package adds.")
+    parsed_arguments: Any = Field(None, description="Without effect; the openai package adds it.")
 
 
 class ToolCall(Wire):
@@ -170,7 +172,7 @@ class ToolCall(Wire):
     id: Annotated[Text, Field(min_length=1)]
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="Without effect: a leftover of streaming.")
+    index: int | None = Field(None, description="Without effect; a stream's deltas have it.")
 
 
 def _refuse_deprecated(value: object) -> None:
@@ -179,5 +181,5 @@ def _refuse_deprecated(value: object) -> None:
         raise PydanticCustomError("unsupported_parameter", message)
 
 
-#: What tools replaced. Only values that say nothing are accepted.
+#: A field that OpenAI replaced by tools. Only values without a meaning are accepted.
 Deprecated = Annotated[None, PlainValidator(_refuse_deprecated), WithJsonSchema({"type": "null"})]

@@ -1,4 +1,4 @@
-"""What the bodies of requests are made of: strict models, and types with an error of their own."""
+"""The base of the bodies of requests: a strict model, and types whose errors have words of our own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-#: Counts and token ids beyond this are nonsense, and would overflow a 32-bit integer further down.
+#: The largest count or token id. Larger ones make no sense, and would overflow a 32-bit integer in the
+#: engine.
 MAX_INT = 2**31 - 1
 
 
@@ -29,18 +30,19 @@ def _refuse(value: object) -> None:
         raise PydanticCustomError("unsupported_parameter", "not supported by this server")
 
 
-#: A field of OpenAI's that we do not have: only "nothing" is accepted.
+#: A field of OpenAI's that Penstock does not have. Only null and empty values are accepted.
 Unsupported = Annotated[None, PlainValidator(_refuse), WithJsonSchema({"type": "null"})]
 
 
 class Only:
-    """For the type of a field of others' that we do not have: only the values that change nothing."""
+    """A validator for a field of another server that Penstock does not have: it accepts null and the values
+    that change nothing."""
 
     def __init__(self, *neutral: object) -> None:
         self._neutral = neutral
 
     def __call__(self, value: object) -> object:
-        # By type as well: 0 equals False.
+        # The type counts as well, because 0 equals False.
         if value is None or any(value == each and type(value) is type(each) for each in self._neutral):
             return value
         allowed = " or ".join(map(repr, self._neutral))
@@ -53,11 +55,13 @@ OnlyFalse = Annotated[bool | None, BeforeValidator(Only(False))]
 
 
 def _check_text(value: str) -> str:
-    """JSON can hold half a surrogate pair, which is no character and can't be tokenized."""
+    """Refuses half a surrogate pair, which JSON can hold: it is no character and can't be tokenized."""
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise PydanticCustomError("invalid_text", "has a character that is no Unicode") from None
+        raise PydanticCustomError(
+            "invalid_text", "has half a surrogate pair, which is no character"
+        ) from None
     return value
 
 

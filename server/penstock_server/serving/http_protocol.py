@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connections, with an end for those on which no request comes."""
+"""uvicorn's HTTP connections, with a time limit for the head of a request."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-# Either of uvicorn's, by what is installed; both have the same methods.
+# uvicorn has two protocols and takes one by what is installed; both have the same methods.
 _Protocol: Any = AutoHTTPProtocol
 
 
 def http_protocol(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """A connection ends on which no request's head is whole so many seconds after its beginning, or after an
-    answer; 0 is no limit. (uvicorn itself ends those that are silent after an answer, and no others.)"""
+    """A protocol that closes a connection if no complete head of a request has come `head_timeout_s` after
+    the connection began or after the last answer; 0 is no limit. (uvicorn itself closes only connections that
+    are silent after an answer.)"""
 
     class HTTPProtocol(_Protocol):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""The socket that a server listens on, bound before the engine is even imported."""
+"""The socket that a server listens on. It is bound before the engine is imported."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import socket
 
 from penstock.errors import ConfigError
 
-#: Connections that are not established yet; a burst of clients should not be turned away.
+#: The most connections that wait to be accepted: a burst of clients should not be turned away.
 _BACKLOG = 2048
 
-#: Seconds after which a client is gone that takes nothing of what is sent, though its machine may answer.
-#: What it would be sent meanwhile waits in memory.
+#: Seconds after which a client that takes nothing of its answer counts as gone, though its machine may
+#: respond. The answer waits in memory for so long.
 SEND_TIMEOUT_S = 120
-#: Seconds of silence after which a client's machine is asked whether it is still there, and between two
-#: questions.
+#: Seconds of silence before the first keep-alive probe of TCP, and between two probes.
 _PROBE_S = 30
 
 
 def bind(host: str, port: int, send_timeout_s: int = SEND_TIMEOUT_S) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address can't be had.
+    """A listening socket. Raises ConfigError if the address can't be bound.
 
-    Connections that it accepts end when the client's machine does not answer any more, or when the client
-    takes nothing for `send_timeout_s`: the system sees to that, where it can.
-    """
+    The system closes a connection when the client's machine does not respond any more, or when the client
+    takes nothing for `send_timeout_s`, as far as the system has these options."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that name it
-    # (socket.create_server's don't): with it, each answer waits 40 ms for the client's ACK.
+    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that name their
+    # protocol (those of socket.create_server don't). With Nagle's algorithm each answer waits 40 ms for the
+    # client's ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

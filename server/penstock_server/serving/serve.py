@@ -1,11 +1,10 @@
-"""`penstock serve`: one process with one event loop for HTTP and one thread for the engine.
+"""`penstock serve`: one process, with one event loop for HTTP and one thread for the engine.
 
-The port is bound before anything is loaded (listener.py), so that a port in use is told at once and
-/health can tell the progress. A signal ends the process: at once while the model loads, later when the
-requests that run are answered or --shutdown-timeout is over, and a second one at once in any case. A model
-that can't be loaded ends the process with an error; so does an engine that dies later, once its requests
-were told.
-"""
+The port is bound before the model is loaded (listener.py), so that a port in use is an error at once, and
+/health can tell the progress. While the model loads, a signal ends the process at once. Later, a signal ends
+the process when the running requests are answered or --shutdown-timeout is over, and a second signal ends it
+at once. A model that can't be loaded ends the process with an error. An engine that dies does so too, after
+its requests got an error."""
 
 from __future__ import annotations
 
@@ -39,16 +38,16 @@ from penstock_server.telemetry import logs
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for clients to take what is left of their answers after the engine has stopped.
+#: Seconds that clients have, after the engine has stopped, to take the rest of their answers.
 _CLOSE_TIMEOUT_S = 5
 
 
 def serve(settings: Settings, listener: socket.socket) -> int:
-    """Runs until a signal comes, and closes the listener; returns the exit code. What keeps the model from
-    being loaded, or ends the engine later, is in the log."""
+    """Serves until a signal comes, closes the listener, and returns the exit code. The log has the error that
+    kept the model from loading or ended the engine."""
     logs.configure(settings.log_level, settings.log_format)
     _allow_many_connections()
-    # Before uvicorn listens to signals, and after.
+    # These handlers hold before uvicorn sets its own, and after uvicorn has ended.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     with listener:
@@ -60,9 +59,10 @@ def serve(settings: Settings, listener: socket.socket) -> int:
 
 
 def _allow_many_connections() -> None:
-    """The usual soft limit of 1024 descriptors is less than the requests that may wait by default."""
+    """Raises the soft limit of open files to the hard one: the usual 1024 are fewer than the requests that
+    may wait by default."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system may not allow what it says
+    with suppress(ValueError, OSError):  # a system may refuse even its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -71,7 +71,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, and the engine's beginning and end around it."""
+    """uvicorn's server, which also watches the engine and ends with it."""
 
     def __init__(
         self, config: uvicorn.Config, engine: ServedEngine, settings: Settings, drain: Drain, url: str
@@ -85,7 +85,7 @@ class _Server(uvicorn.Server):
         self._is_leaving = False
         self._watch: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
-        #: Why the engine could not be loaded, or died.
+        #: The error that kept the engine from loading or ended it.
         self.failure: EngineDead | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -93,7 +93,8 @@ class _Server(uvicorn.Server):
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def _watch_engine(self) -> None:
-        """Says that the model is ready; ends the process if it can't be loaded, or the engine dies."""
+        """Announces that the model is ready. Ends the process if the model can't be loaded or the engine
+        dies."""
         try:
             await self._engine.wait_until_ready()
             spare_the_collector()
@@ -105,9 +106,9 @@ class _Server(uvicorn.Server):
                 await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
-        for line in plan_table(self._engine.plan()):
+        for line in plan_table(self._engine.loaded.plan()):
             logger.info("%s", line)
-        print(greeting(self._settings, self._engine.model, self._url), flush=True)
+        print(greeting(self._settings, self._engine.loaded.model, self._url), flush=True)
         systemd.notify(systemd.READY)
 
     async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
@@ -115,9 +116,9 @@ class _Server(uvicorn.Server):
         self._drain.begin(refusal)
         systemd.notify(systemd.STOPPING)
         if self._drain.num_open:
-            logger.info("shutting down when all is answered; open requests: %d", self._drain.num_open)
+            logger.info("shutting down when all requests are answered; open: %d", self._drain.num_open)
         if not await self._drain.wait_until_empty(timeout_s):
-            logger.warning("not answered in %g s: open requests: %d", timeout_s, self._drain.num_open)
+            logger.warning("requests that were not answered in %g s: %d", timeout_s, self._drain.num_open)
         self.should_exit = True
 
     def _begin_to_leave(self) -> None:
@@ -126,19 +127,19 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._is_leaving:
-            os._exit(128 + sig)  # whoever sends a second signal does not want to wait
+            os._exit(128 + sig)  # a second signal means: don't wait
         self._is_leaving = True
         if self._engine.status.state == "loading":
-            # Nobody has an answer to lose and all that is written can be gone on with, while a download
-            # can't be told to stop.
+            # No request is lost, and a later start goes on with half-written files. A download could not be
+            # told to stop.
             contextvars.Context().run(logger.info, "ending before the model was loaded")
             os._exit(0)
-        # We are between any two instructions here, maybe a request's, which is not to stand in the log; the
-        # loop calls it when it may touch its own things.
+        # This handler runs between any two instructions, maybe of a request. The empty context keeps that
+        # request's id out of the log; the loop calls _begin_to_leave when its state is consistent.
         self._loop.call_soon_threadsafe(self._begin_to_leave, context=contextvars.Context())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # First of all the engine: that ends the answers which clients still wait for.
+        # The engine stops first: that ends the answers for which clients still wait.
         await self._engine.stop()
         await super().shutdown(sockets)
         for task in (self._watch, self._leaving):
@@ -148,7 +149,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    """Raises EngineDead if that is why it ends."""
+    """Serves until the server ends. Raises EngineDead if the engine's death ended the server."""
     engine = ServedEngine.of(settings)
     drain = Drain()
     config = uvicorn.Config(
@@ -174,21 +175,22 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 
 def spare_the_collector() -> None:
-    """What is there now stays to the end: Python's garbage collector need not look at it again. The objects
-    of torch and transformers are so many that a look at all of them holds everybody up for 0.3 s."""
+    """Takes all present objects out of the reach of Python's garbage collector, since they live to the end.
+    The objects of torch and transformers are so many that looking at all of them stops the process for 0.3
+    s."""
     gc.collect()
     gc.freeze()
 
 
 def address(host: str, port: int, is_https: bool = False) -> str:
-    """As a client on this machine would write it."""
+    """The server's address as a client on this machine writes it."""
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
     scheme = "https" if is_https else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def greeting(settings: Settings, model: ServedModel, url: str) -> str:
-    """What is served where, and how to try it."""
+    """The text on stdout when the model is ready: the addresses, and a command to try."""
     if model.tokenizer.has_chat_template:
         path = "chat/completions"
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}

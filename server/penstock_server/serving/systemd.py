@@ -1,4 +1,4 @@
-"""Tells systemd how the service is: its Type=notify protocol, a datagram per message (man sd_notify)."""
+"""Messages to systemd about the service's state, by its Type=notify protocol (man sd_notify)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPPING = "STOPPING=1"
 
 
 def notify(state: str) -> None:
-    """Sends `state` to the socket in NOTIFY_SOCKET; without one, nobody wants to know."""
+    """Sends `state` to the socket that NOTIFY_SOCKET names. Does nothing without that variable."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""How an entry of settings.py is written: its group, the commands that honour it, how its text is read."""
+"""The functions that make an entry of settings.py: its group, its commands, and how its text is read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from penstock.config import EngineConfig
 from penstock_server.settings.values import parse_bool, parse_int
 
-#: Of a field of EngineConfig's, by its type; others are words.
+#: Type of a field of EngineConfig -> the function that reads its text. Fields of other types are strings.
 _PARSERS: dict[Any, Callable[[str], Any]] = {bool: parse_bool, int: parse_int}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Settings under one heading of --help, and the commands that honour them: no other has their flags."""
+    """Settings under one heading of --help, and the commands that honour them. Other commands don't have
+    their flags."""
 
     heading: str
     commands: tuple[str, ...]
@@ -29,7 +30,7 @@ EVALUATING = (*COMPUTING, "eval")
 MEASURING = (*EVALUATING, "plan", "hardware")
 READING = (*EVALUATING, "convert", "report")
 
-#: In the order of --help.
+#: The groups in the order of --help.
 GROUPS = {
     "model": Group("model", (*READING, "plan")),
     "engine": Group("engine: memory and arithmetic", (*EVALUATING, "plan")),
@@ -53,9 +54,13 @@ def setting(
     secret: bool = False,
     engine_field: str | Callable[[Any], str] | None = None,
 ) -> Any:
-    """A field of Settings. `commands` have the flag, instead of those of the group. `parse` reads the text
-    of a flag or variable (ValueError: not valid). engine_field: the field of EngineConfig that gets the
-    value, or a function that tells it by the value; None: the setting is not the engine's."""
+    """A field of Settings.
+
+    commands: the commands that have the flag; None: those of the group.
+    parse: reads the text of a flag or variable; raises ValueError for an invalid text.
+    engine_field: the field of EngineConfig that gets the value, or a function from the value to that field;
+        None: the setting is not the engine's.
+    """
     metadata = {
         "group": group,
         "commands": commands or GROUPS[group].commands,
@@ -79,9 +84,10 @@ def engine_setting(
     commands: Sequence[str] | None = None,
     metavar: str = "N",
 ) -> Any:
-    """A field of Settings for a field of EngineConfig, whose default and type it has: choices are those of a
-    Literal, and truth values and whole numbers are read as such unless `parse` says how. tell_field: where
-    values of another kind go to another field, what tells that by the value."""
+    """A field of Settings for a field of EngineConfig, with that field's default and type.
+
+    The choices are those of a Literal. Without `parse`, a bool or int field is read as such. tell_field: for
+    a setting whose value decides which field of EngineConfig gets it, the function from value to field."""
     kind = get_type_hints(EngineConfig)[engine_field]
     choices = get_args(kind) if get_origin(kind) is Literal else None
     plain = next((each for each in get_args(kind) if each is not NoneType), kind)

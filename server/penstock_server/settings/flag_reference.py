@@ -2,7 +2,7 @@
 
     python -m penstock_server.settings.flag_reference server/README.md
 
-writes them between the two marks of that file.
+writes them between the two marks in that file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _flag(field: dataclasses.Field[Any]) -> str:
 
 
 def with_flags(readme: str) -> str:
-    """The text with what stands between the marks renewed."""
+    """The text with new tables between the marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{flag_tables()}\n{END}{after}"

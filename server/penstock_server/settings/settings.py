@@ -1,8 +1,8 @@
-"""Settings: everything a user may decide about a server, each thing once.
+"""Settings: everything that a user may decide about a server. Each setting stands here once.
 
 A setting `max_num_seqs` is the flag --max-num-seqs, the variable PENSTOCK_MAX_NUM_SEQS and the key
-max-num-seqs of a file; sources.py reads them, values.py the texts in them. A setting of the engine's is
-an entry here and a field of EngineConfig.
+max-num-seqs of a settings file. sources.py reads these sources, values.py the texts in them. A setting of the
+engine's is an entry here and a field of EngineConfig.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line, the environment and a file said, checked one by one. EngineConfig checks
-    what belongs to the engine when `engine_config` makes one."""
+    """The values of the command line, the environment and the settings file, each checked by itself. The
+    engine's settings are checked when engine_config() makes an EngineConfig."""
 
     model: str = setting(
         "model",
@@ -46,7 +46,7 @@ class Settings:
     )
     revision: str | None = setting("model", "branch, tag or commit on the hub", metavar="NAME")
     offline: bool = setting(
-        "model", "never ask the hub; use what was downloaded before", False, parse=parse_bool
+        "model", "never ask the hub; use files that were downloaded before", False, parse=parse_bool
     )
 
     config: Path | None = setting(
@@ -64,16 +64,17 @@ class Settings:
     )
     convert_to: Path | None = setting(
         "model",
-        "convert the model to this folder first, unless it is there already, and use that: INT8, laid out "
-        "to be streamed",
+        "convert the model to this folder first (INT8, laid out to be streamed), unless that is done, "
+        "and use the folder",
         commands=(*GENERATING, "eval"),
         parse=Path,
         metavar="FOLDER",
     )
     cache_dir: Path = setting(
         "model",
-        "folder of what is kept from run to run, but for models of the hub: measured rates of this machine, "
-        "kernels compiled for its GPU, the random models of bench --shape; default: ~/.cache/penstock",
+        "folder of files that are kept from run to run: measured rates of this machine, kernels compiled for "
+        "its GPU, the random models of bench --shape (models of the hub lie elsewhere); default: "
+        "~/.cache/penstock",
         CACHE_DIR,
         commands=("serve", "batch", "generate", "chat", "plan", "hardware", "bench"),
         parse=Path,
@@ -83,7 +84,7 @@ class Settings:
     max_model_len: int | None = engine_setting(
         "max_model_len",
         "longest sequence in tokens, prompt and answer together; default: the model's own length, "
-        "if its keys and values fit",
+        "if keys and values for it fit",
     )
     max_num_seqs: int = engine_setting("max_num_seqs", "most sequences in a step")
     max_num_batched_tokens: int = engine_setting(
@@ -99,34 +100,36 @@ class Settings:
     )
     enable_prefix_caching: bool = engine_setting(
         "enable_prefix_caching",
-        "keep keys and values of what was computed, while there is room, for prompts that begin alike",
+        "keep computed keys and values while there is room, for prompts that begin alike",
         commands=GENERATING,
     )
     device: DeviceChoice = engine_setting(
-        "device", "what computes: the first GPU, the processor, or a GPU if there is one that can"
+        "device", "what computes: cuda is the first GPU, cpu the processor; auto is a GPU if one is usable"
     )
     host_memory: int | None = engine_setting(
         "host_memory_bytes",
-        "what the engine may take of the host's memory, such as 6GiB; default: what is free, less a tenth; "
-        "layers beyond it are read from disk in each step",
+        "host memory that the engine may take, such as 6GiB; layers that do not fit are read from disk in "
+        "each step; default: the free memory, less a tenth",
         parse=parse_bytes,
         metavar="SIZE",
     )
     device_memory: int | None = engine_setting(
         "device_memory_bytes",
-        "what it may take of the GPU's memory; default: what is free",
+        "GPU memory that the engine may take; default: the free memory",
         parse=parse_bytes,
         metavar="SIZE",
     )
     strict_plan: bool = engine_setting(
-        "strict_plan", "refuse to start where something can't be as it was planned, instead of warning"
+        "strict_plan", "refuse to start, instead of warning, if the memory plan can't be kept"
     )
     kv_tokens: int | None = engine_setting(
-        "num_kv_tokens", "tokens whose keys and values have room; default: by the model and the free memory"
+        "num_kv_tokens",
+        "tokens whose keys and values have room; default: by the model and the free memory",
     )
     kv_cache_memory: int | float | None = engine_setting(
         "kv_cache_bytes",
-        "the same as memory, such as 2GiB, or as a share of what the engine may take, such as 20%",
+        "memory for keys and values, in place of --kv-tokens: a size such as 2GiB, or a share of the memory "
+        "that the engine may take, such as 20%",
         parse=parse_bytes_or_share,
         metavar="SIZE",
         tell_field=lambda value: "kv_cache_share" if isinstance(value, float) else "kv_cache_bytes",
@@ -135,7 +138,7 @@ class Settings:
     block_size: int = engine_setting("block_size", "tokens per block of keys and values, a multiple of 16")
     resident_layers: int | None = engine_setting(
         "num_resident_layers",
-        "layers that stay in memory; the others are read from disk in each step; default: all",
+        "layers that stay in memory, the others are read from disk in each step; default: all that fit",
     )
     activations: Activations = engine_setting(
         "activations",
@@ -145,8 +148,8 @@ class Settings:
     )
     group_size: int | None = engine_setting(
         "group_size",
-        "inputs that share a scale of the weights (32, 64 or 128) where a model is quantized; default: all "
-        "of an output channel's",
+        "when a model is quantized: inputs that share a scale (32, 64 or 128); default: all inputs of an "
+        "output channel",
         commands=(*READING, "plan"),
     )
     threads: int | None = engine_setting(
@@ -154,18 +157,21 @@ class Settings:
     )
     kernels: KernelChoice = engine_setting("kernels", "which kernels compute", commands=MEASURING)
 
-    host: str = setting("server", "address to listen on; 0.0.0.0 is all", "127.0.0.1", metavar="ADDRESS")
+    host: str = setting(
+        "server", "address to listen on; 0.0.0.0 means all addresses", "127.0.0.1", metavar="ADDRESS"
+    )
     port: int = setting("server", "port to listen on; 0 takes a free one", 8000, parse=parse_int)
     root_path: str = setting(
         "server",
-        "path that a proxy has in front of ours, such as /llm; requests may bring it or not",
+        "path that a proxy has in front of the server's paths, such as /llm; requests may have it or not",
         "",
         parse=parse_prefix,
         metavar="PATH",
     )
     served_model_name: tuple[str, ...] = setting(
         "server",
-        "what clients call the model; given several times, answers carry the first; default: MODEL",
+        "name of the model for clients; may be given several times, answers have the first name; default: "
+        "MODEL",
         (),
         commands=("serve", "batch"),
         parse=parse_list,
@@ -175,7 +181,8 @@ class Settings:
     api_key: tuple[str, ...] = setting(
         "security",
         "key that requests must bring as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; may be given "
-        "several times (in the variable: between commas); prefer the variable, others see flags in `ps`",
+        "several times (in the variable: between commas); prefer the variable, since other users see flags "
+        "in `ps`",
         (),
         parse=parse_list,
         metavar="KEY",
@@ -183,28 +190,28 @@ class Settings:
     )
     api_key_file: Path | None = setting(
         "security",
-        "file with such keys, one per line; lines that begin with # are skipped",
+        "file with API keys, one per line; lines that begin with # are skipped",
         parse=Path,
         metavar="FILE",
     )
     open_metrics: bool = setting("security", "/metrics needs no key", False, parse=parse_bool)
     allowed_origin: tuple[str, ...] = setting(
         "security",
-        "web page's origin, such as https://example.org, whose scripts may use the server (CORS); * is all; "
-        "may be given several times",
+        "origin of web pages whose scripts may use the server (CORS), such as https://example.org; * is "
+        "every origin; may be given several times",
         (),
         parse=parse_list,
         metavar="ORIGIN",
     )
     ssl_certfile: Path | None = setting(
-        "security", "certificate (PEM, with its chain): serve https", parse=Path, metavar="FILE"
+        "security", "certificate (PEM, with its chain); the server speaks https", parse=Path, metavar="FILE"
     )
     ssl_keyfile: Path | None = setting(
-        "security", "its private key, unless the certificate's file holds it", parse=Path, metavar="FILE"
+        "security", "private key of the certificate, if --ssl-certfile lacks it", parse=Path, metavar="FILE"
     )
     max_queued_seqs: int = engine_setting(
         "max_queued_seqs",
-        "most sequences that wait beside the max_num_seqs of a step; a request beyond them gets a 503",
+        "most sequences that wait while --max-num-seqs others run; further requests get a 503",
         group="limits",
     )
     max_request_size: int = setting(
@@ -212,55 +219,56 @@ class Settings:
     )
     rate_limit_requests: int = setting(
         "limits",
-        "requests per minute that a client (an API key, or an address without keys) may post; 0 is no limit",
+        "requests per minute that a client may post; a client is an API key, or an address if there are no "
+        "keys; 0 is no limit",
         0,
         parse=parse_int,
     )
     rate_limit_tokens: int = setting(
         "limits",
-        "tokens of prompts and answers per minute that it may have; 0 is no limit",
+        "tokens of prompts and answers per minute that a client may have; 0 is no limit",
         0,
         parse=parse_int,
     )
     queue_timeout: float = setting(
         "limits",
-        "seconds from its arrival after which a request that no step has begun gets a 503; 0 is no limit",
+        "a request that no step has begun so many seconds after it arrived gets a 503; 0 is no limit",
         0.0,
         parse=parse_seconds,
         metavar="SECONDS",
     )
     request_timeout: float = setting(
         "limits",
-        "seconds from its arrival after which a request that is not answered gets a 504, or an error in "
-        "its stream; 0 is no limit",
+        "a request that is not answered so many seconds after it arrived gets a 504, or an error in its "
+        "stream; 0 is no limit",
         0.0,
         parse=parse_seconds,
         metavar="SECONDS",
     )
     request_body_timeout: float = setting(
         "limits",
-        "seconds in which a request's head must have come, and then its body; 0 is no limit",
+        "seconds within which the head of a request must come, and then its body; 0 is no limit",
         60.0,
         parse=parse_seconds,
         metavar="SECONDS",
     )
     sse_keep_alive: float = setting(
         "server",
-        "seconds of silence in a stream before a comment keeps the connection alive; 0 is never",
+        "seconds of silence in a stream after which a comment keeps the connection alive; 0 is no comments",
         10.0,
         parse=parse_seconds,
         metavar="SECONDS",
     )
     tool_call_parser: ParserChoice = setting(
         "server",
-        "the format of the model's tool calls: the one that its chat template speaks of, a certain "
-        "one, or none, which leaves calls in the text",
+        "format of the model's tool calls; auto: the format that the chat template uses; none: calls stay in "
+        "the text",
         "auto",
         choices=get_args(ParserChoice),
     )
     enable_force_include_usage: bool = setting(
         "server",
-        "every stream tells the usage with each chunk and at its end, whatever its stream_options say",
+        "every stream has the usage in each chunk and at its end, whatever its stream_options say",
         False,
         parse=parse_bool,
     )
@@ -274,8 +282,8 @@ class Settings:
     ui: bool = setting("server", "serve a web page at /", True, parse=parse_bool)
     scheduling_policy: SchedulingPolicy = setting(
         "server",
-        "who comes next: by arrival and clients' shares (fcfs), or before that by the requests' own "
-        "priority, where clients can be trusted with it",
+        "which request comes next; fcfs: by arrival and by clients' shares; priority: first by the requests' "
+        "own priority, for clients that can be trusted with it",
         "fcfs",
         commands=("serve", "batch"),
         choices=get_args(SchedulingPolicy),
@@ -295,7 +303,7 @@ class Settings:
     )
     log_format: str = setting(
         "logging",
-        "lines for people, or an object per line for programs",
+        "text: lines for people; json: an object per line, for programs",
         "text",
         choices=("text", "json"),
     )
@@ -314,18 +322,18 @@ class Settings:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.ssl_keyfile and not self.ssl_certfile:
-            raise ConfigError("--ssl-keyfile is the key of a certificate: name that with --ssl-certfile")
+            raise ConfigError("--ssl-keyfile needs its certificate: add --ssl-certfile FILE")
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model; the first is its name in answers. A model that was given
-        as a path is called by the folder's name: clients have no business with paths."""
+        """The model's names for clients; answers have the first one. A model given as a path has the folder's
+        name: clients need not know paths of the server."""
         is_path = self.model.startswith(("/", "."))
         own_name = Path(self.model).resolve().name if is_path else self.model
         return self.served_model_name or (own_name,)
 
     def engine_config(self) -> EngineConfig:
-        """Raises ConfigError for values that the engine refuses."""
+        """The engine's settings. Raises ConfigError for values that the engine refuses."""
         values = {}
         for field in dataclasses.fields(self):
             if (name := field.metadata["engine_field"]) is not None:

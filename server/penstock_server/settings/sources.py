@@ -1,10 +1,10 @@
-"""Where settings come from: a flag wins over a variable, a variable over a key of the --config file, that
-over the default. Reads the environment; of Penstock's settings, nothing else does.
+"""The sources of settings: a flag wins over a variable, a variable over a key of the --config file, a key
+over the default. Only this file reads Penstock's settings from the environment.
 
-A flag stands on the commands that honour it; a variable or key may be set for all of them. A PENSTOCK_*
-variable that is no setting is an error, because it is a typing mistake; only those of the client library,
-and those that Kubernetes sets for a service called "penstock", are left alone. So is an unknown key.
-"""
+A flag belongs to the commands that honour it; a variable or key may be set for all commands. A PENSTOCK_*
+variable that is no setting is an error, because it is most likely a misspelling, and so is an unknown key.
+The variables of the client library, and those that Kubernetes sets for a service called "penstock", are left
+alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ PREFIX = "PENSTOCK_"
 
 _NOT_OURS = re.compile(r"PENSTOCK_(BASE_URL|SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)")
 
-#: What TOML may hold for a setting, by the function that reads its text; all others are strings.
+#: Function that reads a setting's text -> the TOML types that the setting may have, in words. Settings with
+#: other functions are strings.
 _TOML_TYPES: dict[Callable[[str], Any], dict[type, str]] = {
     parse_bool: {bool: "true or false"},
     parse_int: {int: "a whole number"},
@@ -44,7 +45,7 @@ _TOML_TYPES: dict[Callable[[str], Any], dict[type, str]] = {
 
 
 def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
-    """Adds the settings that the command honours. What is not on the command line stays unset."""
+    """Adds the flags of the settings that the command honours. A flag that is not given stays unset."""
     for name, group in GROUPS.items():
         section = parser.add_argument_group(group.heading)  # an empty one is not shown
         for field in dataclasses.fields(Settings):
@@ -55,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
 def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], command: str) -> None:
     info = field.metadata
     options: dict[str, Any] = {"help": flag_help(field).replace("%", "%%"), "default": argparse.SUPPRESS}
-    if field.name == "model" and command != "batch":  # that has files instead
+    if field.name == "model" and command != "batch":  # batch has files as arguments, and --model
         section.add_argument("model", nargs="?", metavar=info["metavar"], **options)
         return
     flags = ["--" + field.name.replace("_", "-"), *info["aliases"]]
@@ -70,7 +71,7 @@ def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], c
 
 
 def flag_help(field: dataclasses.Field[Any]) -> str:
-    """The meaning, with the default if the words don't tell it."""
+    """A setting's help, with the default if the help itself does not tell it."""
     text = str(field.metadata["help"])
     has_plain_default = field.default not in (None, (), False, "", 0) and not isinstance(field.default, Path)
     return f"{text} (default: {_shown(field)})" if has_plain_default else text
@@ -84,15 +85,15 @@ def _shown(field: dataclasses.Field[Any]) -> str:
 
 
 def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` with its message intact: argparse would say "invalid parse_bytes value"."""
+    """`parse` for argparse, with its own error message: argparse would say "invalid parse_bytes value"."""
 
     def convert(text: str) -> Any:
         try:
             value = parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        if value == ():  # a variable of the shell that was not set, most likely: a server without a key
-            raise argparse.ArgumentTypeError("it is empty")
+        if value == ():  # most likely an unset variable of the shell; the server would run without a key
+            raise argparse.ArgumentTypeError("the value is empty")
         return value
 
     return convert
@@ -106,7 +107,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not name.startswith(PREFIX) or _is_not_ours(name, text):
             continue
         if name not in fields:
-            raise ConfigError(f"{name} is no setting of Penstock; `penstock serve --help` has all")
+            raise ConfigError(f"{name} is no setting of Penstock; `penstock serve --help` lists all settings")
         values[fields[name].name] = _read_text(name, text, fields[name])
     return values
 
@@ -128,7 +129,8 @@ def _is_not_ours(name: str, text: str) -> bool:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file. Raises ConfigError for one that can't be read, a wrong key or value."""
+    """The settings in a TOML file. Raises ConfigError for an unreadable file, a wrong key or a wrong
+    value."""
     try:
         with path.open("rb") as file:
             entries = tomllib.load(file)
@@ -141,7 +143,9 @@ def read_file(path: Path) -> dict[str, Any]:
     for key, value in entries.items():
         name = key.replace("-", "_")
         if name not in fields:
-            raise ConfigError(f"{path}: {key} is no setting of Penstock; `penstock serve --help` has all")
+            raise ConfigError(
+                f"{path}: {key} is no setting of Penstock; `penstock serve --help` lists all settings"
+            )
         if name in values:
             raise ConfigError(f"{path}: {key} is there twice, with dashes and with underscores")
         values[name] = _read_toml(f"{path}: {key}", value, fields[name])
@@ -161,7 +165,7 @@ def _read_toml(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
 def make_settings(
     arguments: Mapping[str, Any], environ: Mapping[str, str], needs_model: bool = True
 ) -> Settings:
-    """All sources together. Raises ConfigError; unknown arguments are not ours."""
+    """The settings of all sources. Raises ConfigError. `arguments` may hold more than settings."""
     names = {field.name for field in dataclasses.fields(Settings)}
     flags = {
         name: tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What the text of a flag or variable means. Each function raises ValueError, which says what is wrong."""
+"""Functions that read the text of a flag or variable. Each raises ValueError, which says what is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bytes_or_share(text: str) -> int | float:
-    """Bytes as above, or a float between 0 and 1 from "20%"."""
+    """Bytes as parse_bytes() reads them, or from "20%" a float between 0 and 1."""
     number = text.strip().removesuffix("%")
     if number == text.strip():
         return parse_bytes(text)
@@ -39,7 +39,7 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Words between commas."""
+    """The words between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -61,7 +61,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_prefix(text: str) -> str:
-    """ "/llm" of "/llm/". Raises ValueError for what is no path."""
+    """A path without its last slash: "/llm" from "/llm/". Raises ValueError for a text that is no path."""
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", text):
-        raise ValueError(f"{text!r} is no path to stand in front of others; write one like /llm")
+        raise ValueError(f"{text!r} can't stand in front of paths; write something like /llm")
     return text.rstrip("/")

@@ -1,4 +1,4 @@
-"""The engine's totals as Prometheus' series, read when somebody asks."""
+"""The engine's totals as Prometheus' series, read at each request of /metrics."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from penstock_server.protocol.engine_bodies import LinkTraffic, StatsBody
 
 
 def vllm_labels(model_name: str) -> dict[str, str]:
-    """What vLLM's series have; we have one engine."""
+    """The labels of vLLM's series. Penstock has one engine, number 0."""
     return {"model_name": model_name, "engine": "0"}
 
 
 class EngineCollector(Collector):
-    """There is nothing before the engine is ready."""
+    """The series of the engine. There are none before the engine is ready."""
 
     def __init__(self, model_name: str, engine: ServedEngine) -> None:
         self._model_name = model_name
@@ -35,7 +35,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         if not self._engine.is_ready:
             return
-        snapshot = self._engine.snapshot()
+        snapshot = self._engine.loaded.snapshot()
         now = snapshot.stats
         used = now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0
         yield self._gauge("vllm:num_requests_running", "Sequences in the batch", now.num_running)
@@ -62,16 +62,16 @@ class EngineCollector(Collector):
         for name, text, value in (
             (
                 "vllm:prompt_tokens",
-                "Prompt tokens, of them also those that were found in the cache",
+                "Prompt tokens, including those that were found in the cache",
                 now.prompt_tokens,
             ),
             ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache", now.prefix_cache_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found there", now.prefix_cache_hits),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the cache", now.prefix_cache_hits),
             ("vllm:prompt_tokens_cached", "Prompt tokens not computed again", now.prefix_cache_hits),
             (
                 "penstock:fast_forwarded_tokens",
-                "Of them, forced by a grammar, without a step of their own",
+                "Generated tokens that a grammar forced, without a step of their own",
                 now.fast_forwarded_tokens,
             ),
             ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
@@ -80,7 +80,7 @@ class EngineCollector(Collector):
             ("penstock:stall_seconds", "Seconds waiting for layers", now.stall_seconds),
             (
                 "penstock:floor_seconds",
-                "Seconds that steps take at best, by measured rates",
+                "Least seconds that steps could take, by measured rates",
                 now.floor_seconds,
             ),
             ("penstock:predicted_seconds", "Seconds that the plan expected", now.predicted_seconds),
@@ -96,8 +96,8 @@ class EngineCollector(Collector):
             yield counter
 
     def _waiting_by_reason(self, now: StatsBody) -> Metric:
-        """vLLM tells those that wait for a LoRA adapter or a transfer from those that wait for room; here all
-        wait for room."""
+        """Waiting sequences by vLLM's reasons. "deferred" sequences wait for a LoRA adapter or a transfer at
+        vLLM; here all sequences wait for room ("capacity")."""
         labels = self._labels("vllm:")
         name = "vllm:num_requests_waiting_by_reason"
         gauge = GaugeMetricFamily(name, "Sequences waiting, by reason", labels=[*labels, "reason"])
@@ -125,14 +125,14 @@ class EngineCollector(Collector):
             "cache_dtype": snapshot.kv_dtype,
             "num_gpu_blocks": str(num_blocks),
             "kv_cache_size_tokens": str(num_tokens),
-            # So many sequences of the greatest length fit at a time.
+            # The number of sequences of the greatest length that fit at a time.
             "kv_cache_max_concurrency": f"{num_tokens / snapshot.max_model_len:.2f}",
         }
         info.add_metric([*labels.values()], facts)
         return info
 
     def _links(self, links: dict[str, LinkTraffic]) -> Iterable[Metric]:
-        """Bytes / busy seconds is a link's rate."""
+        """The traffic of each link. A link's rate is bytes / busy seconds."""
         labels = ["model_name", "link"]
         moved = CounterMetricFamily("penstock:link_bytes", "Bytes of weights over a link", labels=labels)
         busy = CounterMetricFamily("penstock:link_busy_seconds", "Seconds a link was in use", labels=labels)

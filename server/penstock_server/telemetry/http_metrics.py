@@ -1,7 +1,7 @@
-"""Counts of HTTP requests, under the names that FastAPI's usual instrumentation (and so vLLM) gives them.
+"""Counts of HTTP requests, under the names of FastAPI's usual instrumentation, which vLLM has as well.
 
-Label values are bounded: whatever clients send, they can't make new series. `handler` is a route and not a
-path ("none" for paths without one), `status` a class such as "2xx".
+The values of labels are bounded: clients can't make new series, whatever they send. `handler` is a route and
+not a path ("none" for a path without a route), `status` a class such as "2xx".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HttpMetrics:
         )  # fmt: skip
 
     def observe(self, scope: Scope, status: int, duration_s: float) -> None:
-        """Call it when the request is over; status 0: nothing was answered."""
+        """Counts a request that is over. status 0: the request got no answer."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
         handler = route_of(scope) or "none"
         self._requests.labels(method, f"{status // 100}xx" if status else "none", handler).inc()
@@ -37,8 +37,8 @@ class HttpMetrics:
 
 
 def route_of(scope: Scope) -> str | None:
-    """The route's path, with placeholders; None for paths without one. A route that is there with and
-    without /v1 does not know its prefix."""
+    """The path of a request's route, with placeholders; None without a route. A route that exists with and
+    without /v1 does not know by which path it was asked, so that /v1 is added here."""
     path: str | None = getattr(scope.get("route"), "path", None)
     if path is None:
         return None

@@ -1,6 +1,6 @@
-"""Where log lines go and how they look: one handler on stderr for ours and uvicorn's, text or JSON.
+"""The form of log lines, text or JSON, and the one handler on stderr for our lines and uvicorn's.
 
-A line that belongs to a request carries its id. Prompts and answers are in no line.
+A line about a request has the request's id. No line has a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock_server.telemetry.request_info import current_request
 
-#: What every record has; anything else came as `extra`.
+#: The attributes of every record; any other attribute came as `extra`.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "request_id"}
 
 
@@ -44,8 +44,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object per line: time (ISO 8601, UTC), level, logger, message, request_id, what a line has beside
-    its message (the request's method, path, status, seconds and timings), and exception."""
+    """An object per line: time (ISO 8601, UTC), level, logger, message, request_id, exception, and for a line
+    about a request also method, path, status, seconds and timings."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -1,7 +1,7 @@
-"""What GET /metrics exports: how long requests took as clients saw it; beside it the engine's totals
-(engine_metrics.py) and HTTP's (http_metrics.py).
+"""The series of GET /metrics: times of requests as clients see them. The engine's totals (engine_metrics.py)
+and those of HTTP (http_metrics.py) are added here.
 
-Names, labels and buckets are vLLM's, so that its dashboards work; what only Penstock has begins with
+Names, labels and buckets are vLLM's, so that its dashboards work. Series that only Penstock has begin with
 `penstock:`. Prometheus appends `_total` to counters.
 """
 
@@ -40,7 +40,7 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class RequestMetrics:
-    """Histograms over requests. An AnswerTimer feeds them."""
+    """Histograms over requests. An AnswerTimer adds to them."""
 
     def __init__(self, model_name: str, engine: ServedEngine) -> None:
         self._labels = vllm_labels(model_name)
@@ -49,7 +49,9 @@ class RequestMetrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.http = HttpMetrics(self.registry)
-        self.latency = self._histogram("e2e_request_latency_seconds", "Whole request", _LATENCY_S)
+        self.latency = self._histogram(
+            "e2e_request_latency_seconds", "Seconds of a whole request", _LATENCY_S
+        )
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S
         )
@@ -57,7 +59,7 @@ class RequestMetrics:
             "inter_token_latency_seconds", "Between two outputs of an answer", _TOKEN_S
         )
         self.per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean of a request after its first", _TOKEN_S
+            "request_time_per_output_token_seconds", "Mean per token of a request, after its first", _TOKEN_S
         )
         self.queue = self._histogram(
             "request_queue_time_seconds", "From arrival to the first step", _LATENCY_S
@@ -80,7 +82,7 @@ class RequestMetrics:
             "request_prefill_kv_computed_tokens", "Prompt length without what was cached", _TOKENS
         )
         self.preemptions = self._histogram(
-            "request_num_preemptions", "How often an answer had to give way", _PREEMPTIONS
+            "request_num_preemptions", "Preemptions of an answer", _PREEMPTIONS
         )
         self._params_n = self._histogram("request_params_n", "Choices asked for", _CHOICES)
         self._params_max_tokens = self._histogram(
@@ -99,7 +101,7 @@ class RequestMetrics:
         return Counter(f"vllm:{name}", text, [*self._labels, label], registry=self.registry)
 
     def observe_params(self, params: Sequence[SamplingParams]) -> None:
-        """What a request asked for: one element per choice."""
+        """Counts what a request asks for. params: one element for each choice."""
         self._params_n.observe(len(params))
         if params and params[0].max_tokens is not None:
             self._params_max_tokens.observe(params[0].max_tokens)
@@ -108,7 +110,7 @@ class RequestMetrics:
         self._success.labels(**self._labels, finished_reason=reason).inc()
 
     def count_rejected(self, reason: str) -> None:
-        """reason: the code that the client is told."""
+        """reason: the code of the error that the client gets."""
         self._rejections.labels(**self._labels, reason=reason).inc()
 
     def render(self) -> bytes:
@@ -117,10 +119,10 @@ class RequestMetrics:
 
 
 class AnswerTimer:
-    """Measures one answer and notes its times with the request."""
+    """Measures the times of one answer, and notes them in the request's RequestInfo."""
 
     def __init__(self, metrics: RequestMetrics, arrival: float) -> None:
-        """arrival: when the engine was asked, on the monotonic clock."""
+        """arrival: the time at which the engine was asked, by the monotonic clock."""
         self._metrics = metrics
         self._times = AnswerTimes(arrival)
         self._is_finished = False
@@ -128,7 +130,7 @@ class AnswerTimer:
             request.answers.append(self._times)
 
     def record(self, output: RequestOutput) -> None:
-        """Call it with each output as it comes."""
+        """Notes an output at the moment when it comes."""
         now, times = time.monotonic(), self._times
         times.started = output.started
         times.num_output_tokens = output.num_output_tokens
@@ -162,13 +164,13 @@ class AnswerTimer:
                 metrics.per_token.observe((times.last - times.first) / (output.num_output_tokens - 1))
 
     def fail(self, error: PenstockError) -> None:
-        """The answer ends with an error."""
+        """Notes that the answer ends with an error."""
         if isinstance(error, QueueTimeout):
             self._metrics.count_rejected("queue_timeout")
         self.close("error")
 
     def close(self, reason: str) -> None:
-        """The answer ends here for `reason` ("abort", "error"), unless it has ended by itself."""
+        """Notes that the answer ends for `reason` ("abort", "error"), unless it has ended already."""
         if not self._is_finished:
             self._is_finished = True
             self._metrics.count_finished(reason)

@@ -1,8 +1,8 @@
-"""What is known about the HTTP request that is being answered: for logs, traces, limits and the engine.
+"""RequestInfo: the facts about the HTTP request that is being answered, for logs, traces, limits and the
+engine.
 
-It lies in a context variable, so that it need not be handed through every function between the socket and
-the engine; each request has a task, and so a context, of its own.
-"""
+The RequestInfo lies in a context variable, so that functions between the socket and the engine need not pass
+it on. Each request has a task of its own, and so a context of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 @dataclass
 class AnswerTimes:
-    """When one answer (a choice for a prompt) got how far; seconds of the monotonic clock."""
+    """The times of one answer (one choice for one prompt), in seconds of the monotonic clock."""
 
     arrival: float
-    #: When its first step began, its first token came, and its last one.
+    #: The times at which the first step began, the first token came, and the latest token came.
     started: float | None = None
     first: float | None = None
     last: float | None = None
@@ -34,7 +34,8 @@ class AnswerTimes:
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """Seconds from a request's arrival until which it must have begun to be computed, and must have ended."""
+    """Seconds from a request's arrival within which its computation must begin (queue_s), and must end
+    (total_s)."""
 
     queue_s: float | None = None
     total_s: float | None = None
@@ -43,17 +44,17 @@ class TimeLimits:
 @dataclass
 class RequestInfo:
     request_id: str
-    #: Whose limits and share it counts against: a digest of the API key, or the address.
+    #: The client to whose limits and share the request counts: a digest of the API key, or the address.
     client: str = ""
     limits: TimeLimits = TimeLimits()
-    #: On the monotonic clock.
+    #: Seconds of the monotonic clock.
     arrival: float = field(default_factory=time.monotonic)
-    #: Tokens of its prompts, each prompt counted once.
+    #: Tokens of the request's prompts, each prompt counted once.
     num_prompt_tokens: int = 0
     answers: list[AnswerTimes] = field(default_factory=list)
 
     def engine_options(self) -> dict[str, Any]:
-        """Fields of a GenerationRequest."""
+        """The fields of a GenerationRequest that follow from the HTTP request."""
         options: dict[str, Any] = {"client": self.client}
         for name, limit_s in (("start_by", self.limits.queue_s), ("finish_by", self.limits.total_s)):
             if limit_s is not None:
@@ -65,8 +66,8 @@ class RequestInfo:
         return sum(answer.num_output_tokens for answer in self.answers)
 
     def timings(self) -> dict[str, float | int]:
-        """For a log line: tokens, the longest wait in the queue and for a first token; {} for a request that
-        generated nothing."""
+        """The figures of a log line: tokens, the longest wait in the queue, and the longest wait for a first
+        token. {} for a request that generated nothing."""
         if not self.answers:
             return {}
         figures: dict[str, float | int] = {

@@ -1,9 +1,8 @@
-"""A span per request for OpenTelemetry, with the names of its conventions for HTTP and generative AI. Never
-what was asked or answered.
+"""A span per request for OpenTelemetry, named by its conventions for HTTP and generative AI. Spans have
+neither prompts nor answers.
 
-An extra: `pip install 'penstock[otel]'`. The library's own OTEL_* variables hold for all that has no flag:
-OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and so on.
-"""
+Tracing is an extra: `pip install 'penstock[otel]'`. The library's own OTEL_* variables set everything that
+has no flag: OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and so on."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ from penstock.errors import ConfigError
 from penstock_server.telemetry.http_metrics import route_of
 from penstock_server.telemetry.request_info import RequestInfo
 
-#: Seconds that the last spans have to reach the collector when the server ends.
+#: Seconds for the last spans to reach the collector when the server ends.
 _CLOSE_TIMEOUT_S = 5.0
 
 _OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion", "/responses": "chat"}
 
 
 class RequestTracer:
-    """Sends spans to a collector, from a thread of the library's."""
+    """Sends spans to a collector, on a thread of OpenTelemetry's library."""
 
     def __init__(self, endpoint: str, model_name: str) -> None:
-        """endpoint: of OTLP over HTTP, such as http://localhost:4318/v1/traces. Raises ConfigError without
-        the extra."""
+        """endpoint: the address for OTLP over HTTP, such as http://localhost:4318/v1/traces. Raises
+        ConfigError if the extra is not installed."""
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -40,7 +39,7 @@ class RequestTracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
             raise ConfigError(
-                "--otlp-traces-endpoint needs a library that is not here: pip install 'penstock[otel]'"
+                "--otlp-traces-endpoint needs a library that is not installed: pip install 'penstock[otel]'"
             ) from None
         own_name = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "penstock"}
         self._trace = trace
@@ -51,7 +50,8 @@ class RequestTracer:
         self._model_name = model_name
 
     def record(self, scope: Scope, status: int, duration_s: float, info: RequestInfo) -> None:
-        """Call it when the request is over. The client's traceparent makes it part of the client's trace."""
+        """Records the span of a request that is over. If the client sent a traceparent, the span is part of
+        the client's trace."""
         end = time.time_ns()
         trace, route = self._trace, route_of(scope)
         span = self._tracer.start_span(
@@ -69,7 +69,7 @@ class RequestTracer:
         return {"gen_ai.request.model": self._model_name} if info.answers else {}
 
     def close(self) -> None:
-        """Sends what is left, but does not wait long for a collector that is not there."""
+        """Sends the last spans. A collector that does not respond is waited for _CLOSE_TIMEOUT_S only."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)

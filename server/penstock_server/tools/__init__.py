@@ -1,11 +1,12 @@
-"""Tool calling in chat completions.
+"""Tool calling.
 
-request.py       what clients send: tools, tool_choice, calls and results in messages
-use.py           what a request asks for, put together: ToolUse
-templates.py     how a model is shown tools: by its own chat template, or by our description
-schemas.py       what a forced call must look like, as one JSON schema
+use.py           ToolUse: one request's tools, and the parser of its answer
+prompting.py     ToolPrompt: how the prompt shows the tools
+binding.py       ToolBinding: what the tools demand of the answer's tokens
+templates.py     messages and tools for chat templates that know tools, and for those that don't
+schemas.py       the grammars of calls
 reading.py       reads one JSON call of an answer, piece by piece
 parsers.py       finds the calls in an answer, in the format of each family of models
-call_filters.py  which of them are the answer's: the first alone, none twice
+call_filters.py  which of the calls count: the first alone, or none twice
 answering.py     calls as OpenAI's objects, whole and in deltas
 """

@@ -19,7 +19,7 @@ from penstock_server.tools.use import ToolUse
 
 
 class ToolAnswer:
-    """One choice, read as it comes."""
+    """One choice: reads its text as it comes, and collects text and calls."""
 
     def __init__(self, use: ToolUse) -> None:
         """`use` has a parser."""
@@ -31,7 +31,7 @@ class ToolAnswer:
         self._text = ""
 
     def deltas(self, text: str, is_last: bool) -> list[ChatDelta]:
-        """What some more of the answer says."""
+        """The deltas that the next piece of the answer makes. is_last: no more text will come."""
         events = self._parser.feed(text)
         if is_last:
             events += self._parser.finish()
@@ -58,12 +58,13 @@ class ToolAnswer:
         return ChatDelta(tool_calls=[delta])
 
     def _new_id(self, given: str | None) -> str:
-        """The model's own, if it gave one, so that it finds it again."""
+        """A call's id: the one that the model wrote, if any, so that the model finds it again, else a new
+        one."""
         taken = {call.id for call in self._calls}
         return given if given and given not in taken else f"call_{uuid.uuid4().hex[:24]}"
 
     def message(self) -> ChatMessage:
-        """All that was said. Content is null where there are only calls."""
+        """The message with all text and calls. Content is null if there are calls alone."""
         if not self._calls:
             return ChatMessage(content=self._text)
         return ChatMessage(content=self._text or None, tool_calls=self._calls)

@@ -1,4 +1,4 @@
-"""Which of the calls that a parser finds are the answer's."""
+"""Filters of the calls that a parser finds: the first call alone, or no call twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, Text
 
 
 class FirstCall:
-    """Of another parser's calls the first alone."""
+    """Another parser's events, without all calls after the first."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
@@ -29,16 +29,16 @@ class FirstCall:
 
 
 class DistinctCalls:
-    """Of another parser's events those before a call that was made already, to the letter. That one ends the
-    list: a small model that begins to repeat itself does so to the end.
+    """Another parser's events up to the first call that repeats an earlier one to the letter. The repetition
+    ends the list: a small model that begins to repeat itself never stops.
 
-    A call is held back for as long as it may be a repetition.
+    A call is held back for as long as it may become a repetition.
     """
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self._calls: list[tuple[str, str]] = []
-        #: The events of the last call, if it is held back.
+        #: The events of the last call while the call is held back.
         self._held: list[Event] = []
         self.is_over = False
 
@@ -46,7 +46,7 @@ class DistinctCalls:
         return self._filter(self._parser.feed(text))
 
     def finish(self) -> list[Event]:
-        """A call that was cut off is told as far as it came."""
+        """The last events. A call that was cut off is given as far as it came."""
         return [*self._filter(self._parser.finish()), *self._release()]
 
     def _filter(self, events: list[Event]) -> list[Event]:

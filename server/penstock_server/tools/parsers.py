@@ -6,11 +6,10 @@
     Mistral                   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since 2025
                               [TOOL_CALLS]name{...} or [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}, any number
 
-A parser is fed the answer as it comes and returns what is certain; what it returns depends on the whole
-text alone and not on how it was cut. What is no call after all is text; only white space beside calls
-and the formats' own marks are dropped. A call that is cut off ends where the answer does, and one of a list
-that had not come to its arguments is dropped.
-"""
+A parser gets the answer in pieces, and returns the events that are certain. The events depend on the whole
+text alone, and not on how it was cut into pieces. Text that looked like a call and is none is returned as
+text; only white space beside calls and the formats' own marks are dropped. A call that is cut off ends where
+the answer ends; in a list, a call that is cut off before its arguments is dropped."""
 
 from __future__ import annotations
 
@@ -40,13 +39,13 @@ class AnswerParser(Protocol):
     def feed(self, text: str) -> list[Event]: ...
 
     def finish(self) -> list[Event]:
-        """What was held back. To be called once, after the last text."""
+        """The events that were held back. Call finish() once, after the last text."""
         ...
 
 
 class Parser(ABC):
-    """The frame of all parsers: a state is a method that takes what it can from `_pending`, and says whether
-    another may go on with the rest."""
+    """The frame of all parsers. A state is a method that takes what it can from `_pending`, and returns
+    whether the next state may go on with the rest."""
 
     def __init__(self, marker: str = "") -> None:
         self._marker = marker
@@ -55,9 +54,10 @@ class Parser(ABC):
         self._state: Callable[[], bool] = self._in_text
         self._events: list[Event] = []
         self._call = CallReader()
-        #: What to give back as text, in front of it, if the call that is being read is none.
+        #: The text in front of the call that is being read; it is text again if the call turns out to be
+        #: none.
         self._opening = ""
-        #: Whether a call came last, so that white space is no text yet.
+        #: Whether a call came last. White space after a call is no text, unless text follows it.
         self._is_after_call = False
 
     def feed(self, text: str) -> list[Event]:
@@ -77,7 +77,7 @@ class Parser(ABC):
     # -- text -----------------------------------------------------------------------------------
 
     def _in_text(self) -> bool:
-        """Up to the marker, less the white space before it."""
+        """Takes text up to the marker, without the white space before the marker."""
         before, marker, after = self._pending.partition(self._marker) if self._marker else ("", "", "")
         if marker:
             text = before.rstrip()
@@ -129,11 +129,11 @@ class Parser(ABC):
     def _after_call(self) -> bool: ...
 
     def _cut_off(self, text: str) -> None:
-        """The answer ends before it is clear that this is a call."""
+        """Handles an answer that ends before it is clear that `text` is a call."""
         self._give_back(text)
 
     def _give_back(self, text: str = "") -> None:
-        """What was taken for a call is text, and so is what follows, up to the next marker."""
+        """Returns a supposed call as text. What follows it is text too, up to the next marker."""
         self._tell(self._opening + text)
         self._opening = ""
         self._state = self._in_text
@@ -147,7 +147,7 @@ class HermesParser(Parser):
         return self._begin_call()
 
     def _after_call(self) -> bool:
-        """Models forget the closing tag at times."""
+        """Takes the closing tag, which models forget at times."""
         rest = self._pending.lstrip()
         if rest.startswith(TOOL_CALL_END):
             self._pending = rest.removeprefix(TOOL_CALL_END)
@@ -158,7 +158,7 @@ class HermesParser(Parser):
 
 
 class Llama3Parser(Parser):
-    """Without the tag, JSON is a call only if it names a tool: an answer may be JSON of another kind."""
+    """Llama's calls. JSON without the tag is a call only if it names a tool: an answer may be other JSON."""
 
     _SEPARATOR = re.compile(r"\s*;?\s*")
 
@@ -168,7 +168,7 @@ class Llama3Parser(Parser):
         self._state = self._at_start
 
     def _at_start(self) -> bool:
-        """Also after a call: there may be another, with a tag of its own or without."""
+        """The state at the beginning, and after a call: another call may follow, with or without a tag."""
         match = self._SEPARATOR.match(self._pending)
         separator = match[0] if match and self._is_after_call else _leading_whitespace(self._pending)
         rest = self._pending[len(separator) :]
@@ -191,7 +191,7 @@ class Llama3Parser(Parser):
 
 
 class ListParser(Parser):
-    """A list of calls, or one alone, as the whole answer: what a forced call is written as."""
+    """A list of calls, or a single call, as the whole answer: the form of forced calls."""
 
     def __init__(self, marker: str = "") -> None:
         super().__init__(marker)
@@ -219,7 +219,7 @@ class ListParser(Parser):
         return True
 
     def _cut_off(self, text: str) -> None:
-        """What follows a call in a list could have been nothing but another."""
+        """Drops the beginning of a further call in a list: nothing else could have followed."""
         if self._is_after_call:
             self._state = self._in_text
         else:
@@ -239,7 +239,7 @@ class ListParser(Parser):
 
 
 class MistralParser(ListParser):
-    #: Between the marker and the brace that opens the arguments.
+    #: The text between the marker and the brace that opens the arguments.
     _HEAD = re.compile(r"\s*([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*([\w-]{1,64})\s*)?(?:\[ARGS\]\s*)?", re.ASCII)
     _HEAD_CHARACTERS = re.compile(r"[\w.\[\]\s-]*", re.ASCII)
     _MAX_HEAD = 200
@@ -274,7 +274,7 @@ class MistralParser(ListParser):
 
 
 class ArgumentsParser:
-    """The whole answer is the arguments of one call."""
+    """A parser for an answer that is nothing but the arguments of one call."""
 
     def __init__(self, name: str) -> None:
         self._begin: list[Event] = [CallBegin(name)]
@@ -292,6 +292,6 @@ def _leading_whitespace(text: str) -> str:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Characters at the end of `text` that are a beginning of `marker`."""
+    """The number of characters at the end of `text` that are a beginning of `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

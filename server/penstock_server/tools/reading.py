@@ -1,9 +1,8 @@
 """Reads one call, {"name": ..., "arguments": {...}}, from an answer that comes in pieces.
 
-What is told depends on the characters alone, never on how they were cut. Arguments are told as they
-come, which is why nothing can be taken back: a call begins only when its name is known and its
-arguments are, by their first character, an object. Until then it may still turn out to be no call.
-"""
+The events depend on the characters alone, never on how they were cut into pieces. Arguments are passed on as
+they come, so that a call can't be taken back. A call therefore begins only when its name is known and the
+first character of its arguments shows an object. Until then the text may still turn out to be no call."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 
 _WHITESPACE = " \t\r\n"
 _FIRST_OF_VALUE = '"{[-0123456789tfn'
-#: Models were trained on either word.
+#: Models were trained on either key.
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Some of what was said beside calls."""
+    """A piece of the text beside calls."""
 
     text: str
 
@@ -27,13 +26,13 @@ class TextPiece:
 @dataclass(frozen=True)
 class CallBegin:
     name: str
-    #: If the model gave its call one.
+    #: The id that the model wrote; None: it wrote none.
     call_id: str | None = None
 
 
 @dataclass(frozen=True)
 class ArgumentsPiece:
-    """Some of the arguments of the call that began last, as the model wrote them."""
+    """A piece of the arguments of the last call, as the model wrote them."""
 
     text: str
 
@@ -42,7 +41,7 @@ Event = TextPiece | CallBegin | ArgumentsPiece
 
 
 def merge(events: Iterable[Event]) -> list[Event]:
-    """The same with neighbouring pieces as one, and without empty ones."""
+    """The events with neighbouring pieces joined, and without empty pieces."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None
@@ -58,8 +57,8 @@ def merge(events: Iterable[Event]) -> list[Event]:
 
 
 class ValueReader:
-    """Finds where a JSON value ends. Knows strings and brackets and no more, so that a slip within, such as a
-    line end in a string, costs nothing."""
+    """Finds the end of a JSON value. It looks at strings and brackets only, so that a mistake inside, such as
+    a line end in a string, does no harm."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -68,7 +67,7 @@ class ValueReader:
         self._has_begun = False
 
     def feed(self, text: str) -> int | None:
-        """Characters of `text` that belong to the value; None: all, and it goes on."""
+        """The number of characters of `text` that belong to the value; None: all, and the value goes on."""
         for index, character in enumerate(text):
             if not self._has_begun:
                 self._has_begun = True
@@ -99,16 +98,16 @@ class ValueReader:
 
 
 class CallReader:
-    """One call from its opening brace on. Feed it until `is_over`; `is_malformed` then says that what was
-    read is no call, unless one `has_begun`."""
+    """Reads one call from its opening brace on. Feed the reader until `is_over`. Then `is_malformed` says
+    that the text is no call, unless the call `has_begun`."""
 
     def __init__(self, known_names: Collection[str] | None = None) -> None:
-        """known_names: what is not one of these is no call; None: any name will do."""
+        """known_names: a call of another name is no call; None: every name is allowed."""
         self._known_names = known_names
         self.is_over = False
         self.is_malformed = False
         self.has_begun = False
-        #: All that was read.
+        #: The text that was read.
         self.text = ""
         self._awaits = "{"
         self._key = ""
@@ -120,7 +119,7 @@ class CallReader:
         self._events: list[Event] = []
 
     def feed(self, text: str) -> tuple[list[Event], str]:
-        """What the text tells, and what of it is behind the call, once `is_over`."""
+        """The events that `text` makes, and the rest of `text` behind the call, once `is_over`."""
         position = 0
         while position < len(text) and not self.is_over:
             if self._awaits in ("key", "value"):
@@ -135,7 +134,8 @@ class CallReader:
         return events, text[position:]
 
     def _takes_mark(self, character: str) -> bool:
-        """Whether the character, outside keys and values, is one of the object's."""
+        """Takes a character outside of keys and values. Returns False if it is the first character of a key
+        or value, or is wrong."""
         if character in _WHITESPACE:
             return True
         match self._awaits, character:
@@ -187,7 +187,7 @@ class CallReader:
                 self._fail()
 
     def _begins(self) -> bool:
-        """Begins the call here, if its name is known and it has not begun yet."""
+        """Begins the call if its name is known and it has not begun yet; returns whether it did."""
         if self.has_begun or self._name is None:
             return False
         if not self._name or (self._known_names is not None and self._name not in self._known_names):
@@ -208,7 +208,7 @@ class CallReader:
 
 
 def _string(text: str) -> str | None:
-    """The value of a JSON string; None: it is none."""
+    """The value of a JSON string; None: `text` is no JSON string."""
     try:
         value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -217,7 +217,7 @@ def _string(text: str) -> str | None:
 
 
 def _arguments(text: str) -> str | None:
-    """Arguments that are an object, or an object written as a string; none at all is an empty one."""
+    """The arguments: an object, or an object written as a string. null is an empty object."""
     if text.startswith("{"):
         return text
     return "{}" if text == "null" else _string(text)

@@ -1,4 +1,4 @@
-"""What calls must look like, as grammars. JSON Schema in, one schema for all the calls of an answer out."""
+"""Grammars of calls, made of the functions' JSON Schemas: one grammar for all calls of an answer."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from penstock import Grammar
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import TOOL_CALL, TOOL_CALL_END
 
-#: Of a forced list: small models go on and on.
+#: The most calls of a forced list: small models would go on without end.
 MAX_CALLS = 16
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def arguments_schema(function: Function) -> dict[str, Any]:
-    """Of an object."""
+    """The schema of a function's arguments, which is that of an object."""
     return _NO_ARGUMENTS if function.parameters is None else {"type": "object"} | function.parameters
 
 
 def arguments_grammar(function: Function) -> Grammar:
-    """Raises InvalidParameter for a schema that is none."""
+    """The grammar of a function's arguments. Raises InvalidParameter for a wrong schema."""
     return Grammar.json_schema(arguments_schema(function))
 
 
 def calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
-    """{"name": ..., "parameters": ...} of one of the functions, or a list of 1 to MAX_CALLS."""
+    """One call {"name": ..., "parameters": ...} of a function among `functions`, or a list of 1 to MAX_CALLS
+    calls."""
     definitions: dict[str, Any] = {}
     calls = []
     for function in functions:
@@ -42,15 +43,15 @@ def calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
 
 
 def tagged_calls_grammar(functions: Sequence[Function], is_list: bool) -> Grammar:
-    """Any text, in which <tool_call> begins a call of one of the functions as Hermes' models write it. The
-    arguments of those that are not `strict` may be any object. Without `is_list` the first call ends it."""
+    """Any text, in which <tool_call> begins a call of one of the functions, in Hermes' format. The arguments
+    of a function that is not `strict` may be any object. Without `is_list` the first call ends the answer."""
     start = "(trigger call)* TEXT" if is_list else "TEXT | trigger call"
     text = ["TEXT: /(.|\\n)*/", f"trigger[lazy]: TEXT {json.dumps(TOOL_CALL)}"]
     return Grammar.lark("\n".join([f"start: {start}", *text, *_call_rules(functions)]))
 
 
 def calls_or_json_grammar(functions: Sequence[Function], is_list: bool, schema: str) -> Grammar:
-    """Either calls in Hermes' format, as above, or JSON of a schema, which is text."""
+    """Either calls in Hermes' format, as in tagged_calls_grammar(), or JSON that follows `schema`."""
     tag = json.dumps(TOOL_CALL)
     calls = f'{tag} call ("\\n" {tag} call)*' if is_list else f"{tag} call"
     rules = [f"start: {calls} | content", f"content: {_json(schema)}"]
@@ -58,7 +59,7 @@ def calls_or_json_grammar(functions: Sequence[Function], is_list: bool, schema: 
 
 
 def _call_rules(functions: Sequence[Function]) -> list[str]:
-    """`call` is what follows <tool_call>."""
+    """The rules of `call`, the part of a call behind <tool_call>."""
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         schema = (arguments_grammar(function) if function.strict else Grammar.json_object()).text
@@ -69,5 +70,5 @@ def _call_rules(functions: Sequence[Function]) -> list[str]:
 
 
 def _json(schema: str) -> str:
-    """In Lark; without white space, of which a model could write without end."""
+    """A JSON schema in Lark. White space is not allowed: a model could write it without end."""
     return f"%json {json.dumps({'x-guidance': {'whitespace_flexible': False}} | json.loads(schema))}"

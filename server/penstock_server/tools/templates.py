@@ -1,8 +1,8 @@
-"""How a model is shown tools, the calls that it made and their results.
+"""Messages and tools in the form that a model's chat template can show.
 
-A template that knows tools and writes calls in a format that we read gets them as transformers' templates
-expect them. With any other we say in plain words what tools there are, and ask for calls in Hermes' format;
-earlier calls are shown in it too, and results as what the user says.
+A template that knows tools, and writes calls in a format that a parser here reads, gets tools and calls as
+transformers' templates expect them. With any other template a text describes the tools and asks for calls in
+Hermes' format; earlier calls are shown in Hermes' format, too, and results as messages of the user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from penstock_server.tools.parsers import (
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
 
-#: Of calls in XML and of lists of calls between tags: beside them, the marks that we know say something else.
+#: Marks of formats that no parser here reads: calls in XML, and lists of calls between tags. A template with
+#: one of them may use a mark of ours with another meaning.
 _FOREIGN = ("<function=", "<arg_key>", "<invoke", "<tool_calls>")
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -36,15 +37,15 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class ToolStyle:
-    #: Who reads the model's calls; None: nobody does.
+    #: The parser of the model's calls; None: calls stay in the text.
     parser: ParserName | None
     #: Whether the chat template itself shows tools.
     is_native: bool
 
 
 def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
-    """By what the text of a chat template says. A parser that was chosen is taken with any template that
-    shows tools at all."""
+    """The style of a chat template, found in its text. A chosen parser is taken with every template that
+    shows tools."""
     shows_tools = re.search(r"\btools\b", template) is not None
     format = _format_of(template) if choice == "auto" else choice
     is_native = shows_tools and format is not None
@@ -54,7 +55,7 @@ def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
 
 
 def _format_of(template: str) -> ParserName | None:
-    """None: one that no parser here reads."""
+    """The format of calls in a template; None: a format that no parser here reads, or none."""
     if TOOL_CALLS in template:
         return "mistral"
     if any(mark in template for mark in _FOREIGN):
@@ -68,7 +69,7 @@ def _format_of(template: str) -> ParserName | None:
 
 
 def template_tools(tools: Sequence[Function]) -> list[dict[str, Any]]:
-    """All of them with all members: templates rely on it."""
+    """The tools as chat templates expect them. Each has all members: templates rely on them."""
     functions = [
         {
             "name": tool.name,
@@ -81,7 +82,7 @@ def template_tools(tools: Sequence[Function]) -> list[dict[str, Any]]:
 
 
 def native_messages(messages: Sequence[TemplateMessage], parser: ParserName | None) -> list[TemplateMessage]:
-    """With arguments as objects, which is what templates expect, and with a name in each result."""
+    """The messages for a template that knows tools: arguments are objects, and each result has a name."""
     names: dict[str, str] = {}
     shown = []
     for message in messages:
@@ -97,7 +98,8 @@ def native_messages(messages: Sequence[TemplateMessage], parser: ParserName | No
 
 
 def _native_calls(message: TemplateMessage, parser: ParserName | None) -> list[TemplateMessage]:
-    """Llama's templates refuse several calls in a message, so that each gets its own."""
+    """The message with its calls. Llama's templates refuse several calls in a message, so that each call has
+    its own message there."""
     calls = [_native_call(call, parser) for call in message["tool_calls"]]
     if parser != "llama3":
         return [message | {"tool_calls": calls}]
@@ -118,15 +120,15 @@ def _native_call(call: dict[str, Any], parser: ParserName | None) -> dict[str, A
 
 
 def _native_id(call_id: str, parser: ParserName | None) -> str:
-    """Mistral's templates refuse ids that are not nine letters and digits: another gets a stand-in, always
-    the same one."""
+    """The id of a call as the template takes it. Mistral's templates take ids of nine letters and digits
+    only; any other id has a stand-in, always the same one."""
     if parser != "mistral" or re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _parsed(arguments: str) -> Any:
-    """No arguments are an empty object. What a model wrote amiss, or what was cut off, stays as it is."""
+    """The arguments as JSON; an empty text is an empty object. A wrong or cut-off text stays a text."""
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -140,7 +142,7 @@ _EXAMPLE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 
 
 def describe(tools: Sequence[Function], forced: Literal["no", "calls", "call"] | Function) -> str:
-    """What the model is told of its tools, and how to call them."""
+    """The text that describes the tools to the model, and how to call them."""
     lines = [json.dumps(each["function"], ensure_ascii=False) for each in template_tools(tools)]
     match forced:
         case Function(name=name):
@@ -166,8 +168,8 @@ def _tagged(call: str) -> str:
 
 
 def plain_messages(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Calls and results as text, for a template that knows only users and assistants. Results become one
-    message with what the user says next: templates want turns to alternate."""
+    """The messages for a template that knows only users and assistants: calls and results are text. Results
+    and the user's next message become one message, since templates want turns to alternate."""
     shown: list[TemplateMessage] = []
     is_after_result = False
     for message in messages:
@@ -200,24 +202,24 @@ def _plain_calls(message: TemplateMessage) -> TemplateMessage:
 def render_described(
     render: Callable[[list[TemplateMessage]], list[int]], messages: list[TemplateMessage], text: str
 ) -> list[int]:
-    """The prompt with `text` where the template shows it. Raises what `render` does, and InvalidParameter if
-    the template shows it nowhere."""
+    """The prompt with `text` at the first place where the template shows it: the system's message, else the
+    user's first. Raises what `render` raises, and InvalidParameter if the template shows `text` nowhere."""
     without = render(messages)
     for place in (with_system, with_first_user):
         try:
             token_ids = render(place(messages, text))
-        except RequestError:  # many templates refuse a system's message, others leave it out
+        except RequestError:  # some templates refuse a system's message; others leave it out
             continue
         if token_ids != without:
             return token_ids
     message = (
-        "this model's chat template has no place for them: it shows neither tools nor a system's message"
+        "this model's chat template has no place for tools: it shows neither tools nor a system's message"
     )
     raise InvalidParameter("tools", message)
 
 
 def with_system(messages: Sequence[TemplateMessage], text: str) -> list[TemplateMessage]:
-    """`text` at the end of the system's message."""
+    """The messages with `text` at the end of the system's message."""
     if messages and messages[0]["role"] == "system":
         first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
         return [first, *messages[1:]]
@@ -225,7 +227,7 @@ def with_system(messages: Sequence[TemplateMessage], text: str) -> list[Template
 
 
 def with_first_user(messages: Sequence[TemplateMessage], text: str) -> list[TemplateMessage]:
-    """`text` in front of what the user says first: for templates that have no system."""
+    """The messages with `text` in front of the user's first message, for templates without a system."""
     for index, message in enumerate(messages):
         if message["role"] == "user":
             told = message | {"content": f"{text}\n\n{message['content']}"}

@@ -105,7 +105,7 @@ def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path: Path, torn: str) -> Non
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "out"
     path.write_text(text + "and more")
-    with pytest.raises(ConfigError, match="no batch has written"):
+    with pytest.raises(ConfigError, match="no answer of a batch"):
         BatchOutput(path)
     assert path.read_text() == text + "and more"
 

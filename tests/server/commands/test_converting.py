@@ -28,10 +28,10 @@ def test_convert_resume_and_verify(
     assert "read and quantized" in text and "relative error of rounding" in text
     assert f"{len(list(out.glob('*.safetensors')))} files of weights" in text
     assert cli.main(["convert", str(tiny_llama), str(out)]) == 0
-    assert "were there already" in capsys.readouterr().out
+    assert "are from an earlier run" in capsys.readouterr().out
     assert cli.main(["convert", "--verify", str(out)]) == 0
     num_files = len(list(out.iterdir())) - 1  # all but the manifest
-    assert f"{num_files} files are what was written, those beside" in capsys.readouterr().out
+    assert f"{num_files} files have the checksums with which they were written" in capsys.readouterr().out
     (out / "model-layer-00000.safetensors").write_bytes(b"x" * 8)
     assert cli.main(["convert", "--verify", str(out)]) == 1
     assert "model-layer-00000" in capsys.readouterr().err

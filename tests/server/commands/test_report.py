@@ -34,6 +34,6 @@ def test_each_tensor_has_its_line(tiny_llama: Path, capsys: pytest.CaptureFixtur
 
 
 def test_nothing_to_report_and_nothing_to_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert table([]) == ["The checkpoint is INT8 already: nothing is quantized, and nothing lost."]
+    assert table([]) == ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
     assert cli.main(["report", str(tmp_path / "nothing")]) == 1
     assert "penstock:" in capsys.readouterr().err

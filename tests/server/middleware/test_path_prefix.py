@@ -41,7 +41,7 @@ def test_what_the_page_and_the_documentation_find(make_client: MakeClient, engin
 
 @pytest.mark.parametrize("text", ["llm", "/a//b", "/a?b", "/ä", "http://x/"])
 def test_what_is_no_prefix(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="PENSTOCK_ROOT_PATH: .* write one like /llm"):
+    with pytest.raises(ConfigError, match="PENSTOCK_ROOT_PATH: .* write something like /llm"):
         make_settings({"model": "tiny"}, {"PENSTOCK_ROOT_PATH": text})
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "tiny", "--root-path", text])

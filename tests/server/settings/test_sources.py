@@ -165,7 +165,7 @@ def test_every_setting_can_be_in_a_file(tmp_path: Path) -> None:
 def test_an_empty_key_is_an_error_and_not_an_open_server(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings_of("m", "--api-key", "")
-    assert "--api-key: it is empty" in capsys.readouterr().err
+    assert "--api-key: the value is empty" in capsys.readouterr().err
 
 
 def test_help_has_headings() -> None:

@@ -81,11 +81,11 @@ def test_the_parser_is_the_templates(template: str, parser: type) -> None:
 def test_tools_are_shown_once() -> None:
     for template, is_native in ((HERMES, True), (PLAIN, False)):
         use = use_of(template)
-        assert (use.shown_tools is not None) == is_native
-        assert bool(use.description) != is_native
+        assert (use.prompt.shown_tools is not None) == is_native
+        assert bool(use.prompt.description) != is_native
         for off in ({"tool_choice": "none"}, {"tools": None}):
             silent = use_of(template, **off)
-            assert not silent.shown_tools and not silent.description
+            assert not silent.prompt.shown_tools and not silent.prompt.description
 
 
 def test_the_prompt_has_the_description_where_the_template_knows_no_tools() -> None:
@@ -114,39 +114,39 @@ def test_marks_that_are_special_tokens_must_be_in_the_text(tmp_path: Path) -> No
     ):
         special.tool_template = template
         use = ToolUse.of(request(tool_choice=choice).as_conversation.tools, special, "auto")
-        assert use.bind(params).skip_special_tokens == is_skipped
+        assert use.binding.bind(params).skip_special_tokens == is_skipped
 
 
 def test_what_answers_are_bound_to() -> None:
     params = SamplingParams()
-    assert use_of().bind(params).grammar is None
-    assert use_of(tool_choice="none").bind(params).grammar is None
+    assert use_of().binding.bind(params).grammar is None
+    assert use_of(tool_choice="none").binding.bind(params).grammar is None
     for choice in ("required", NAMED):
-        bound = use_of(tool_choice=choice).bind(SamplingParams(grammar=Grammar.json_object()))
+        bound = use_of(tool_choice=choice).binding.bind(SamplingParams(grammar=Grammar.json_object()))
         assert bound.grammar is not None and "weather" in bound.grammar.text or choice == NAMED
         assert bound.grammar != Grammar.json_object()
     strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
-    grammar = use_of(tools=strict).bind(params).grammar
+    grammar = use_of(tools=strict).binding.bind(params).grammar
     assert grammar is not None and grammar.kind == "lark"
-    assert use_of(LLAMA3, tools=strict).bind(params).grammar is None
+    assert use_of(LLAMA3, tools=strict).binding.bind(params).grammar is None
 
 
 def test_calls_or_an_answer_of_a_given_form() -> None:
     params = SamplingParams(grammar=Grammar.json_schema({"enum": ["here"]}))
-    grammar = use_of().bind(params).grammar
+    grammar = use_of().binding.bind(params).grammar
     assert grammar is not None and '"here"' in grammar.text and "<tool_call>" in grammar.text
     regex = SamplingParams(grammar=Grammar.regex("a+"))
     for template, impossible in ((HERMES, regex), (LLAMA3, params), (MISTRAL, params)):
         with pytest.raises(InvalidParameter) as caught:
-            use_of(template).bind(impossible)
+            use_of(template).binding.bind(impossible)
         assert caught.value.param == "tool_choice"
-    assert use_of(tool_choice="none").bind(params).grammar == params.grammar
+    assert use_of(tool_choice="none").binding.bind(params).grammar == params.grammar
 
 
 def test_a_single_call_ends_the_answer_where_a_grammar_can_say_so() -> None:
     for template, is_bound in ((HERMES, True), (PLAIN, True), (LLAMA3, False), (MISTRAL, False)):
         use = use_of(template, parallel_tool_calls=False)
-        assert (use.bind(SamplingParams()).grammar is not None) == is_bound
+        assert (use.binding.bind(SamplingParams()).grammar is not None) == is_bound
 
 
 def test_schemas_are_checked_where_they_bind() -> None:
@@ -154,12 +154,12 @@ def test_schemas_are_checked_where_they_bind() -> None:
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"a": {"not": {}}}}}}
     params = SamplingParams()
     fine = use_of(tools=[*TOOLS, bad], model=model)
-    fine.check(model_of(model), fine.bind(params).grammar)
+    fine.binding.check(model_of(model), fine.binding.bind(params).grammar)
     strict = bad | {"function": bad["function"] | {"strict": True}}  # type: ignore[operator]
     for fields in ({"tools": [*TOOLS, bad], "tool_choice": "required"}, {"tools": [*TOOLS, strict]}):
         use = use_of(model=model, **fields)
         with pytest.raises(InvalidParameter) as caught:
-            use.check(model_of(model), use.bind(params).grammar)
+            use.binding.check(model_of(model), use.binding.bind(params).grammar)
         assert caught.value.param == "tools.2.function.parameters"
 
 

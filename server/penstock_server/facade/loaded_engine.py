@@ -1,0 +1,48 @@
+"""LoadedEngine: an engine whose model is loaded. Requests go in, outputs and snapshots come out."""
+
+from __future__ import annotations
+
+from penstock import AsyncEngine, GenerationRequest, RequestStream, ValidRequest
+from penstock_server.facade.inside import model_of, served_plan_of, snapshot_of
+from penstock_server.facade.model import ServedModel
+from penstock_server.facade.snapshot import EngineSnapshot
+from penstock_server.protocol.engine_bodies import ServedPlanBody
+
+
+class LoadedEngine:
+    """The engine at one moment. The engine may end, so ask ServedEngine.loaded anew for each request."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Raises EngineDead if no model is loaded."""
+        self._queue = engine
+        self._engine = engine.engine
+
+    @property
+    def model(self) -> ServedModel:
+        return model_of(self._engine)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The most sequences in a step."""
+        return self._engine.config.max_num_seqs
+
+    @property
+    def max_requests(self) -> int:
+        """The most requests that may run and wait together."""
+        return self._queue.max_requests
+
+    def validate(self, request: GenerationRequest) -> ValidRequest:
+        """A request that the engine can compute. Raises ContextOverflow and InvalidParameter."""
+        return self._engine.validate(request)
+
+    def submit(self, request: ValidRequest) -> RequestStream:
+        """Queues a request. Raises QueueFull, and EngineDead if the engine has ended."""
+        return self._queue.submit(request)
+
+    def snapshot(self) -> EngineSnapshot:
+        """The engine's counters at this moment."""
+        return snapshot_of(self._engine)
+
+    def plan(self) -> ServedPlanBody:
+        """The memory plan."""
+        return served_plan_of(self._engine)
