@@ -120,7 +120,7 @@ def _number(rope: RopeSpec, name: str, default: float | None = None) -> float:
     value = rope.parameters.get(name)
     value = default if value is None else value  # null in a config stands for the default
     if not isinstance(value, int | float):
-        raise UnsupportedModel(f"rope scaling {rope.scaling!r} in config.json lacks its parameter {name}")
+        raise UnsupportedModel(f"rope scaling {rope.scaling!r} lacks its parameter {name}")
     return float(value)
 
 
