@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from penstock.config import EngineConfig
-from penstock.engine import Engine
 from penstock.engine_thread import EngineStatus
 from penstock.errors import EngineDead, RequestError
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
+from penstock.generation.request_limits import RequestLimits
 from penstock.generation.sequence import FinishReason
 from penstock.memory.cost import UNKNOWN, StepPrediction
 from penstock.memory.plan import LayerPlacement, MemoryPlan
@@ -127,8 +127,8 @@ class FakeModel:
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
-        fake: Any = self
-        return Engine.validate(fake, request)
+        limits = RequestLimits(VOCAB_SIZE, self.max_model_len, is_context_cut=False, grammars=self.grammars)
+        return limits.validate(request)
 
 
 def model_of(fake: FakeModel) -> ServedModel:

@@ -1,11 +1,11 @@
-// The server's HTTP API: addresses, the key, errors, streams. Knows nothing of the page.
+// The server's HTTP API: addresses, the key, errors, streams. This file knows nothing of the page.
 
 import { eventData } from "./sse.js";
 import { recall, remember } from "./storage.js";
 
 const KEY = "penstock.key";
 
-/** What went wrong, in words for people. `status` is 0 where no answer came at all. */
+/** An error, with a message for people. `status` is 0 if no answer came at all. */
 export class ApiError extends Error {
   constructor(message, { status = 0, code = null, retryAfterS = null, detail = {} } = {}) {
     super(message);
@@ -19,7 +19,7 @@ export class ApiError extends Error {
 export const apiKey = () => recall(KEY) ?? "";
 export const setApiKey = (key) => remember(KEY, key || null);
 
-/** Relative to the page, so that a proxy may put everything below a prefix. */
+/** An address relative to the page, so that a proxy may put everything below a prefix. */
 const address = (path) => new URL(path, document.baseURI);
 
 async function send(path, { body, signal } = {}) {
@@ -62,14 +62,14 @@ export async function get(path, signal) {
   return answer.json();
 }
 
-/** {status, loaded_layers, total_layers}; JSON whatever the state is, and no key is asked for. */
+/** {status, loaded_layers, total_layers}. The answer is JSON in every state, and needs no key. */
 export async function health(signal) {
   const answer = await send("health", { signal });
   return answer.json().catch(() => ({ status: "unknown" }));
 }
 
-/** Yields the objects of a streamed answer. Throws ApiError, also for an error event, and where the stream
- * ends before its [DONE]; an AbortError when `signal` says so. */
+/** Yields the objects of a streamed answer. Throws ApiError, also for an error event and for a stream that
+ * ends before its [DONE], and an AbortError when `signal` is aborted. */
 export async function* stream(path, body, signal) {
   const answer = await send(path, {
     body: { ...body, stream: true, stream_options: { include_usage: true } },

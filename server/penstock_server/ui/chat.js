@@ -1,4 +1,4 @@
-// A chat: its messages on the stage, and what can be done with each.
+// A chat: its messages on the stage, and the buttons of each message.
 
 import { addMessage, pathOf, showBranch, siblingsOf } from "./conversation.js";
 import { copyText, element, iconButton } from "./dom.js";
@@ -39,7 +39,7 @@ export class Chat {
   // -- asking ---------------------------------------------------------------------------------
 
   async #answer(question) {
-    // Before anything is added: one conversation has one answer under way.
+    // The check comes before anything is added: a conversation has at most one answer under way.
     if (this.#page.isRunning(this.#conversation)) return;
     const answer = addMessage(this.#conversation, question.id, "assistant", "");
     await this.#stream(answer, { messages: this.#messagesUntil(question) });
@@ -98,7 +98,7 @@ export class Chat {
     }
   }
 
-  /** Shows what came since the last time, of the answer that is being written. */
+  /** Shows the new text of the answer that is being written. */
   grow() {
     const node = this.#conversation.nodes[this.#conversation.leaf];
     const view = this.#views.get(node?.id);
@@ -163,7 +163,7 @@ export class Chat {
 
   #foot(node, view) {
     const isUser = node.role === "user";
-    // Nothing that would move away from the answer that is being written, or throw away a begun edit at its end.
+    // While an answer is written, buttons are off that would leave it, or begin an edit that its end would drop.
     const disabled = this.#page.isRunning(this.#conversation);
     const tools = [
       this.#branches(node, disabled),

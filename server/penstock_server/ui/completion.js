@@ -1,4 +1,4 @@
-// A completion: one paper that the reader and the model write on in turn.
+// A completion: one text on which the reader and the model write in turn.
 
 import { copyText, element } from "./dom.js";
 import { answerFigures } from "./figures.js";
@@ -7,7 +7,7 @@ import { samplingFields } from "./sampling.js";
 import { Reader } from "./spoken.js";
 
 const PATH = "v1/completions";
-/** OpenAI's own default is 16, with which nobody would be content here. */
+/** The default of max_tokens. OpenAI's own default, 16, is too short for the page. */
 const MAX_TOKENS = 128;
 
 export class Completion {
@@ -93,7 +93,7 @@ export class Completion {
     }
   }
 
-  /** Where nobody said how many tokens and there is no room for the usual number: as many as there is. */
+  /** Asks for MAX_TOKENS, unless the reader has set a number. If the context has less room, asks for the room. */
   async #ask(signal, reader) {
     const body = { max_tokens: MAX_TOKENS, ...samplingFields(this.#conversation.settings) };
     try {

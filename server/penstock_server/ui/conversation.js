@@ -1,12 +1,12 @@
-// A conversation: a tree of messages, of which one path is shown. Plain data and functions on it.
+// A conversation: a tree of messages. One path of the tree is shown. Plain data, and functions on the data.
 //
 // {id, title, mode: "chat" | "completion", changed, settings, nodes: {id: node}, leaf, text, before}
 //
 // A node is {id, parent, role: "user" | "assistant", content, reasoning, figures, error}. Editing a message
-// or asking again makes a sibling, so nothing that was said is lost. `text` is the paper of a completion,
-// and `before` what it was before the last one.
+// or asking again makes a sibling, so that no message is lost. `text` is the text of a completion, and
+// `before` that text before the last answer.
 
-/** Begins with a letter: names of digits would not keep their order in an object. */
+/** A new id. It begins with a letter, because an object does not keep the order of keys that are numbers. */
 const makeId = () =>
   `m${Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(36)).join("")}`;
 
@@ -26,7 +26,7 @@ export function newConversation(mode, settings) {
 
 export const isEmpty = (conversation) => conversation.leaf === null && conversation.text === "";
 
-/** From the first message to the one that is shown last. */
+/** The shown messages, from the first to the last. */
 export function pathOf(conversation) {
   const path = [];
   for (let id = conversation.leaf; id !== null; id = conversation.nodes[id].parent)
@@ -34,7 +34,7 @@ export function pathOf(conversation) {
   return path;
 }
 
-/** Adds a message below `parent` (null: the first) and shows it. */
+/** Adds a message below `parent` (null: the message is the first) and shows the message. */
 export function addMessage(conversation, parent, role, content) {
   const node = { id: makeId(), parent, role, content };
   conversation.nodes[node.id] = node;
@@ -48,7 +48,7 @@ export function siblingsOf(conversation, node) {
   );
 }
 
-/** Shows `node` and what was last said after it. */
+/** Shows `node`, and below it the newest messages. */
 export function showBranch(conversation, node) {
   let leaf = node;
   for (
@@ -88,8 +88,8 @@ const SETTINGS = {
   system: "string",
 };
 
-/** What an imported file holds, or null if it is no conversation of ours. Whatever else it has is dropped: the
- * page opens with what was open last, so what it can't show would keep it from ever opening again. */
+/** The conversation in imported data, or null if the data is none of ours. Other fields are dropped: the page
+ * opens the last conversation at its start, so a conversation that it can't show would break it for good. */
 export function readConversation(data) {
   if (typeof data !== "object" || data === null || !["chat", "completion"].includes(data.mode)) return null;
   const nodes = {};
@@ -104,8 +104,8 @@ export function readConversation(data) {
   return { ...newConversation(data.mode, settings), title, nodes, leaf, text };
 }
 
-/** `earlier`: the nodes before it. A parent comes before its child, as it did when they were written: so there
- * are no circles. */
+/** `earlier`: the nodes before this node. A parent has to come before its child, as in exported files, so that
+ * there are no circles. */
 function readNode(data, earlier) {
   const { id, content, role, ...more } = pick(data, NODE);
   if (!/^m\w+$/.test(id) || content === undefined || !["user", "assistant"].includes(role)) return null;
@@ -114,7 +114,7 @@ function readNode(data, earlier) {
   return { id, parent: data.parent, role, content, ...more, figures };
 }
 
-/** The fields of `data` that have the types which `types` gives by name. */
+/** The fields of `data` whose types are those in `types`, by name. */
 function pick(data, types) {
   const found = Object.entries(types).filter(([name, type]) => typeof data?.[name] === type);
   return Object.fromEntries(found.map(([name]) => [name, data[name]]));

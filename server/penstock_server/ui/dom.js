@@ -1,4 +1,4 @@
-// Making elements. Text is always text: nothing here turns a string into HTML.
+// Functions that make elements. Text stays text: no function here turns a string into HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -57,7 +57,7 @@ export function iconButton(name, label, onclick, attributes = {}) {
   );
 }
 
-/** Copies, and says so on the button for a moment. Without a secure context browsers offer no clipboard. */
+/** Copies a text, and says so on the button for a moment. Browsers have a clipboard in a secure context only. */
 export async function copyText(text, button) {
   const before = button.getAttribute("aria-label") ?? button.textContent;
   const say = (words) => {

@@ -1,4 +1,4 @@
-// The stage before the first message: a section through a power station, and some things to ask.
+// The stage before the first message: a drawing of a power station, and some questions to ask.
 
 import { element, svg } from "./dom.js";
 
@@ -24,7 +24,7 @@ export function emptyStage(model, ask) {
   );
 }
 
-/** Reservoir, pipe, turbine. */
+/** A drawing of reservoir, pipe and turbine. */
 function drawing() {
   const line = (d, name) => svg("path", { d, class: name });
   return svg(

@@ -14,7 +14,7 @@ export function bytes(value) {
   return `${value.toFixed(power === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${units[power]}`;
 }
 
-/** Bytes per second, in the units in which disks and links are sold. */
+/** Bytes per second, in decimal units, as for disks and links. */
 export function byteRate(value) {
   return value >= 1e9
     ? `${(value / 1e9).toFixed(value >= 1e10 ? 1 : 2)} GB/s`
@@ -31,7 +31,7 @@ export const count = (number, one, many = `${one}s`) =>
 
 const FINISH = { length: "ended at the limit", stopped: "stopped", tool_calls: "asks for a tool" };
 
-/** One line about an answer: what it took and what it cost. */
+/** One line with the figures of an answer: tokens, time and rate. */
 export function answerFigures(figures) {
   const parts = [];
   if (figures.outputTokens)

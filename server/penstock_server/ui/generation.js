@@ -1,4 +1,4 @@
-// One answer: asks, waits while the server is busy or loading, collects the stream, and measures.
+// One answer: sends the request, waits while the server is busy or loading, collects the stream, and measures.
 
 import { ApiError, health, stream } from "./api.js";
 import { whenAllowed } from "./key.js";
@@ -9,8 +9,8 @@ const WAIT_S = 5;
  * Streams an answer and returns its figures:
  * {promptTokens, outputTokens, firstTokenS, tokensPerS, finish}.
  *
- * onText(text) and onReasoning(text) get what was added; onWait(message | null) what is waited for. Throws
- * ApiError; once `signal` says stop, returns what there is, with finish "stopped".
+ * onText(text) and onReasoning(text) get new text; onWait(message | null) gets the reason for waiting. Throws
+ * ApiError. When `signal` is aborted, returns the figures so far, with finish "stopped".
  */
 export async function generate({ path, body, signal, onText, onReasoning, onWait }) {
   const clock = new Clock();
@@ -39,7 +39,7 @@ async function collect(path, body, signal, clock, onText, onReasoning) {
   }
 }
 
-/** Milliseconds by the page's clock; the tokens are the server's own count. */
+/** The measurement of an answer: times by the page's clock in milliseconds, tokens as the server counts them. */
 class Clock {
   finish = null;
   usage = null;
@@ -71,7 +71,7 @@ class Clock {
   }
 }
 
-/** Does `work`, and again where the server says "later" (503) or asks for a key. Throws anything else. */
+/** Does `work`, and repeats it if the server says "later" or asks for a key. Throws all other errors. */
 async function patiently(work, signal, onWait) {
   for (;;) {
     try {
@@ -85,7 +85,7 @@ async function patiently(work, signal, onWait) {
   }
 }
 
-/** Busy, loading, or over a rate limit; not where only a restart can help. */
+/** Whether the server is busy, loading, or over a rate limit; false if only a restart can help. */
 const isForLater = (error) =>
   error instanceof ApiError &&
   [429, 503].includes(error.status) &&
@@ -108,7 +108,7 @@ async function untilLoaded(signal, onWait) {
   }
 }
 
-/** Throws what `signal` was aborted with. */
+/** Throws the reason for which `signal` was aborted. */
 function pause(ms, signal) {
   return new Promise((resolve, reject) => {
     const end = () => reject(signal.reason);

@@ -1,12 +1,12 @@
-// Asks for the API key when the server does, and once for all who wait.
+// Asks the reader for the API key when the server asks for one: once for all requests that wait.
 
 import { ApiError, apiKey, setApiKey } from "./api.js";
 import { byId } from "./dom.js";
 
 let asking = null;
 
-/** The result of `work`; where it fails for want of a key, of another try with the key that was given. Throws
- * the ApiError 401 if none is. */
+/** The result of `work`. If the key is missing or wrong, `work` is done again with the key that the reader gives.
+ * Throws the ApiError 401 if the reader gives none. */
 export async function whenAllowed(work) {
   for (;;) {
     const key = apiKey();
@@ -14,13 +14,13 @@ export async function whenAllowed(work) {
       return await work();
     } catch (error) {
       if (!(error instanceof ApiError) || error.status !== 401) throw error;
-      // Somebody else may have been given one in the meantime.
+      // Another request may have got a key in the meantime.
       if (apiKey() === key && !(await askForKey())) throw error;
     }
   }
 }
 
-/** True if there is a new one; `isWanted` says that the server asks. */
+/** Returns true if there is a new key. `isWanted`: the server asks for a key. */
 export function askForKey(isWanted = true) {
   asking ??= showDialog(isWanted).finally(() => (asking = null));
   return asking;

@@ -1,9 +1,9 @@
-// Where every byte lies, as `penstock plan` prints it.
+// The memory plan as a table, as `penstock plan` prints it.
 
 import { element } from "./dom.js";
 import { bytes, count, seconds } from "./figures.js";
 
-/** Elements, of what GET /v1/plan answered. */
+/** The elements of the table, made of the answer of GET /v1/plan. */
 export function ledger(plan) {
   const compute = plan.has_gpu ? "GPU" : "RAM";
   const homes = { disk: "disk", host: plan.has_gpu ? "pinned RAM" : "RAM", device: "GPU" };

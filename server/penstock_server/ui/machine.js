@@ -1,5 +1,5 @@
-// Watches the engine: whether it can be reached, how far it has loaded, and what it does. Asks four times a
-// second while something is computed, ever less while nothing is, and not at all while nobody looks.
+// Watches the engine: whether it can be reached, how much is loaded, and what it does. The page asks four times
+// a second while something is computed, less and less often while nothing is, and not at all while it is hidden.
 
 import { apiKey, get, health } from "./api.js";
 import { byId } from "./dom.js";
@@ -22,7 +22,7 @@ export class Machine {
   #delay = BUSY_MS;
   #wake = null;
   #isKnown = false;
-  #refusedKey = null; // the key with which the reader let it rest
+  #refusedKey = null; // the key in use when the reader cancelled the dialog
 
   /** onState(name, words) comes with each change, onModel({id, max_model_len}) once the model is loaded. */
   constructor(onState, onModel) {
@@ -40,7 +40,7 @@ export class Machine {
     }
   }
 
-  /** Look now: something begins. */
+  /** Asks at once, because something begins. */
   wake() {
     this.#delay = BUSY_MS;
     this.#wake?.();
@@ -67,7 +67,7 @@ export class Machine {
     }
   }
 
-  /** What is served here; false while it can't be said. */
+  /** Finds out which model is served; false while the server can't tell. */
   async #learn() {
     const now = await health();
     if (now.status === "loading") {
@@ -95,7 +95,7 @@ export class Machine {
   #show(stats) {
     const isRunning = stats.current_layer !== null || stats.num_running > 0;
     const hasMoved = stats.num_steps !== this.#steps;
-    this.#isKnown = stats.num_steps >= this.#steps; // else it is another process, perhaps with another model
+    this.#isKnown = stats.num_steps >= this.#steps; // fewer steps: another process, maybe another model
     this.#steps = stats.num_steps;
     this.#strip.sample(stats.current_layer, stats.last_step?.duration_s, isRunning);
     this.#readings.show(stats, isRunning || hasMoved);
@@ -113,7 +113,7 @@ export class Machine {
     byId("ledger").hidden = byId("ledger-toggle").hidden = true;
     byId("ledger-toggle").setAttribute("aria-expanded", "false");
     this.#onState(error.status === 401 ? "locked" : "away", words);
-    // A dialog that was cancelled does not come back by itself.
+    // A cancelled dialog does not come back by itself.
     if (error.status === 401) this.#refusedKey = apiKey();
     this.#delay = error.status === 401 ? Infinity : Math.min(AWAY_MS, Math.max(1000, 1.5 * this.#delay));
   }

@@ -1,4 +1,4 @@
-// The page: which conversation is open, what runs, and what the keys and buttons do.
+// The page: the open conversation, the running answers, and the actions of keys and buttons.
 
 import { Chat } from "./chat.js";
 import { Completion } from "./completion.js";
@@ -17,7 +17,7 @@ import { prepareTheme } from "./theme.js";
 const SAVE_EVERY_MS = 1000;
 const isTouched = matchMedia("(pointer: coarse)");
 
-/** What views and lists may ask of the page. */
+/** The page, with the methods that views and lists may call. */
 class Page {
   stage = byId("stage");
   #conversation = store.lastConversation();
@@ -56,7 +56,7 @@ class Page {
     return this.#running.has(conversation.id);
   }
 
-  /** A signal that says when to stop; null if this conversation has an answer under way. */
+  /** A signal by which the answer is stopped; null if this conversation has an answer under way already. */
   begin(conversation) {
     if (this.isRunning(conversation)) return null;
     const controller = new AbortController();
@@ -78,7 +78,7 @@ class Page {
     this.#running.get(id)?.controller.abort();
   }
 
-  /** Something came of an answer: shown with the next frame, kept from time to time. */
+  /** Notes that an answer has new text: it is shown with the next frame, and saved from time to time. */
   grow(conversation) {
     const run = this.#running.get(conversation.id);
     if (run && performance.now() - run.savedAt > SAVE_EVERY_MS) {
@@ -90,12 +90,12 @@ class Page {
     requestAnimationFrame(() => {
       const begun = performance.now();
       if (this.isRunning(this.#conversation)) this.#view.grow();
-      // A long answer takes long to lay out: leave as much time again for everything else.
+      // Laying out a long answer takes long: the page then waits for as long, so that other work gets its turn.
       setTimeout(() => (this.#pending = false), performance.now() - begun);
     });
   }
 
-  /** What an answer waits for; null: nothing any more. */
+  /** Shows the reason for which an answer waits; null: it waits no more. */
   notify(conversation, words) {
     const run = this.#running.get(conversation.id);
     const isMore = Boolean(run?.words);
@@ -103,7 +103,7 @@ class Page {
     if (conversation === this.#conversation) this.warn(words, isMore);
   }
 
-  /** `isQuiet`: not read out, as where nothing but the seconds that are left has changed. */
+  /** `isQuiet`: screen readers don't read the words, for instance if only the remaining seconds have changed. */
   warn(words, isQuiet = false) {
     const notice = byId("notice");
     notice.ariaLive = isQuiet ? "off" : "assertive";
@@ -127,7 +127,7 @@ class Page {
     return this.#conversation.id;
   }
 
-  /** The object in use, if the conversation is open or has an answer under way. */
+  /** The conversation's object in use, if the conversation is open or has an answer under way. */
   live(id) {
     return this.#running.get(id)?.conversation ?? (this.#conversation.id === id ? this.#conversation : null);
   }
@@ -197,11 +197,11 @@ class Page {
       : ["Ctrl+Enter completes"];
     byId("keys").textContent = [...keys, isRunning && "Esc stops"].filter(Boolean).join(" · ");
     if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
-    // A button that was pressed and is gone must not take the focus with it.
+    // If the pressed button disappears, the focus must go elsewhere.
     if (byId("composer").contains(focused) && focused.hidden) byId(isRunning ? "stop" : "send").focus();
   }
 
-  /** Keeps the end in sight, unless the reader has scrolled away from it. */
+  /** Keeps the end of the text in sight, unless the reader has scrolled away from the end. */
   follow(isForced) {
     const stage = this.stage;
     if (isForced || stage.scrollHeight - stage.scrollTop - stage.clientHeight < 120)
@@ -291,7 +291,7 @@ class Page {
     });
   }
 
-  /** As high as its text, up to what the style allows. */
+  /** Makes the field as high as its text, up to the limit of the style. */
   #fitPrompt() {
     const prompt = byId("prompt");
     prompt.style.blockSize = "auto";

@@ -1,5 +1,5 @@
-// Markdown to elements. marked makes HTML of the model's text, DOMPurify takes out all that could act: no
-// images (an address can carry away what was said), no forms, no styles, no scripts.
+// From Markdown to elements. marked makes HTML of the model's text. DOMPurify removes everything active: images
+// (their addresses could send the conversation away), forms, styles, scripts.
 
 import { copyText, element } from "./dom.js";
 import DOMPurify from "./vendor/dompurify.js";
@@ -10,7 +10,7 @@ const escape = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(
 const marked = new Marked({ gfm: true, breaks: true });
 marked.use({
   renderer: {
-    // Models write about HTML more often than in it: a tag is shown as it stands.
+    // HTML tags are shown as text: models write about HTML more often than in HTML.
     html: ({ text }) => escape(text),
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || "image")}</a>`,
   },
@@ -59,11 +59,11 @@ export function markdown(text) {
     link.rel = "noopener noreferrer nofollow";
   }
   for (const input of fragment.querySelectorAll("input")) {
-    input.type = "checkbox"; // of a task list; nothing else makes one
+    input.type = "checkbox"; // only task lists have inputs
     input.disabled = true;
     input.setAttribute("aria-label", input.parentElement?.textContent.trim() || "task");
   }
-  // Headings of an answer lie below the page's own.
+  // Headings of an answer have a lower level than the page's own headings.
   for (const heading of fragment.querySelectorAll("h1, h2")) {
     heading.replaceWith(element("h3", {}, ...heading.childNodes));
   }
@@ -85,7 +85,7 @@ function wrapCode(pre) {
   const head = element("div", { class: "code-head" }, element("span", {}, language || "text"), copy);
   const box = element("div", { class: "code-box" }, head);
   pre.replaceWith(box);
-  pre.tabIndex = 0; // it may scroll
+  pre.tabIndex = 0; // the keyboard must be able to scroll it
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
   box.append(pre);

@@ -1,5 +1,5 @@
-// The conversations and the settings: panels beside the conversation where there is room for them, else over it,
-// one at a time.
+// The panels of conversations and of settings. They stand beside the conversation if there is room; otherwise
+// they lie over it, one at a time.
 
 import { byId, icon } from "./dom.js";
 
@@ -17,7 +17,7 @@ export class Panels {
     isWide.addEventListener("change", () => this.toggle("list", isWide.matches));
   }
 
-  /** Whether one lies over the conversation. */
+  /** Whether a panel lies over the conversation. */
   get isOver() {
     return !isWide.matches && !(byId("list").hidden && byId("settings").hidden);
   }
@@ -33,7 +33,7 @@ export class Panels {
     if (!isShown && wasInside) byId(`${id}-toggle`).focus();
   }
 
-  /** Nothing lies over the conversation any more. */
+  /** Closes the panel that lies over the conversation. */
   uncover() {
     if (isWide.matches) return;
     this.toggle("list", false);

@@ -1,21 +1,21 @@
-// The instruments below the strip: rates over the last seconds, the last step against what was predicted,
-// links, keys and values, the queue.
+// The instruments below the strip: rates over the last seconds, the last step beside its prediction, links, keys
+// and values, the queue.
 
 import { element, svg } from "./dom.js";
 import { byteRate, count, percent, rate, seconds } from "./figures.js";
 
-/** Rates are taken over so many seconds, and at least so many steps. */
+/** The seconds, and the least number of steps, over which rates are taken. */
 const WINDOW_S = 3;
 const WINDOW_STEPS = 3;
 const HISTORY = 60;
 
-/** What changed between two answers of GET /v1/engine/stats. */
+/** The difference between two answers of GET /v1/engine/stats. */
 class Window {
   #samples = [];
 
   add(stats) {
     const last = this.#samples.at(-1);
-    // The counters of another process begin anew.
+    // If the server was restarted, its counters begin at 0.
     if (last && (stats.num_steps < last.num_steps || stats.time_s < last.time_s)) this.#samples = [];
     this.#samples.push(stats);
     while (this.#samples.length > 2 && this.#isWideWithout(this.#samples[1], stats)) this.#samples.shift();
@@ -28,7 +28,7 @@ class Window {
     );
   }
 
-  /** Tokens per second of computing; 0 where no step ended. */
+  /** Tokens per second of computing; 0 if no step has ended. */
   get tokensPerS() {
     const steps = this.#change((stats) => stats.step_seconds);
     return steps > 0 ? this.#change((stats) => stats.generated_tokens) / steps : 0;
@@ -116,7 +116,7 @@ export class Readings {
     shown.fill(able ? Math.min(1, now / able) : null);
   }
 
-  /** What the link reached when it was measured, from the plan's own arithmetic; 0 if unknown. */
+  /** The measured rate of the link, computed from the plan's prediction; 0 if unknown. */
   #ableRate(name) {
     const busyS = this.#plan?.step.terms[name];
     if (!busyS) return 0;
@@ -128,7 +128,7 @@ export class Readings {
 
 const linkTitle = (name) => (name === "disk" ? "From disk" : name === "host to device" ? "To the GPU" : name);
 
-/** One instrument. `kind`: "bar" has a bar with a mark, "spark" a line of the last values. */
+/** One instrument. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */
 function reading(title, kind) {
   const value = element("b", {}, "–");
   const words = element("span", { class: "words" });

@@ -1,5 +1,5 @@
-// How answers are sampled: the panel, and what it puts into a request. An empty field is the model's own
-// default.
+// The panel of sampling parameters, and the fields of a request that it sets. An empty field stands for the
+// model's own default.
 
 import { element } from "./dom.js";
 
@@ -28,7 +28,7 @@ const FIELDS = [
   { name: "seed", label: "Seed", step: 1, hint: "the same seed gives the same answer" },
 ];
 
-/** What is filled in, as fields of a request. */
+/** The filled-in fields of the panel, as fields of a request. */
 export function samplingFields(settings) {
   const body = {};
   for (const { name } of FIELDS) if (settings[name] !== undefined) body[name] = settings[name];
@@ -37,7 +37,7 @@ export function samplingFields(settings) {
   return body;
 }
 
-/** The panel's content; onChange(settings) comes after each change. */
+/** The panel's content. onChange(settings) is called after each change. */
 export function settingsPanel(settings, isChat, onChange, onClose) {
   const change = (name, value) => {
     settings = { ...settings, [name]: value };
@@ -81,7 +81,7 @@ function numberField({ name, label, min, max, step, hint }, settings, change) {
     inputmode: "decimal",
   });
   input.addEventListener("change", () => {
-    // What is not valid is not kept: the browser says why.
+    // An invalid value is not saved; the browser says why it is invalid.
     if (input.reportValidity()) change(name, number(input.value));
   });
   return element(

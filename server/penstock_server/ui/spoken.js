@@ -1,5 +1,5 @@
-// What a screen reader is told of an answer that grows: whole sentences, and not more often than every few
-// seconds. Words that are read out one token at a time can't be listened to.
+// The text of a growing answer for screen readers: whole sentences, at most once in a few seconds. Nobody can
+// listen to an answer that is read out token by token.
 
 import { byId } from "./dom.js";
 
@@ -14,7 +14,7 @@ export class Reader {
     say("Answering.");
   }
 
-  /** The whole text as it is now. */
+  /** Takes the whole text of the answer as it is now. */
   feed(text) {
     this.#text = text;
     this.#timer ??= setTimeout(() => {

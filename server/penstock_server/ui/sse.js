@@ -1,6 +1,6 @@
-// Server-sent events from a fetch: the data of each event; comments (keep-alives) are skipped.
+// Server-sent events of a fetch: the data of each event. Comments (keep-alives) are skipped.
 
-/** Yields strings. `body` is a stream of bytes; leaving the loop early cancels it. */
+/** Yields the data of each event. `body` is a stream of bytes; leaving the loop early cancels the stream. */
 export async function* eventData(body) {
   const parser = new EventParser();
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
@@ -15,8 +15,8 @@ export async function* eventData(body) {
   }
 }
 
-/** Lines may end with \n, \r\n or \r, and come in pieces. An event that is not ended by an empty line is
- * dropped. */
+/** A parser of events. Lines may end with \n, \r\n or \r, and may come in pieces. An event without an empty line
+ * at its end is dropped. */
 class EventParser {
   #rest = "";
   #data = [];
@@ -24,7 +24,7 @@ class EventParser {
   /** The data of the events that `text` completes. */
   *feed(text) {
     this.#rest += text;
-    // A \r at the very end may be half of a \r\n.
+    // A \r at the end of a piece may be half of a \r\n.
     const lines = this.#rest.split(/\r\n|\n|\r(?!$)/);
     this.#rest = lines.pop();
     for (const line of lines) {

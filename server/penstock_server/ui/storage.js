@@ -15,7 +15,8 @@ export function recall(name) {
   return memory.get(name) ?? storage()?.getItem(name) ?? null;
 }
 
-/** null forgets. What the browser refuses is kept until the page is left; isStorageFull() then tells. */
+/** Stores a value; null removes it. A value that the browser refuses is kept until the page is left, and
+ * isStorageFull() is true then. */
 export function remember(name, text) {
   memory.delete(name);
   try {

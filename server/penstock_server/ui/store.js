@@ -1,4 +1,4 @@
-// Conversations as the browser keeps them: one entry each, and which one is open.
+// Conversations as the browser keeps them: an entry for each, and an entry for the name of the open one.
 
 import { newConversation, readConversation } from "./conversation.js";
 import { namesWith, recall, recallJson, remember } from "./storage.js";
@@ -23,17 +23,17 @@ export function saveConversation(conversation) {
 
 export const deleteConversation = (id) => remember(PREFIX + id, null);
 
-/** The one that was open when the page was left, or an empty one. */
+/** The conversation that was open when the page was left, or an empty one. */
 export const lastConversation = () => loadConversation(recall(OPEN)) ?? freshConversation("chat");
 export const rememberOpen = (id) => remember(OPEN, id);
 
-/** With the settings that were used last. */
+/** A new conversation with the settings that were used last. */
 export const freshConversation = (mode) => newConversation(mode, recallJson(SETTINGS, {}));
 export const rememberSettings = (settings) => remember(SETTINGS, JSON.stringify(settings));
 
 export const exportAll = () => JSON.stringify({ penstock: 1, conversations: listConversations() }, null, 1);
 
-/** Adds the conversations of a file, and returns how many. Throws Error for a file that is none of ours. */
+/** Adds the conversations of a file, and returns their number. Throws Error for a file that is no export. */
 export function importAll(text) {
   let data;
   try {
@@ -48,7 +48,7 @@ export function importAll(text) {
   return found.length;
 }
 
-/** Tells when another tab changes something. */
+/** Calls back when another tab changes a conversation. */
 export function onChangeElsewhere(tell) {
   addEventListener("storage", (event) => {
     if (event.key === null || event.key.startsWith(PREFIX)) tell(event.key?.slice(PREFIX.length) ?? null);

@@ -1,11 +1,11 @@
 // The layers, each at the height of its home, as in a section through a power station: disk above, the
-// compute device below. What isn't resident hangs on a pipe, because it has to come down in every sweep. A
-// marker shows which layer is being computed.
+// compute device below. A layer that isn't resident hangs on a pipe, because it has to come down in every sweep.
+// A marker shows the layer that is being computed.
 
 import { element } from "./dom.js";
 import { bytes, count, seconds } from "./figures.js";
 
-/** A sweep that is faster is shown slower than it is: nobody could see it. */
+/** The shortest time in which a sweep is shown; a faster sweep could not be seen. */
 const SHORTEST_SHOWN_S = 0.9;
 
 const NAMES = { disk: "Disk", host: "RAM", device: "GPU" };
@@ -28,7 +28,7 @@ export class Strip {
     this.#caption = caption;
   }
 
-  /** While the model loads: so many of the layers that stay in memory are there. */
+  /** Shows, while the model loads, how many of the resident layers are loaded. */
   load(loaded, total) {
     if (this.#cells.length !== total || this.#place.dataset.state !== "loading") {
       this.#build(
@@ -69,7 +69,7 @@ export class Strip {
     this.#describe(words);
   }
 
-  /** What was just heard: the layer in work (null: none), and how long a sweep takes, if that is known. */
+  /** Takes the newest state: the layer that is being computed (null: none), and the time of a sweep, if known. */
   sample(layer, stepS, isRunning) {
     if (this.#cells.length === 0) return; // without a plan there are no layers to show
     this.#sample = { layer, stepS, isRunning, at: performance.now() };
@@ -78,7 +78,7 @@ export class Strip {
     else this.#frame ??= requestAnimationFrame(() => this.#move());
   }
 
-  /** Stops moving, where nobody looks. */
+  /** Stops the movement while nobody looks. */
   rest() {
     this.#stop();
   }
