@@ -97,7 +97,7 @@ def verify(folder: Path, report_progress: Callable[[int, int], None] | None = No
         raise CheckpointError(
             f"{folder} was converted by another version of Penstock (its format is "
             f"{manifest.get('format_version')}, this one's {FORMAT_VERSION}), so its checksums can't be "
-            "compared. The folder can be served as it is; to verify the model, convert it to a new folder"
+            "compared. The folder can be served as it is; to verify it, convert the model to a new folder"
         )
     files = manifest["files"]
     for index, (name, entry) in enumerate(files.items(), 1):
