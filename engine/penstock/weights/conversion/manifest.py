@@ -22,8 +22,8 @@ FORMAT_VERSION = 2
 
 
 def source_of(checkpoint: Checkpoint, way: dict[str, Any]) -> dict[str, Any]:
-    """What tells a source from another source, wherever it lies, and the way in which it is converted. The
-    folder's name is for people alone."""
+    """The facts that tell a source from another source, wherever it lies, and the way in which it is
+    converted. The folder's name is for people alone."""
     config = json.dumps(checkpoint.config, sort_keys=True).encode()
     return {
         "folder": str(checkpoint.folder.resolve()),

@@ -76,7 +76,7 @@ class Arrivals:
 
     @property
     def traffic(self) -> Traffic:
-        """What was read from the tier below."""
+        """Bytes and busy seconds of the reads from the tier below."""
         return self._clock.traffic
 
     @property
