@@ -72,7 +72,7 @@ def test_parts_are_one_gguf_and_several_are_named(tmp_path: Path) -> None:
     assert find_model(tmp_path).name == "big-Q8_0-00001-of-00003.gguf"
     (tmp_path / "big-Q4_K_M.gguf").touch()
     with pytest.raises(
-        CheckpointNotFound, match=r"2 models as GGUF.*name one.*Q4_K_M.gguf, .*00001-of-00003"
+        CheckpointNotFound, match=r"2 models as GGUF.*path of one.*Q4_K_M.gguf, .*00001-of-00003"
     ):
         find_model(tmp_path)
 
@@ -144,7 +144,7 @@ def test_nothing_known_says_what_could_be(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound, match=r"no config.json.*no .gguf"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(CheckpointNotFound, match=r"no \*.safetensors.*GGUF.*give its path"):
+    with pytest.raises(CheckpointNotFound, match=r"no \*.safetensors.*GGUF.*give the path"):
         open_model(tmp_path)
 
 

@@ -478,7 +478,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         (whole[:-100], "truncated"),
         (whole[:1000], "ends within its header"),
         (b"<html>" * 99, "does not begin with GGUF"),
-        (b"GGUF" + bytes([0, 0, 0, 3]) + whole[8:], "version 0x3000000.*little-endian"),
+        (b"GGUF" + bytes([0, 0, 0, 3]) + whole[8:], "version is 0x3000000.*little-endian"),
         (b"", "ends within"),
     ):
         file.write_bytes(content)

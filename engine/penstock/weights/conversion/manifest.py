@@ -22,8 +22,8 @@ FORMAT_VERSION = 2
 
 
 def source_of(checkpoint: Checkpoint, way: dict[str, Any]) -> dict[str, Any]:
-    """What tells a source from another source, wherever it lies, and the way in which it is converted. The
-    folder's name is for people alone."""
+    """The facts that tell a source from another source, wherever it lies, and the way in which it is
+    converted. The folder's name is for people alone."""
     config = json.dumps(checkpoint.config, sort_keys=True).encode()
     return {
         "folder": str(checkpoint.folder.resolve()),
@@ -97,7 +97,7 @@ def verify(folder: Path, report_progress: Callable[[int, int], None] | None = No
         raise CheckpointError(
             f"{folder} was converted by another version of Penstock (its format is "
             f"{manifest.get('format_version')}, this one's {FORMAT_VERSION}), so its checksums can't be "
-            "compared. The folder can be served as it is; to verify the model, convert it to a new folder"
+            "compared. The folder can be served as it is; to verify it, convert the model to a new folder"
         )
     files = manifest["files"]
     for index, (name, entry) in enumerate(files.items(), 1):

@@ -16,7 +16,7 @@ class Rounding(Protocol):
 
     @property
     def name(self) -> str | None:
-        """The same name, the same integers; None for rounding to the nearest."""
+        """Roundings with the same name make the same integers. None: rounding to the nearest."""
 
     @property
     def looks_back(self) -> bool:

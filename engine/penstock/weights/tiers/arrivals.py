@@ -60,7 +60,7 @@ class Arrivals:
         self._ask = ask
         self._clock = ReadClock()
         self._lock = threading.Lock()
-        #: Told when a read has begun or ended, when a unit was released, and when nothing more is read.
+        #: Told when a read has ended, when a unit was released, and when nothing more is read.
         self._changed = threading.Condition(self._lock)
         #: Reads that nobody watches yet.
         self._begun: list[Future[int]] = []
@@ -76,7 +76,7 @@ class Arrivals:
 
     @property
     def traffic(self) -> Traffic:
-        """What was read from the tier below."""
+        """Bytes and busy seconds of the reads from the tier below."""
         return self._clock.traffic
 
     @property
@@ -119,7 +119,6 @@ class Arrivals:
         self.units[key] = Arrival(buffer, read, slot)
         self._clock.begin()
         self._begun.append(read)
-        self.changed()
 
     def forget(self, key: UnitKey, arrival: Arrival) -> None:
         """Give the unit's slot back, if nobody else who met the same error did so before."""
