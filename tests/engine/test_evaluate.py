@@ -226,7 +226,7 @@ def test_a_damaged_layer_shows_where_it_is(tmp_path: Path) -> None:
 def test_what_can_not_be_compared(tmp_path: Path) -> None:
     for folder, layers in (("two", 2), ("three", 3)):
         build("Llama", tmp_path / folder, num_hidden_layers=layers)
-    with pytest.raises(ConfigError, match="num_layers is 2 in the model and 3 in the one"):
+    with pytest.raises(ConfigError, match="num_layers is 2 in the model and 3 in the model to compare with"):
         compare(tmp_path / "two", random_windows([8]), tmp_path / "three")
     with pytest.raises(ConfigError, match="windows have 100 tokens, and the context here is 64"):
         compare(tmp_path / "two", random_windows([100]), max_model_len=64)
