@@ -37,8 +37,9 @@ $(INSTALLED): pyproject.toml clients/python/pyproject.toml docker/constraints.tx
 run: install
 	$(BIN)/penstock serve $(MODEL)
 
+# A test file stays in one process, so that its files of models are made once.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: install
 	$(BIN)/ruff format --check .
