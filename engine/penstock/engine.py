@@ -74,7 +74,7 @@ class Engine:
         self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
         is_context_cut = self.max_model_len == plan.num_kv_tokens
-        self.limits = RequestLimits(model.spec.vocab_size, self.max_model_len, is_context_cut, self.grammars)
+        self.limits = RequestLimits(model.spec, self.max_model_len, is_context_cut, self.grammars)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         self.scheduler = Scheduler(
@@ -86,7 +86,9 @@ class Engine:
             model.spec.rope,
             drafter,
         )
-        self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len)
+        self.requests = RequestTable(
+            self.scheduler, self.tokenizer, self.grammars, self.max_model_len, model.spec.decoder_start
+        )
 
     @classmethod
     def load(

@@ -162,7 +162,7 @@ def _measure_activations(
     gather keys and values take more memory for a longer sequence, and native kernels keep partial results of
     it."""
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
-    batch = largest_step(config, longest, num_past, opened.spec.rope)
+    batch = largest_step(config, longest, num_past, opened.spec)
     num_positions = batch.scheduled[0].sequence.num_tokens
     without = kernels.without_arithmetic(longest)
     try:

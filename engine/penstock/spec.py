@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 #: The stack of a model that has only one.
 DECODER = "decoder"
+#: The stacks of a model that encodes its input: the encoder, and the projections of the encoder's result to keys
+#: and values for each layer of the decoder.
+ENCODER, CROSS = "encoder", "cross"
 
 
 class UnitKey(NamedTuple):
@@ -111,7 +114,7 @@ KV_LAYOUTS: dict[str, KVLayout] = {layout.name: layout for layout in (FLOAT16, F
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shape of a decoder-only model. Families add their own constants by subclassing."""
+    """The shape of a model. Families add their own constants by subclassing."""
 
     architecture: str
     hidden_size: int
@@ -128,12 +131,21 @@ class ModelSpec:
     rope: RopeSpec | None = None
     #: How many experts of a layer a token passes through; 0 where layers have no experts.
     num_experts_per_token: int = 0
+    #: Layers of the encoder that reads a prompt; the model then writes its answer with a decoder of num_layers
+    #: layers. 0: the model is a decoder alone, and its prompt is the beginning of its text.
+    num_encoder_layers: int = 0
+    #: The tokens with which a decoder begins that writes an answer to an encoded prompt.
+    decoder_start: tuple[int, ...] = ()
     #: Per layer: the number of last tokens that a token attends to, itself included. 0: all tokens.
     sliding_windows: tuple[int, ...] = ()
 
     def kv_bytes_per_token(self, layout: KVLayout = FLOAT16) -> int:
         """Bytes of K and V of one token over all layers."""
         return self.num_layers * layout.bytes_per_token(self.num_kv_heads, self.head_dim)
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.num_encoder_layers > 0
 
     def sliding_window(self, layer_index: int) -> int:
         """The window of a layer in tokens; 0 is no window."""
@@ -179,6 +191,10 @@ class ModelFootprint:
     #: Rope's tables lie beside the weights.
     rope: RopeSpec | None = None
     experts: ExpertFootprint = NO_EXPERTS
+    #: The first so many layers are swept once for each request (Stack.is_encoder), the others in each step.
+    num_encoder_layers: int = 0
+    #: Elements of the matrices of those first layers; layer_elements does not count them.
+    encoder_elements: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.generation.model_inputs import ModelInputs
-from penstock.kernels import LayerKV
+from penstock.kernels import BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
@@ -48,6 +48,7 @@ class Executor:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
         at a time."""
+        family.share(embedding)
         self._family = family
         self._embedding = embedding
         self._head = head
@@ -82,24 +83,40 @@ class Executor:
         observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
     ) -> Tensor:
         """Hidden states of the step's tokens after the last layer, float32 [num_tokens, hidden_size], on the
-        compute device. K and V of the tokens are written.
+        compute device. K and V of the tokens are written. Inputs that have to be encoded are encoded before.
 
         is_cancelled() is called before each layer. If is_cancelled() says yes, sweep() raises Cancelled. The
         KV cache then holds the step's tokens for some layers only, so the tokens must be computed again.
         observe(index, hidden) gets the hidden states after each layer.
         """
-        device = self._streamer.torch_device
         self._kv_cache.copy_blocks(inputs.block_copies)
-        hidden = self._family.embed(self._embedding, inputs.input_ids, inputs.layout.positions).to(device)
-        layout = inputs.layout.to(device)
+        family, encoded = self._family, inputs.encoded
+        if encoded is not None:
+            names = family.encoder_stack_names
+            self._sweep(names, encoded.input_ids, encoded.layout, is_cancelled, lambda index, hidden: None)
+        return self._sweep(family.stack_names, inputs.input_ids, inputs.layout, is_cancelled, observe)
+
+    def _sweep(
+        self,
+        stacks: tuple[str, ...],
+        input_ids: Tensor,
+        layout: BatchLayout,
+        is_cancelled: Callable[[], bool],
+        observe: Callable[[int, Tensor], None],
+    ) -> Tensor:
+        device = self._streamer.torch_device
+        hidden = self._family.embed(self._embedding, input_ids, layout.positions).to(device)
+        layout = layout.to(device)
         counter = itertools.count()
-        for stack in self._family.stack_names:
+        for stack in stacks:
             compute = self._family.layer_of(stack)
             with contextlib.closing(self._streamer.layers(stack)) as sweep:
                 for weights, index in zip(sweep, counter, strict=False):
                     if is_cancelled():
                         raise Cancelled
-                    kv = LayerKV(self._kv_cache.layout, self._kv_cache.layer(index))
+                    kv = LayerKV(
+                        self._kv_cache.layout, self._kv_cache.layer(self._family.kv_layer(stack, index))
+                    )
                     hidden = compute(index, weights, hidden, kv, layout)
                     observe(index, hidden)
         return hidden

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.generation.encoder_input import EncoderInput
 from penstock.generation.scheduling.batch import Batch
 from penstock.kernels import BatchLayout
+
+
+@dataclass(frozen=True)
+class EncodedInputs:
+    """Inputs that a step encodes."""
+
+    input_ids: Tensor  # int64 [num_tokens]
+    #: Every token sees all tokens of its input.
+    layout: BatchLayout
+
+    @classmethod
+    def of(cls, encoders: List[EncoderInput], block_size: int) -> EncodedInputs:
+        counts = [encoder.num_tokens for encoder in encoders]
+        slots = [
+            encoder.block_table[p // block_size] * block_size + p % block_size
+            for encoder in encoders
+            for p in range(encoder.num_tokens)
+        ]
+        starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        lengths = torch.tensor(counts, dtype=torch.int32)
+        layout = BatchLayout(
+            positions=torch.cat([torch.arange(count) for count in counts]),
+            slot_mapping=torch.tensor(slots),
+            block_tables=_padded([encoder.block_table for encoder in encoders]),
+            query_start=starts,
+            context_lens=lengths,
+            prefix_lens=lengths,
+        )
+        input_ids = [token_id for encoder in encoders for token_id in encoder.token_ids]
+        return cls(torch.tensor(input_ids), layout)
 
 
 @dataclass(frozen=True)
@@ -21,6 +53,8 @@ class ModelInputs:
     layout: BatchLayout
     #: KV blocks (source, destination) to copy before the step writes.
     block_copies: tuple[tuple[int, int], ...] = ()
+    #: None if nothing has to be encoded.
+    encoded: EncodedInputs | None = None
 
     @classmethod
     def of(cls, batch: Batch, block_size: int) -> ModelInputs:
@@ -45,19 +79,37 @@ class ModelInputs:
             slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
             query_start.append(len(input_ids))
             context_lens.append(end)
-        tables = [item.sequence.block_table for item in batch.scheduled]
-        width = max(map(len, tables))
-        padded = [table + [0] * (width - len(table)) for table in tables]
+        starts = torch.tensor(query_start, dtype=torch.int32)
         layout = BatchLayout(
             positions=torch.tensor(positions),
             slot_mapping=torch.tensor(slots),
-            block_tables=torch.tensor(padded, dtype=torch.int32),
-            query_start=torch.tensor(query_start, dtype=torch.int32),
+            block_tables=_padded([item.sequence.block_table for item in batch.scheduled]),
+            query_start=starts,
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
+            cross=_cross_layout(batch, starts),
             rope_lengths=_rope_lengths(batch),
         )
         rows = torch.tensor(wanted_rows, dtype=torch.int64)
-        return cls(torch.tensor(input_ids), rows, layout, batch.block_copies)
+        encoders = [sequence.encoder for sequence in batch.encoded if sequence.encoder is not None]
+        encoded = EncodedInputs.of(encoders, block_size) if encoders else None
+        return cls(torch.tensor(input_ids), rows, layout, batch.block_copies, encoded)
+
+
+def _padded(tables: List[list[int]]) -> Tensor:
+    """int32 [num_seqs, the longest table]"""
+    width = max(map(len, tables))
+    return torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32)
+
+
+def _cross_layout(batch: Batch, query_start: Tensor) -> BatchLayout | None:
+    """BatchLayout.cross; the encoded inputs have no tokens in the step."""
+    encoders = [item.sequence.encoder for item in batch.scheduled if item.sequence.encoder is not None]
+    if not encoders:
+        return None
+    lengths = torch.tensor([encoder.num_tokens for encoder in encoders], dtype=torch.int32)
+    nothing = torch.empty(0, dtype=torch.int64)
+    tables = _padded([encoder.block_table for encoder in encoders])
+    return BatchLayout(nothing, nothing, tables, query_start, lengths, prefix_lens=lengths)
 
 
 def _rope_lengths(batch: Batch) -> Tensor | None:

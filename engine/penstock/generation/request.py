@@ -124,7 +124,7 @@ class Request:
             gain.text,
             tuple(gain.token_ids),
             tuple(gain.logprobs),
-            self.sequence.num_prompt_tokens,
+            self.sequence.num_input_tokens,
             self.sequence.num_output_tokens,
             gain.finish_reason,
             gain.stop_reason,
@@ -137,7 +137,7 @@ class Request:
         )
 
     def _failed(self, error: RequestFailed) -> RequestOutput:
-        num_prompt, num_output = self.sequence.num_prompt_tokens, self.sequence.num_output_tokens
+        num_prompt, num_output = self.sequence.num_input_tokens, self.sequence.num_output_tokens
         reason = FinishReason.ERROR
         return RequestOutput(
             self.request_id, "", (), (), num_prompt, num_output, reason, error=error, started=self._started

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.spec import ModelSpec
 
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 
@@ -13,11 +14,13 @@ class RequestLimits:
     """The bounds that a model and its memory set to every request. Safe to use from any thread."""
 
     def __init__(
-        self, vocab_size: int, max_model_len: int, is_context_cut: bool, grammars: GrammarCompiler
+        self, spec: ModelSpec, max_model_len: int, is_context_cut: bool, grammars: GrammarCompiler
     ) -> None:
         """max_model_len: tokens of a prompt and its answer together. is_context_cut: the KV cache sets
         max_model_len, since the cache is smaller than the model's context."""
-        self.vocab_size = vocab_size
+        self.vocab_size = spec.vocab_size
+        self._has_encoder = spec.has_encoder
+        self._num_start = len(spec.decoder_start)
         self.max_model_len = max_model_len
         self.is_context_cut = is_context_cut
         self._grammars = grammars
@@ -31,6 +34,11 @@ class RequestLimits:
         if isinstance(request, ValidRequest):
             return request
         self._check_prompt(request)
+        if self._has_encoder and request.params.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs",
+                "prompt_logprobs have no meaning here: this model encodes the prompt, and predicts no token of it",
+            )
         self._check_token_ids(request.params)
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
@@ -59,6 +67,7 @@ class RequestLimits:
                 )
 
     def _check_length(self, num_prompt: int, max_tokens: int | None) -> None:
+        num_prompt += self._num_start
         wanted = 1 if max_tokens is None else max_tokens
         if num_prompt + wanted <= self.max_model_len:
             return

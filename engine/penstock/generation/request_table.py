@@ -20,9 +20,16 @@ class RequestTable:
     """Gives each request its sequence in the scheduler, and makes outputs of what the sequences gain."""
 
     def __init__(
-        self, scheduler: Scheduler, tokenizer: Tokenizer, grammars: GrammarCompiler, max_model_len: int
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
+        max_model_len: int,
+        decoder_start: tuple[int, ...] = (),
     ) -> None:
-        """max_model_len: tokens of a prompt and its answer together."""
+        """max_model_len: tokens of a prompt and its answer together. decoder_start: what a model with an encoder
+        begins its answers with."""
+        self._decoder_start = decoder_start
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -39,7 +46,9 @@ class RequestTable:
         if params.max_tokens is not None:
             limit = len(request.prompt_token_ids) + params.max_tokens
         matcher = self._grammars.matcher(params.grammar) if params.grammar else None
-        sequence = Sequence(self._num_added, request, limit, matcher)
+        if self._decoder_start:  # the prompt is no part of the text that the limit is about
+            limit += len(self._decoder_start) - len(request.prompt_token_ids)
+        sequence = Sequence(self._num_added, request, limit, matcher, decoder_start=self._decoder_start)
         self._num_added += 1
         self._requests[request.request_id] = Request(sequence, self._tokenizer)
         self._scheduler.add(sequence)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from penstock.generation.encoder_input import EncoderInput
 from penstock.generation.generation_request import GenerationRequest
 from penstock.generation.logprobs import PromptScores
 
@@ -37,22 +38,29 @@ class Sequence:
         num_computed_tokens: int = 0,
         block_table: Iterable[int] = (),
         rope_length: int = 0,
+        decoder_start: tuple[int, ...] = (),
+        encoder_blocks: Iterable[int] = (),
     ) -> None:
         """max_total_tokens: prompt and answer end there at the latest. matcher: of the request's grammar, at
         its beginning. first_scored: the first token of the prompt whose log-probability is wanted; None: 1 if
-        the request wants prompt_logprobs, else none. num_computed_tokens, block_table, rope_length: of a
-        sequence that begins in the middle, as in the warm-up."""
+        the request wants prompt_logprobs, else none. decoder_start: the model
+        encodes the prompt, and its text begins with these tokens. num_computed_tokens, rope_length, block tables:
+        of a sequence that begins in the middle, as in the warm-up."""
         # These never change.
         self.sequence_id = sequence_id
         self.request = request
         self.params = request.params
-        self.num_prompt_tokens = len(request.prompt_token_ids)
+        #: None in models without an encoder.
+        self.encoder = EncoderInput(request.prompt_token_ids, encoder_blocks) if decoder_start else None
+        first = decoder_start or request.prompt_token_ids
+        #: The tokens with which the text begins that the model goes on with.
+        self.num_prompt_tokens = len(first)
         self.max_total_tokens = max_total_tokens
         #: The seed of the draws.
         self.seed = self.params.seed if self.params.seed is not None else random.getrandbits(63)
 
         # The request's text (Answer) changes these: append().
-        self.token_ids = list(request.prompt_token_ids)
+        self.token_ids = list(first)
         #: Knows the tokens of the answer so far; a preemption changes nothing.
         self.matcher = matcher
 
@@ -111,6 +119,16 @@ class Sequence:
         """Other frequencies turn the sequence's K from now on, so other blocks hold its tokens."""
         self.rope_length = rope_length
         self.block_keys.clear()
+
+    @property
+    def num_input_tokens(self) -> int:
+        """What a user sent: the prompt, encoded or not, and what a decoder begins with."""
+        return self.num_prompt_tokens + (self.encoder.num_tokens if self.encoder is not None else 0)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that the sequence has."""
+        return len(self.block_table) + (len(self.encoder.block_table) if self.encoder is not None else 0)
 
     @property
     def num_tokens(self) -> int:

@@ -23,7 +23,7 @@ from penstock.generation.sequence import Sequence
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
-from penstock.spec import KVLayout, RopeSpec
+from penstock.spec import KVLayout, ModelSpec
 from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
@@ -32,10 +32,12 @@ _PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs
 
 
 def largest_step(
-    config: EngineConfig, longest: int, num_past: int = 0, rope: RopeSpec | None = None
+    config: EngineConfig, longest: int, num_past: int = 0, spec: ModelSpec | None = None
 ) -> Batch:
     """A step with as many tokens of as many sequences as the config allows. Each sequence has `num_past`
-    computed tokens, and none is longer than `longest`. All keys and values lie in block 0."""
+    computed tokens, and none is longer than `longest`. All keys and values lie in block 0. A model that encodes
+    its inputs encodes as many tokens as a step encodes at most, or one input as long as `longest`."""
+    rope, has_encoder = (spec.rope, spec.has_encoder) if spec is not None else (None, False)
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens
     scheduled = []
@@ -43,16 +45,20 @@ def largest_step(
         num_new = min(longest - num_past, left - (num_seqs - index - 1))
         left -= num_new
         num_tokens = num_past + num_new
+        num_encoded = max(config.max_num_batched_tokens, longest) if has_encoder and not index else 1
         sequence = Sequence(
             index,
-            GenerationRequest([0] * num_tokens, _PARAMS),
+            GenerationRequest([0] * (num_encoded if has_encoder else num_tokens), _PARAMS),
             longest + 1,
             num_computed_tokens=num_past,
             block_table=[0] * -(-num_tokens // config.block_size),
             rope_length=rope.frequency_length(num_tokens, num_tokens) if rope is not None else 0,
+            decoder_start=(0,) * num_tokens if has_encoder else (),
+            encoder_blocks=[0] * -(-num_encoded // config.block_size),
         )
         scheduled.append(ScheduledSequence.of(sequence, num_new))
-    return Batch(tuple(scheduled))
+    encoded = (scheduled[0].sequence,) if has_encoder else ()
+    return Batch(tuple(scheduled), encoded=encoded)
 
 
 @torch.inference_mode()

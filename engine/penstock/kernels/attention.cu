@@ -1,4 +1,4 @@
-/* Causal attention of new tokens over all cached tokens of their sequences, in float32. kernels/reference.py has
+/* Attention of new tokens over all cached tokens of their sequences, causal but for a prefix, in float32. kernels/reference.py has
  * the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
  *
  * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
@@ -19,10 +19,15 @@ typedef struct {
     const int *block_tables; /* [num_seqs, max_blocks] */
     int max_blocks;
     const int *query_start, *context_lens; /* as in BatchLayout */
+    const int *prefix_lens;                /* as in BatchLayout, or null */
     int num_seqs;
     float scale, softcap;      /* 0: none */
     int window;                /* 0: none */
     const float *alibi_slopes; /* [num_heads], or null */
+    /* DistanceBias in operands.py says what these are. */
+    const float *distance_bias; /* [num_heads, 2 * max_distance + 1], or null */
+    int max_distance, boundary;
+    const float *across_bias; /* [2, num_heads], or null */
     float *y;                  /* [num_tokens, num_heads, head_dim] */
     /* Partial results [num_tokens, num_heads, num_splits, head_dim + 2], each largest, sum, values; or null. */
     float *partials;
@@ -52,6 +57,19 @@ __device__ inline merge_factors merge(softmax_part &mine, softmax_part other) {
 
 __device__ inline int first_visible(int position, int window) {
     return window ? max(0, position - window + 1) : 0;
+}
+
+/* Keys that a token sees, counted from the sequence's beginning. */
+__device__ inline int num_visible(const int *prefix_lens, int seq, int position) {
+    return prefix_lens ? max(position + 1, prefix_lens[seq]) : position + 1;
+}
+
+/* The bias between a head's query at `position` and a key. */
+__device__ inline float distance_bias(const attention &a, int head, int position, int key) {
+    if (a.across_bias && (key < a.boundary) != (position < a.boundary))
+        return a.across_bias[position < a.boundary ? head : a.num_heads + head];
+    const int distance = max(-a.max_distance, min(a.max_distance, key - position));
+    return a.distance_bias[head * (2 * a.max_distance + 1) + a.max_distance + distance];
 }
 
 /* Four neighbouring elements of a cache; `at` is a multiple of 4. */
@@ -123,7 +141,8 @@ __device__ inline block_rows find_rows(const attention &a, int index, int height
         if (index < num_tiles) {
             found.first_row = index * height, found.num_rows = min(height, rows - found.first_row);
             found.first_token = first, found.shift = a.context_lens[found.seq] - end;
-            found.num_keys = first + (found.first_row + found.num_rows - 1) / found.group + found.shift + 1;
+            const int last = first + (found.first_row + found.num_rows - 1) / found.group + found.shift;
+            found.num_keys = num_visible(a.prefix_lens, found.seq, last);
             break;
         }
         index -= num_tiles;
@@ -158,12 +177,13 @@ __device__ inline void score_keys(const float *tile, const float (*queries)[WIDT
 
 /* A row's score for this lane's key -> the key's weight. The warp's keys are merged into `part`, and the row's
  * earlier values must be multiplied by `keep`. */
-__device__ inline float weigh(const attention &a, float score, float slope, int key, int position,
-                              softmax_part &part, float &keep) {
+__device__ inline float weigh(const attention &a, float score, float slope, int head, int key, int position,
+                              int visible, softmax_part &part, float &keep) {
     score *= a.scale;
     if (a.softcap > 0.0f) score = a.softcap * tanhf(score / a.softcap);
     if (a.alibi_slopes) score += slope * (float)(key - position);
-    const bool is_seen = key <= position && key >= first_visible(position, a.window);
+    const bool is_seen = key < visible && key >= first_visible(position, a.window);
+    if (a.distance_bias && is_seen) score += distance_bias(a, head, position, key);
     softmax_part met = {warp_max(is_seen ? score : -infinity()), 0.0f};
     const float weight = is_seen ? expf(score - met.largest) : 0.0f;
     met.sum = warp_sum(weight);
@@ -228,11 +248,12 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
             queries[r][i] = r < b.num_rows && i < a.head_dim
                                 ? a.q[token_of(b, r) * a.q_stride + head_of(b, r) * a.head_dim + i]
                                 : 0.0f;
-    int positions[ROWS];
+    int positions[ROWS], visible[ROWS];
     float slopes[ROWS];
     for (int r = 0; r < ROWS; r++) {
         const int row = warp * ROWS + r;
-        positions[r] = row < b.num_rows ? token_of(b, row) + b.shift : -1; /* position -1 sees no key */
+        positions[r] = token_of(b, row) + b.shift;
+        visible[r] = row < b.num_rows ? num_visible(a.prefix_lens, b.seq, positions[r]) : 0;
         slopes[r] = a.alibi_slopes ? a.alibi_slopes[head_of(b, row)] : 0.0f;
     }
     const bool has_rows = warp * ROWS < b.num_rows;
@@ -250,7 +271,8 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
                 score_keys<WIDTH, ROWS>(tile, queries + warp * ROWS, a.head_dim, scores);
                 for (int r = 0; r < ROWS; r++) {
                     weights[warp * ROWS + r][lane] =
-                        weigh(a, scores[r], slopes[r], first + lane, positions[r], mine.parts[r], keep);
+                        weigh(a, scores[r], slopes[r], head_of(b, warp * ROWS + r), first + lane, positions[r],
+                              visible[r], mine.parts[r], keep);
                     for (int s = 0; s < SLICES; s++) mine.values[r][s] *= keep;
                 }
             }
@@ -288,12 +310,16 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
     KERNEL __launch_bounds__(32 * warps) name(                                                             \
         const float *q, int64 q_stride, const void *k_cache, const void *v_cache, int is_half,             \
         int num_heads, int num_kv_heads, int head_dim, int block_size, const int *block_tables,            \
-        int max_blocks, const int *query_start, const int *context_lens, int num_seqs, float scale,        \
-        float softcap, int window, const float *alibi_slopes, float *y, float *partials, int num_splits) { \
-        const attention a = {                                                                              \
-            q,        q_stride,   k_cache,      v_cache,      is_half,     num_heads,    num_kv_heads,     \
-            head_dim, block_size, block_tables, max_blocks,   query_start, context_lens, num_seqs,         \
-            scale,    softcap,    window,       alibi_slopes, y,           partials,     num_splits};      \
+        int max_blocks, const int *query_start, const int *context_lens, const int *prefix_lens,           \
+        int num_seqs, float scale, float softcap, int window, const float *alibi_slopes,                   \
+        const float *distance_bias, int max_distance, int boundary, const float *across_bias, float *y,    \
+        float *partials, int num_splits) {                                                                 \
+        const attention a = {q,           q_stride,      k_cache,      v_cache,      is_half,              \
+                             num_heads,   num_kv_heads,  head_dim,     block_size,   block_tables,         \
+                             max_blocks,  query_start,   context_lens, prefix_lens,  num_seqs,             \
+                             scale,       softcap,       window,       alibi_slopes, distance_bias,        \
+                             max_distance, boundary,     across_bias,  y,            partials,             \
+                             num_splits};                                                                  \
         attend<slices, warps, rows>(a);                                                                    \
     }
 
@@ -308,7 +334,8 @@ ATTENTION_KERNEL(attention_256_8, 8, 4, 2)
 /* Merges the partial results of all splits in order into y, exactly as one block that computes all splits does.
  * Grid: tokens, heads. */
 KERNEL merge_splits(const float *partials, int num_splits, int num_heads, int head_dim,
-                    const int *query_start, const int *context_lens, int num_seqs, int window, float *y) {
+                    const int *query_start, const int *context_lens, const int *prefix_lens, int num_seqs,
+                    int window, float *y) {
     const int token = blockIdx.x;
     int seq = 0;
     while (seq < num_seqs - 1 && query_start[seq + 1] <= token) seq++;
@@ -317,8 +344,8 @@ KERNEL merge_splits(const float *partials, int num_splits, int num_heads, int he
     for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
         softmax_part total = {-infinity(), 0.0f};
         float value = 0.0f;
-        for (int split = first_visible(position, window) / SPLIT_KEYS; split <= position / SPLIT_KEYS;
-             split++) {
+        const int end = (num_visible(prefix_lens, seq, position) - 1) / SPLIT_KEYS;
+        for (int split = first_visible(position, window) / SPLIT_KEYS; split <= end; split++) {
             const float *partial = partials + (to * num_splits + split) * (head_dim + 2);
             const softmax_part part = {partial[0], partial[1]};
             const merge_factors factors = merge(total, part);

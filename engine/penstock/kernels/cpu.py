@@ -22,6 +22,7 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    DistanceBias,
     LayerKV,
     Matrix,
     QuantizedTensor,
@@ -171,9 +172,9 @@ class NativeKernels:
             keys.data_ptr(), values.data_ptr(), code,
             num_kv_heads, head_dim, block_size,
             batch.block_tables.data_ptr(), batch.block_tables.shape[1],
-            batch.query_start.data_ptr(), batch.context_lens.data_ptr(), batch.num_seqs,
-            spec.scale, spec.softcap, spec.window, _pointer(spec.alibi_slopes), tiles.data_ptr(),
-            _pointer(partials),
+            batch.query_start.data_ptr(), batch.context_lens.data_ptr(), _pointer(batch.prefix_lens),
+            batch.num_seqs, spec.scale, spec.softcap, spec.window, _pointer(spec.alibi_slopes),
+            *_bias_arguments(spec.distance_bias), tiles.data_ptr(), _pointer(partials),
         )  # fmt: skip
         return y
 
@@ -193,6 +194,13 @@ class _Idle:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None
+
+
+def _bias_arguments(bias: DistanceBias | None) -> tuple[int | None, int, int, int | None]:
+    """What penstock_paged_attention() takes of a bias."""
+    if bias is None:
+        return None, 0, 0, None
+    return bias.table.data_ptr(), bias.max_distance, bias.boundary, _pointer(bias.across)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
@@ -259,6 +267,6 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
     "penstock_write_kv": (_P, _N, _P, _N, _N, _P, _P, _P, _I, _N, _N, _N),
     "penstock_paged_attention": (
-        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _N, _F, _F, _N, _P, _P, _P,
+        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _F, _F, _N, _P, _P, _N, _N, _P, _P, _P,
     ),
 }  # fmt: skip

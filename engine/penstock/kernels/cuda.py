@@ -13,6 +13,7 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    DistanceBias,
     LayerKV,
     Matrix,
     QuantizedTensor,
@@ -131,16 +132,22 @@ class CudaKernels:
             (num_tiles, num_kv_heads, 1 if partials is None else num_splits), ATTENTION_THREADS[width],
             q, q.stride(0), keys, values, code,
             num_heads, num_kv_heads, head_dim, block_size, batch.block_tables, max_blocks,
-            batch.query_start, batch.context_lens, num_seqs,
-            spec.scale, spec.softcap, spec.window, spec.alibi_slopes, y, partials, num_splits,
+            batch.query_start, batch.context_lens, batch.prefix_lens, num_seqs,
+            spec.scale, spec.softcap, spec.window, spec.alibi_slopes,
+            *_bias_arguments(spec.distance_bias), y, partials, num_splits,
         )  # fmt: skip
         if partials is not None:
             self._launcher.launch(
                 "merge_splits", (num_tokens, num_heads), min(width, 128),
-                partials, num_splits, num_heads, head_dim, batch.query_start, batch.context_lens, num_seqs,
-                spec.window, y,
+                partials, num_splits, num_heads, head_dim, batch.query_start, batch.context_lens,
+                batch.prefix_lens, num_seqs, spec.window, y,
             )  # fmt: skip
         return y
+
+
+def _bias_arguments(bias: DistanceBias | None) -> tuple[Tensor | None, int, int, Tensor | None]:
+    """What the attention kernels take of a bias."""
+    return (None, 0, 0, None) if bias is None else (bias.table, bias.max_distance, bias.boundary, bias.across)
 
 
 def _row_threads(width: int) -> int:

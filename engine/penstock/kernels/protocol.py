@@ -98,7 +98,8 @@ class Kernels(Protocol):
         kernels don't know."""
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        """Causal attention of the step's tokens over all cached tokens of their sequences.
+        """Attention of the step's tokens over all cached tokens of their sequences: causal, but for the
+        prefix that BatchLayout.prefix_lens tells.
 
         q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
         step's own K and V must be in the cache already.

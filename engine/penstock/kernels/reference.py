@@ -17,6 +17,7 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    DistanceBias,
     LayerKV,
     Matrix,
     QuantizedTensor,
@@ -82,31 +83,48 @@ def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionS
     """Kernels.paged_attention(), token by token."""
     y = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
     starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
+    prefixes = [0] * batch.num_seqs if batch.prefix_lens is None else batch.prefix_lens.tolist()
     for seq in range(batch.num_seqs):
         shift = lengths[seq] - starts[seq + 1]
         for token in range(starts[seq], starts[seq + 1]):
-            table = batch.block_tables[seq]
-            y[token] = _attend(q[token], kv, table, token + shift, spec).flatten()
+            table, position = batch.block_tables[seq], token + shift
+            num_keys = max(position + 1, prefixes[seq])
+            y[token] = _attend(q[token], kv, table, position, num_keys, spec).flatten()
     return y
 
 
-def _attend(q: Tensor, kv: LayerKV, block_table: Tensor, position: int, spec: AttentionSpec) -> Tensor:
-    """One token: q [num_heads, head_dim] -> [num_heads, head_dim]."""
+def _attend(
+    q: Tensor, kv: LayerKV, block_table: Tensor, position: int, num_keys: int, spec: AttentionSpec
+) -> Tensor:
+    """One token, which sees the first `num_keys` keys: q [num_heads, head_dim] -> [num_heads, head_dim]."""
     _, k, v = kv.plain()
     num_kv_heads, head_dim, block_size = k.shape[1:]
-    blocks = block_table[: position // block_size + 1].long()
+    blocks = block_table[: -(-num_keys // block_size)].long()
     # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
-    keys = k[blocks].permute(1, 2, 0, 3).flatten(2)[..., : position + 1].float()
-    values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, : position + 1].float()
+    keys = k[blocks].permute(1, 2, 0, 3).flatten(2)[..., :num_keys].float()
+    values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, :num_keys].float()
     scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    distance = torch.arange(-position, 1, device=q.device)
+    distance = torch.arange(num_keys, device=q.device) - position
     if spec.alibi_slopes is not None:
         scores = scores + spec.alibi_slopes.view(num_kv_heads, -1, 1) * distance
+    if spec.distance_bias is not None:
+        scores = scores + _distance_bias(spec.distance_bias, position, distance).view_as(scores)
     if spec.window:
         scores = scores.masked_fill(distance <= -spec.window, -torch.inf)
     return (torch.softmax(scores, dim=-1) @ values).reshape(-1, head_dim)
+
+
+def _distance_bias(bias: DistanceBias, position: int, distance: Tensor) -> Tensor:
+    """float32 [num_heads, num_keys] of a query at `position`; `distance` is int64 [num_keys]."""
+    most = bias.max_distance
+    found = bias.table[:, distance.clamp(-most, most) + most]
+    if bias.across is None:
+        return found
+    is_first = position < bias.boundary
+    is_across = (distance + position < bias.boundary) != is_first
+    return torch.where(is_across, bias.across[0 if is_first else 1][:, None], found)
 
 
 class PlainOperations:

@@ -33,8 +33,11 @@ class Family(Architecture):
         self.spec = spec
         self.kernels = kernels
         self.device = device or torch.device("cpu")
+        stacks = self.stacks(spec)
         #: The stacks that a step sweeps, in this order.
-        self.stack_names = tuple(stack.name for stack in self.stacks(spec))
+        self.stack_names = tuple(stack.name for stack in stacks if not stack.is_encoder)
+        #: The stacks that are swept once for each request.
+        self.encoder_stack_names = tuple(stack.name for stack in stacks if stack.is_encoder)
         self.rope_table = _rope_table(spec.rope, max_model_len, device) if spec.rope else None
         everywhere = self.attention_spec()
         #: What attention computes in each layer.
@@ -48,8 +51,15 @@ class Family(Architecture):
 
     def layer_of(self, stack: str) -> LayerFunction:
         """The function that computes the layers of a stack, which is layer() by default. The index that this
-        function gets counts the layers of all stacks together."""
+        function gets counts the layers of all stacks that are swept together."""
         return self.layer
+
+    def kv_layer(self, stack: str, index: int) -> int:
+        """The layer of the KV cache that a layer reads and writes."""
+        return index
+
+    def share(self, embedding: LayerWeights) -> None:
+        """Take what all layers share from the embedding's unit. Whoever sweeps calls this once before."""
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->

@@ -19,6 +19,7 @@ from penstock.model.gpt_neox import GPTNeoX
 from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
 from penstock.model.opt import OPT
 from penstock.model.phi3 import Phi3
+from penstock.model.t5 import EVA, T5
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.formats import MALFORMED, activation_note, open_checkpoint
 from penstock.weights.checkpoints.own_head import has_own_head
@@ -30,6 +31,7 @@ from penstock.weights.store import WeightStore
 logger = logging.getLogger(__name__)
 
 FAMILIES: tuple[type[Family], ...] = (
+    EVA,
     Bloom,
     Falcon,
     Gemma2,
@@ -41,6 +43,7 @@ FAMILIES: tuple[type[Family], ...] = (
     Phi3,
     Qwen2,
     Qwen3,
+    T5,
 )
 
 

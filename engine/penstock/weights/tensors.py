@@ -138,6 +138,9 @@ class Stack:
     layers: tuple[tuple[TensorSpec, ...], ...]
     #: The tensors of each layer's experts; () if no layer has experts.
     experts: tuple[tuple[tuple[TensorSpec, ...], ...], ...] = ()
+    #: The stack is swept once for each request, when the request comes in; other stacks in each step. Encoder
+    #: stacks come first in a model.
+    is_encoder: bool = False
 
     def units(self) -> Iterator[Unit]:
         """The dense unit of each layer, followed by the experts of the layer."""
@@ -174,6 +177,11 @@ class ModelTensors:
     def layers(self) -> tuple[tuple[TensorSpec, ...], ...]:
         """The dense tensors of all layers, in the order of a sweep."""
         return tuple(layer for stack in self.stacks for layer in stack.layers)
+
+    @property
+    def num_encoder_layers(self) -> int:
+        """Layers of the encoder stacks."""
+        return sum(len(stack.layers) for stack in self.stacks if stack.is_encoder)
 
     @property
     def layer_bytes(self) -> int:
@@ -214,10 +222,10 @@ class ModelTensors:
             )
 
         stacks = tuple(
-            Stack(
-                stack.name,
-                tuple(map(group, stack.layers)),
-                tuple(tuple(map(group, experts)) for experts in stack.experts),
+            replace(
+                stack,
+                layers=tuple(map(group, stack.layers)),
+                experts=tuple(tuple(map(group, experts)) for experts in stack.experts),
             )
             for stack in self.stacks
         )

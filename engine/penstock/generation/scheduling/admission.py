@@ -19,8 +19,18 @@ from penstock.generation.sequence import FinishReason, Sequence
 class Admission:
     """Admits sequences, gives them blocks, and preempts them."""
 
-    def __init__(self, block_manager: BlockManager, max_num_seqs: int, rope_lengths: RopeLengths) -> None:
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        rope_lengths: RopeLengths,
+        max_encoder_tokens: int,
+    ) -> None:
+        """max_encoder_tokens: inputs of so many tokens together are encoded in a step, or one longer input."""
         self.max_num_seqs = max_num_seqs
+        #: Sequences whose inputs have to be encoded in the step that is being decided.
+        self._encoded: list[Sequence] = []
+        self._max_encoder_tokens = max_encoder_tokens
         self.waiting = FairQueue()
         #: By priority, then in order of admission.
         self.running: list[Sequence] = []
@@ -56,7 +66,7 @@ class Admission:
         if first is None or not self.running or self.running[-1].request.priority <= first.request.priority:
             return
         lower = [sequence for sequence in self.running if sequence.request.priority > first.request.priority]
-        if manager.num_missing(first) > manager.num_free + sum(len(each.block_table) for each in lower):
+        if manager.num_missing(first) > manager.num_free + sum(each.num_blocks for each in lower):
             return
         while lower and not self._has_place(first):
             self._preempt(lower.pop())
@@ -86,6 +96,8 @@ class Admission:
             self.num_queried_tokens += sequence.num_prompt_tokens
         self.adopt(sequence)
         self._block_manager.grow(sequence)
+        if sequence.encoder is not None and self._block_manager.place_encoder(sequence):
+            self._encoded.append(sequence)
         self.waiting.remove(sequence)
         bisect.insort(self.running, sequence, key=lambda each: each.request.priority)
         if not sequence.has_started:
@@ -96,6 +108,12 @@ class Admission:
     def adopt(self, sequence: Sequence) -> None:
         """Skip the tokens that others have computed, or will in this step."""
         self.num_hit_tokens += sequence.skip_to(self._block_manager.adopt(sequence))
+
+    def take_encoded(self) -> tuple[Sequence, ...]:
+        """The sequences whose inputs have to be encoded in the step."""
+        encoded = tuple(self._encoded)
+        self._encoded.clear()
+        return encoded
 
     def suspend(self, sequence: Sequence) -> None:
         """Let a running sequence wait; what it has computed is dropped. The sequence comes in again before
@@ -118,4 +136,11 @@ class Admission:
 
     def _has_place(self, sequence: Sequence) -> bool:
         fits = self._block_manager.num_missing(sequence) <= self._block_manager.num_free
-        return fits and len(self.running) < self.max_num_seqs
+        return fits and len(self.running) < self.max_num_seqs and self._can_encode(sequence)
+
+    def _can_encode(self, sequence: Sequence) -> bool:
+        """Whether the step has room for the sequence's encoded input."""
+        if sequence.encoder is None or not self._encoded or self._block_manager.find_encoder(sequence):
+            return True
+        num_tokens = sum(each.num_input_tokens for each in self._encoded)
+        return num_tokens + sequence.num_input_tokens <= self._max_encoder_tokens

@@ -50,6 +50,8 @@ class Batch:
     #: Blocks (source, destination) of K and V to be copied before anything is written. No destination is a
     #: source.
     block_copies: tuple[tuple[int, int], ...] = ()
+    #: Sequences of the batch whose inputs are encoded before their tokens are computed.
+    encoded: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -34,10 +34,29 @@ def tail_key(sequence: Sequence, block_size: int) -> bytes:
     return _chain(before, token_ids[start : start + length])
 
 
+def encoder_keys(sequence: Sequence, num_blocks: int) -> list[bytes]:
+    """The keys of the blocks of an encoded input. Each stands for the whole input, since every token of an encoder
+    sees all others."""
+    digest = _encoder_digest(sequence)
+    return [_chain(digest, [index]) for index in range(num_blocks)]
+
+
+def _encoder_digest(sequence: Sequence) -> bytes:
+    encoder = sequence.encoder
+    assert encoder is not None
+    if not encoder.digest:
+        encoder.digest = _chain(b"encoder" + _salt(sequence), encoder.token_ids)
+    return encoder.digest
+
+
 def _first_key(sequence: Sequence) -> bytes:
-    """What the chain of a sequence's keys begins with."""
-    salt = hashlib.sha256(sequence.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
-    return _chain(salt, [sequence.rope_length]) if sequence.rope_length else salt
+    """What the chain of a sequence's keys begins with: a decoder's K and V depend on the encoded input too."""
+    first = _salt(sequence) if sequence.encoder is None else _encoder_digest(sequence)
+    return _chain(first, [sequence.rope_length]) if sequence.rope_length else first
+
+
+def _salt(sequence: Sequence) -> bytes:
+    return hashlib.sha256(sequence.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def _chain(before: bytes, token_ids: list[int]) -> bytes:

@@ -30,9 +30,30 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Free blocks that a sequence without blocks takes for all its tokens."""
-        shared = sum(self.pool.num_owners[block] > 0 for block in self.prefix_cache.find(sequence))
-        return self.blocks_for(sequence.num_tokens) - shared
+        """Free blocks that a sequence without blocks takes for all its tokens and its encoded input."""
+        found, num_blocks = self.prefix_cache.find(sequence), self.blocks_for(sequence.num_tokens)
+        if sequence.encoder is not None:
+            num_encoder = self.blocks_for(sequence.encoder.num_tokens)
+            found, num_blocks = found + self.find_encoder(sequence), num_blocks + num_encoder
+        return num_blocks - sum(self.pool.num_owners[block] > 0 for block in found)
+
+    def find_encoder(self, sequence: Sequence) -> list[int]:
+        """Blocks with the sequence's encoded input, if others have encoded all of it, or will in this step."""
+        assert sequence.encoder is not None
+        return self.prefix_cache.find_encoder(sequence, self.blocks_for(sequence.encoder.num_tokens))
+
+    def place_encoder(self, sequence: Sequence) -> bool:
+        """Give a sequence the blocks of its encoded input. True if the input has to be encoded in this step."""
+        encoder = sequence.encoder
+        assert encoder is not None and not encoder.block_table
+        for block in self.find_encoder(sequence):
+            self.pool.own(block)
+            encoder.block_table.append(block)
+        if encoder.block_table:
+            return False
+        encoder.block_table += [self.pool.take() for _ in range(self.blocks_for(encoder.num_tokens))]
+        self.prefix_cache.register_encoder(sequence)
+        return True
 
     def adopt(self, sequence: Sequence) -> int:
         """Share the blocks of the sequence's next tokens that others have computed, or will in this step.
@@ -93,9 +114,11 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
         can't be found."""
-        for block in reversed(sequence.block_table):
-            self.pool.disown(block)
-        sequence.block_table.clear()
+        encoder = sequence.encoder
+        for table in (sequence.block_table, [] if encoder is None else encoder.block_table):
+            for block in reversed(table):
+                self.pool.disown(block)
+            table.clear()
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source, destination) that the step has to make before it writes. No destination is a

@@ -12,7 +12,7 @@ are accepted.
 
 from __future__ import annotations
 
-from penstock.generation.scheduling.block_keys import full_key, tail_key
+from penstock.generation.scheduling.block_keys import encoder_keys, full_key, tail_key
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.sequence import Sequence
 
@@ -47,6 +47,22 @@ class PrefixCache:
             block = self._pool.find(tail_key(sequence, size))
             found += [] if block is None else [block]
         return found
+
+    def find_encoder(self, sequence: Sequence, num_blocks: int) -> list[int]:
+        """The blocks of the sequence's encoded input, if all of them are in the cache; else none."""
+        if not self.is_read_by(sequence):
+            return []
+        found = [self._pool.find(key) for key in encoder_keys(sequence, num_blocks)]
+        blocks = [block for block in found if block is not None]
+        return blocks if len(blocks) == num_blocks else []
+
+    def register_encoder(self, sequence: Sequence) -> None:
+        """The sequence's input will be encoded in this step: its blocks can be found from now on."""
+        if not self._is_enabled or sequence.encoder is None:
+            return
+        table = sequence.encoder.block_table
+        for block, key in zip(table, encoder_keys(sequence, len(table)), strict=True):
+            self._set_key(block, key, self._block_size)
 
     def register(self, sequence: Sequence, end: int) -> None:
         """The sequence's tokens up to `end` will be computed in this step. The blocks that become full, and

@@ -47,7 +47,7 @@ class Scheduler:
         self.block_manager = block_manager
         self.limit = StepLimit(max_num_batched_tokens, step_time_target_s, predict_s)
         self._rope_lengths = RopeLengths(rope)
-        self.admission = Admission(block_manager, max_num_seqs, self._rope_lengths)
+        self.admission = Admission(block_manager, max_num_seqs, self._rope_lengths, max_num_batched_tokens)
         self._drafter = drafter
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -76,7 +76,8 @@ class Scheduler:
                 scheduled[item.sequence] = item
                 budget -= item.num_new_tokens
         self._draft(scheduled, budget)
-        return Batch(tuple(scheduled.values()), self.block_manager.take_copies())
+        copies, encoded = self.block_manager.take_copies(), self.admission.take_encoded()
+        return Batch(tuple(scheduled.values()), copies, encoded)
 
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
         """A step was computed, and `chosen` has what was chosen for each of its sequences. The step's tokens

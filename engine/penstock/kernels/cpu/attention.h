@@ -73,6 +73,9 @@ INLINE float *part_of(const attention *c, int64_t token, int64_t head, int64_t s
     return c->partials + ((token * c->num_heads + head) * c->num_splits + split) * part_width(c->kv.head_dim);
 }
 
+/* Keys that every token of a sequence sees, whatever its position is. */
+INLINE int64_t prefix_of(const attention *c, int64_t seq) { return c->prefix_lens ? c->prefix_lens[seq] : 0; }
+
 /* The first key that a token at this position sees. */
 INLINE int64_t first_seen(const attention *c, int64_t position) {
     return c->window ? MAX(0, position - c->window + 1) : 0;
@@ -90,7 +93,8 @@ static void attention_task(void *context, int64_t task) {
     const int64_t seq = c->tile_seq[index], first = c->tile_begin[index];
     const int64_t num_tokens = MIN(c->tokens_per_tile, c->query_start[seq + 1] - first), num_rows = num_tokens * group;
     /* The position of the batch's token t of this sequence is t + shift. */
-    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1], num_keys = first + num_tokens + shift;
+    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1], prefix = prefix_of(c, seq);
+    const int64_t num_keys = num_seen(first + num_tokens - 1 + shift, prefix);
     const int64_t first_key = first_seen(c, first + shift) / GROUP * GROUP;
     int64_t split = first_key / SPLIT, split_end = (num_keys + SPLIT - 1) / SPLIT;
     if (the_split >= 0) {
@@ -107,7 +111,7 @@ static void attention_task(void *context, int64_t task) {
     float *parts = weights + num_rows * CHUNK, *totals = parts + all_rows * width, *values = totals + all_rows * width;
     float *queries = values + CHUNK * padded(d);
     query_tile t = {c, c->block_tables + seq * c->max_blocks, first_head, num_heads, group, num_rows, first + shift,
-                    num_keys - 1, 0, 0, queries, scores, weights, parts, totals, values, largest, sums};
+                    first + num_tokens - 1 + shift, prefix, 0, 0, queries, scores, weights, parts, totals, values, largest, sums};
     const float factor = c->softcap > 0.0f ? c->scale : c->scale * LOG2_E;
     for (int64_t r = 0; r < all_rows; r++) {
         const int64_t head = r / num_rows, row = r % num_rows;
@@ -138,29 +142,33 @@ static void merge_tile(void *context, int64_t index) {
     const attention *c = context;
     const int64_t d = c->kv.head_dim, seq = c->tile_seq[index], first = c->tile_begin[index];
     const int64_t end = MIN(first + c->tokens_per_tile, c->query_start[seq + 1]);
-    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1];
+    const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1], prefix = prefix_of(c, seq);
     float total[part_width(d)];
     for (int64_t token = first; token < end; token++)
         for (int64_t head = 0; head < c->num_heads; head++) {
             start(total, d);
-            for (int64_t split = first_seen(c, token + shift) / SPLIT; split * SPLIT <= token + shift; split++)
+            for (int64_t split = first_seen(c, token + shift) / SPLIT; split * SPLIT < num_seen(token + shift, prefix); split++)
                 merge(total, part_of(c, token, head, split), d);
             divide_by_sum(c->y + token * c->y_stride + head * d, total, d);
         }
 }
 
-/* Causal attention of new tokens over all cached tokens of their sequences.
+/* Attention of new tokens over all cached tokens of their sequences: causal, but for a prefix.
  *
  * q and y are [num_tokens, num_heads, head_dim], block_tables [num_seqs, max_blocks], query_start [num_seqs + 1].
  * The batch's tokens query_start[s] .. query_start[s + 1] are the last of the context_lens[s] tokens of sequence s.
- * window 0, softcap 0 and alibi_slopes NULL mean none. tiles is scratch of 2 * num_tokens. partials is scratch of
+ * Every token of sequence s also sees the first prefix_lens[s] keys; with prefix_lens NULL, attention is causal.
+ * window 0, softcap 0, alibi_slopes NULL, distance_bias NULL and across_bias NULL mean none; DistanceBias in operands.py
+ * says what the last two are. tiles is scratch of 2 * num_tokens. partials is scratch of
  * num_tokens * num_heads * part_width for each SPLIT keys of the longest context; with NULL, threads do not share
  * the splits of a sequence. */
 EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y, int64_t y_stride, int64_t num_heads,
                                      void *k_cache, void *v_cache, int is_half, int64_t num_kv_heads, int64_t head_dim,
                                      int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
-                                     const int32_t *query_start, const int32_t *context_lens, int64_t num_seqs,
-                                     float scale, float softcap, int64_t window, const float *alibi_slopes,
+                                     const int32_t *query_start, const int32_t *context_lens,
+                                     const int32_t *prefix_lens, int64_t num_seqs, float scale, float softcap,
+                                     int64_t window, const float *alibi_slopes, const float *distance_bias,
+                                     int64_t max_distance, int64_t boundary, const float *across_bias,
                                      int32_t *tiles, float *partials) {
     const int64_t group = num_heads / num_kv_heads, tokens_per_tile = MAX(1, TILE_ROWS / group);
     int32_t *tile_begin = tiles + query_start[num_seqs];
@@ -181,8 +189,9 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
     const int64_t heads_per_task = MIN(at_most, MAX(1, TASK_ROWS / (MIN(most_tokens, tokens_per_tile) * group)));
     attention c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size},
                    q, y, q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks,
-                   block_tables, query_start, context_lens, tiles, tile_begin,
-                   scale, softcap, window, alibi_slopes, partials, num_splits};
+                   block_tables, query_start, context_lens, prefix_lens, tiles, tile_begin,
+                   scale, softcap, window, alibi_slopes, distance_bias, max_distance, boundary, across_bias,
+                   partials, num_splits};
     parallel(num_tasks * ((num_kv_heads + heads_per_task - 1) / heads_per_task), attention_task, &c);
     if (partials) parallel(num_tiles, merge_tile, &c);
 }

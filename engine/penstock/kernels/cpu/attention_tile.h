@@ -17,11 +17,14 @@ typedef struct {
     const float *q;
     float *y;
     int64_t q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks;
-    const int32_t *block_tables, *query_start, *context_lens;
+    const int32_t *block_tables, *query_start, *context_lens, *prefix_lens;
     const int32_t *tile_seq, *tile_begin; /* per tile: its sequence, its first token in the batch */
     float scale, softcap;
     int64_t window;
     const float *alibi_slopes;
+    const float *distance_bias; /* [num_heads, 2 * max_distance + 1] */
+    int64_t max_distance, boundary;
+    const float *across_bias; /* [2, num_heads]: for queries before the boundary, then for those behind */
     float *partials; /* [num_tokens, num_heads, num_splits] parts; NULL: a tile's thread computes all splits */
     int64_t num_splits;
 } attention;
@@ -33,6 +36,7 @@ typedef struct {
     int64_t first_head, num_heads;   /* KV heads */
     int64_t group, num_rows;         /* query heads of a KV head; tokens times group */
     int64_t position, last_position; /* of the first token and the last */
+    int64_t prefix;                  /* keys that every token sees */
     int64_t begin, end;              /* of the split, the keys that some row sees; `begin` is a multiple of GROUP */
     /* queries [num_heads, head_dim, num_rows]; scores [num_heads, num_rows, SCORES_STRIDE]; weights [num_rows, CHUNK];
      * parts and totals [num_heads, num_rows, part_width]; values [CHUNK, padded head_dim] */
@@ -94,6 +98,26 @@ INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes) {
     return at;
 }
 
+/* Keys that a token sees, counted from the sequence's beginning. */
+INLINE int64_t num_seen(int64_t position, int64_t prefix) { return MAX(position + 1, prefix); }
+
+/* The biases of LANES keys from `key` on, for a head's query at `position`. */
+static vec distance_biases(const attention *c, int64_t head, int64_t position, int64_t key) {
+    const int64_t most = c->max_distance, first = key - position, last = first + LANES - 1;
+    const float *table = c->distance_bias + head * (2 * most + 1) + most;
+    vec v;
+    if (first >= -most && last <= most) v = load(table + first);
+    else if (last <= -most) v = splat(table[-most]);
+    else if (first >= most) v = splat(table[most]);
+    else
+        for (int i = 0; i < LANES; i++) v[i] = table[MAX(-most, MIN(most, first + i))];
+    if (!c->across_bias) return v;
+    const ivec is_before = LANE_INDEX + (int32_t)key < (int32_t)c->boundary;
+    const bool is_first = position < c->boundary;
+    const float across = c->across_bias[is_first ? head : c->num_heads + head];
+    return select_vec(is_first ? ~is_before : is_before, splat(across), v);
+}
+
 /* Sums of products -> scores times log2(e), -infinity where a row does not see a key. */
 INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t key, vec v) {
     const attention *c = t->c;
@@ -103,7 +127,9 @@ INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t 
     if (c->alibi_slopes)
         v += splat(LOG2_E * c->alibi_slopes[(t->first_head + head) * t->group + row % t->group]) *
              __builtin_convertvector(key_positions - (int32_t)position, vec);
-    ivec seen = key_positions <= (int32_t)position;
+    if (c->distance_bias)
+        v += splat(LOG2_E) * distance_biases(c, (t->first_head + head) * t->group + row % t->group, position, key);
+    ivec seen = key_positions < (int32_t)num_seen(position, t->prefix);
     if (c->window) seen &= key_positions > (int32_t)(position - c->window);
     return select_vec(seen, v, splat(-INFINITY));
 }
@@ -114,8 +140,9 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
     const attention *a = t->c;
     const int num = SCORE_REGISTERS(rows), size = is_half ? 2 : 4;
     const int64_t first_row = head * t->num_rows + row, bytes = num * LANES * a->kv.head_dim * size;
-    const bool is_finished = a->softcap == 0.0f && !a->alibi_slopes && c->end == c->key + CHUNK &&
-                             c->end - 1 <= t->position && (!a->window || c->key > t->last_position - a->window);
+    const bool is_finished = a->softcap == 0.0f && !a->alibi_slopes && !a->distance_bias &&
+                             c->end == c->key + CHUNK && c->end <= num_seen(t->position, t->prefix) &&
+                             (!a->window || c->key > t->last_position - a->window);
     const float *q = t->queries + head * a->kv.head_dim * t->num_rows + row;
     score_fn *add = rows == 1 ? (is_half ? score_1_half : score_1_float)
                   : rows == 2 ? (is_half ? score_2_half : score_2_float)
