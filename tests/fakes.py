@@ -120,7 +120,8 @@ class FakeModel:
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan = PLAN
-        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
+        predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
+        self.meter = SimpleNamespace(predict=predict)
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
