@@ -21,7 +21,7 @@ from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
 from penstock.generation.request_limits import RequestLimits
 from penstock.generation.sequence import FinishReason
-from penstock.memory.cost import UNKNOWN, StepPrediction
+from penstock.memory.cost import UNKNOWN
 from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
 from penstock_server.facade import inside
@@ -120,8 +120,7 @@ class FakeModel:
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan = PLAN
-        predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
-        self.meter = SimpleNamespace(predict=predict)
+        self.meter = SimpleNamespace(predict=lambda num_tokens, num_sampled: UNKNOWN)
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
