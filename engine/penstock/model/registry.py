@@ -16,6 +16,7 @@ from penstock.model.families.gemma2 import Gemma2
 from penstock.model.families.gpt2 import GPT2
 from penstock.model.families.gpt_neox import GPTNeoX
 from penstock.model.families.llama import Llama, Mistral, Qwen2, Qwen3
+from penstock.model.families.minicpm import MiniCPM
 from penstock.model.families.opt import OPT
 from penstock.model.families.phi3 import Phi3
 from penstock.model.family import Family
@@ -36,6 +37,7 @@ FAMILIES: tuple[type[Family], ...] = (
     GPT2,
     GPTNeoX,
     Llama,
+    MiniCPM,
     Mistral,
     OPT,
     Phi3,
