@@ -21,7 +21,7 @@ from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
 from penstock.generation.request_limits import RequestLimits
 from penstock.generation.sequence import FinishReason
-from penstock.memory.cost import UNKNOWN, StepPrediction
+from penstock.memory.cost import UNKNOWN
 from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
 from penstock_server.facade import inside
@@ -120,14 +120,14 @@ class FakeModel:
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan = PLAN
-        self.predict: Callable[[int, int], StepPrediction] = lambda num_tokens, num_sampled: UNKNOWN
+        self.meter = SimpleNamespace(predict=lambda num_tokens, num_sampled: UNKNOWN)
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
-        limits = RequestLimits(VOCAB_SIZE, self.max_model_len, is_context_cut=False, grammars=self.grammars)
+        limits = RequestLimits(SPEC, self.max_model_len, is_context_cut=False, grammars=self.grammars)
         return limits.validate(request)
 
 

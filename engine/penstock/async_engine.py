@@ -121,18 +121,15 @@ class AsyncEngine:
                 f"{len(self._streams)} requests run or wait already, which is the limit",
                 self._streams.retry_after_s(),
             )
-        stream = self._streams.open(key, partial(self._abort, key))
+        stream = self._streams.open(key, partial(self._thread.put, Abort(key)))
         self._thread.put(valid)
         return stream
 
     async def stop(self) -> None:
         """Abort everything and end the thread, after the layer that it is computing or loading."""
         self._streams.abort_all()
-        await asyncio.to_thread(self._thread.stop)
-
-    def _abort(self, key: str) -> None:
-        self._streams.abort(key)
-        self._thread.put(Abort(key))
+        self._thread.ask_to_stop()
+        await asyncio.to_thread(self._thread.join)
 
     def _settle(self, status: EngineStatus) -> None:
         """The engine is ready, or the thread is at its end: everybody who waits learns of it."""

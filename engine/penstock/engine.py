@@ -70,11 +70,10 @@ class Engine:
         self.executor, self.streamer = model.executor, model.streamer
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
         self.default_sampling = model.default_sampling
-        self.max_model_len = min(model.max_model_len, plan.num_kv_tokens)
+        self.max_model_len = model.max_model_len
         self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
-        is_context_cut = self.max_model_len == plan.num_kv_tokens
-        self.limits = RequestLimits(model.spec, self.max_model_len, is_context_cut, self.grammars)
+        self.limits = RequestLimits(model.spec, model.max_model_len, model.is_context_cut, self.grammars)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         self.scheduler = Scheduler(
@@ -177,8 +176,8 @@ class Engine:
         batch = self.scheduler.schedule()
         if not batch:
             return []
-        inputs = ModelInputs.of(batch, self.config.block_size)
         try:
+            inputs = ModelInputs.of(batch, self.config.block_size)
             logits = self.executor.forward(inputs, self.requests.start(batch, aborted))
             chosen = self.sampler.sample(logits, batch)
         except Cancelled:
@@ -188,6 +187,9 @@ class Engine:
             failure = self.requests.fail(batch, error)
             self.meter.look_at(self.scheduler)
             raise failure from error
+        except BaseException:  # nobody may find K and V in the cache that were never computed
+            self.scheduler.rollback(batch)
+            raise
         outputs = self.requests.deliver(self.scheduler.update(batch, chosen))
         self.meter.record(batch, outputs)
         self.meter.look_at(self.scheduler)

@@ -72,10 +72,14 @@ class EngineThread:
         """Queue a command. Never blocks."""
         self._commands.put(command)
 
-    def stop(self) -> None:
-        """End the thread after the layer that is being computed or loaded, and wait for the end."""
+    def ask_to_stop(self) -> None:
+        """End the thread after the step that is being computed, or the layer that is being loaded. Never
+        blocks."""
         self._is_stopping = True
         self._commands.put(Stop())
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join()
 

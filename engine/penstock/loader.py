@@ -55,6 +55,8 @@ class Model:
     executor: Executor
     #: The longest sequence that model, config and KV cache allow.
     max_model_len: int
+    #: The KV cache has room for fewer tokens than the model's context, so that max_model_len is less.
+    is_context_cut: bool
     #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
     default_sampling: dict[str, object]
 
@@ -130,8 +132,16 @@ def assemble(
         executor, streamer = _begin_reading(opened, reader, plan, resolved, kernels, kv_layout, lane, undo)
         _compare(plan, reader, streamer, resolved)
         undo.pop_all()
+    is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
     model = Model(
-        opened.spec, tokenizer, opened.store, streamer, executor, max_model_len, default_sampling or {}
+        opened.spec,
+        tokenizer,
+        opened.store,
+        streamer,
+        executor,
+        max_model_len,
+        is_context_cut,
+        default_sampling or {},
     )
     # Steps repeat each other in size, and a prediction takes as long as a few kernels of a small model.
     predict = functools.lru_cache(maxsize=4096)(

@@ -96,16 +96,20 @@ class OpenStreams:
         return len(self._streams)
 
     def open(self, key: str, abort: Callable[[], None]) -> RequestStream:
-        """A stream for a new request. Raises InvalidParameter if the id is in use."""
+        """A stream for a new request. abort() is called once, if the caller leaves while the request is being
+        computed. Raises InvalidParameter if the id is in use."""
         if key in self._streams or key in self.aborted:
             raise InvalidParameter("request_id", f"request {key} is being computed already")
-        stream = self._streams[key] = RequestStream(key, abort)
-        return stream
 
-    def abort(self, key: str) -> None:
-        """The caller of a request has left."""
-        self._streams.pop(key, None)
-        self.aborted.add(key)
+        def leave() -> None:
+            # Its request may have ended, and another one may have the same id now.
+            if self._streams.get(key) is stream:
+                del self._streams[key]
+                self.aborted.add(key)
+                abort()
+
+        stream = self._streams[key] = RequestStream(key, leave)
+        return stream
 
     def abort_all(self) -> None:
         """End the sweep that is being computed. The streams stay open until they are told why."""

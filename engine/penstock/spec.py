@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 #: The stack of a model that has only one.
 DECODER = "decoder"
-#: The stacks of a model that encodes its input: the encoder, and the projections of the encoder's result to keys
-#: and values for each layer of the decoder.
+#: The stacks of a model that encodes its input: the encoder, and the projections of the encoder's result to
+#: keys and values for each layer of the decoder.
 ENCODER, CROSS = "encoder", "cross"
 
 
@@ -131,8 +131,8 @@ class ModelSpec:
     rope: RopeSpec | None = None
     #: How many experts of a layer a token passes through; 0 where layers have no experts.
     num_experts_per_token: int = 0
-    #: Layers of the encoder that reads a prompt; the model then writes its answer with a decoder of num_layers
-    #: layers. 0: the model is a decoder alone, and its prompt is the beginning of its text.
+    #: Layers of the encoder that reads a prompt; the model then writes its answer with a decoder of
+    #: num_layers layers. 0: the model is a decoder alone, and its prompt is the beginning of its text.
     num_encoder_layers: int = 0
     #: The tokens with which a decoder begins that writes an answer to an encoded prompt.
     decoder_start: tuple[int, ...] = ()

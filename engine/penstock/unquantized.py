@@ -91,9 +91,14 @@ class UnquantizedModel:
 def _without_weights(store: WeightStore) -> Any:
     """transformers' model in float32: parameters have shapes and no storage, buffers (such as rope's
     frequencies) have values."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # takes a second, so only when it is needed
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM  # this import takes a second
 
-    folder = store.checkpoint.folder
+    folder, kind = store.checkpoint.folder, store.checkpoint.config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise UnsupportedModel(
+            f"transformers has no model of type {kind!r}, which the unquantized model is computed with: "
+            "`penstock report` tells the rounding error of each tensor without it"
+        )
     if folder.is_file():
         config = AutoConfig.for_model(**store.checkpoint.config)
     else:

@@ -90,7 +90,9 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         from penstock_server.commands import plan_report
 
         if options.command == "plan":
-            return plan_report.run_plan(settings, options.shape, options.card, options.json)
+            return plan_report.run_plan(
+                settings, options.shape, options.card, options.price_per_hour, options.json
+            )
         return plan_report.run_hardware(settings, options.folder, options.json, options.remeasure)
     if options.command == "doctor":
         from penstock_server.commands.doctor import run_doctor

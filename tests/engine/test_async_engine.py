@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Container
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -483,6 +483,41 @@ def test_stopping_ends_requests_in_flight(tiny_llama: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_stream_that_is_left_late_ends_no_other_request(tiny_llama: Path) -> None:
+    """The request has ended, its last output is unread, and another one has the same id."""
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        request = GenerationRequest([5, 6, 7], PARAMS, "twice")
+        first = engine.submit(request)
+        while len(engine._streams):
+            await asyncio.sleep(0.001)
+        second = engine.submit(request)
+        first.abort()
+        outputs = [output async for output in second]
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_stopping_waits_for_no_worker_of_the_event_loop(tiny_llama: Path) -> None:
+    """All of the loop's own threads are busy."""
+
+    async def scenario() -> None:
+        engine = await ready(tiny_llama)
+        loop, is_over = asyncio.get_running_loop(), threading.Event()
+        with ThreadPoolExecutor(1) as busy:
+            loop.set_default_executor(busy)
+            waiting = loop.run_in_executor(None, is_over.wait)
+            stopping = asyncio.ensure_future(engine.stop())
+            await engine.wait_until_ended()
+            is_over.set()
+            await asyncio.gather(waiting, stopping)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 def test_stopping_ends_the_loading(tiny_llama: Path) -> None:
     """It does not wait for the layers that are left."""
     seen: list[int] = []
@@ -492,7 +527,7 @@ def test_stopping_ends_the_loading(tiny_llama: Path) -> None:
         def slowly(loaded: int, total: int) -> None:
             seen.append(loaded)
             has_begun.set()
-            while not engine._is_stopping:
+            while not engine._thread._is_stopping:
                 time.sleep(0.001)
             report(loaded, total)
 

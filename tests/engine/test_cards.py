@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.memory.cards import CARDS, find_card
+from penstock.memory.cards import CARDS, card_notes, find_card
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,9 @@ from penstock.memory.cards import CARDS, find_card
         ("gtx 1060", "GTX 1060 6 GB"), ("GTX1060", "GTX 1060 6 GB"), ("1060", "GTX 1060 6 GB"),
         ("NVIDIA GeForce GTX 1060 6GB", "GTX 1060 6 GB"), ("rtx3060 12 GB", "RTX 3060 12 GB"),
         ("RTX 3060 12 GiB", "RTX 3060 12 GB"), ("gtx-1080-ti", "GTX 1080 Ti 11 GB"),
-        ("3090", "RTX 3090 24 GB"),
+        ("3090", "RTX 3090 24 GB"), ("1070", "GTX 1070 8 GB"), ("2080ti", "RTX 2080 Ti 11 GB"),
+        ("Tesla P100 16GB", "P100 16 GB"), ("V100", "V100 16 GB"), ("Tesla V100 32GB", "V100 32 GB"),
+        ("A100", "A100 40 GB"), ("NVIDIA A100 80GB", "A100 80 GB"),
         ("Tesla T4", "T4 16 GB"), ("t4 16gb", "T4 16 GB"), ("NVIDIA H200", "H200 141 GB"),
     ],
 )  # fmt: skip
@@ -40,5 +42,17 @@ def test_numbers_are_of_the_right_size() -> None:
     for card in CARDS:
         assert 2**32 <= card.total_bytes <= 2**38
         assert 100 <= card.memory_gbps <= 10_000 and 5 <= card.host_to_device_gbps <= 60
-        assert 4_000 <= card.int8_gops <= 1_000_000
-        assert card.compute_capability >= (6, 1)
+        assert 2_000 <= card.int8_gops <= 1_000_000
+        assert card.compute_capability >= (6, 0)
+
+
+def test_a_card_without_dp4a_is_served_by_float64() -> None:
+    """Each byte of weights costs 17 of memory traffic, and from some rows on the multiplications. torch's
+    kernels count one row of float64 for the two rows that a token has elsewhere."""
+    assert [card.name for card in CARDS if card_notes(card)] == ["P100 16 GB"]
+    card = find_card("Tesla P100")
+    ((rows, gbps),) = card.products
+    assert gbps == pytest.approx(732 / 17)
+    assert 2 * rows * gbps <= card.int8_gops <= 2 * (rows + 1) * gbps
+    assert "6.0 and no dp4a" in card_notes(card)[0] and "--device cpu" in card_notes(card)[0]
+    assert not any(card.products for card in CARDS if card.compute_capability >= (6, 1))

@@ -405,6 +405,34 @@ def test_a_sweep_nobody_wants_ends_between_layers(
     assert exact(engine.generate(PROMPTS, PARAMS)) == alone
 
 
+def test_an_interrupted_step_leaves_nothing_that_others_find(
+    tiny_llama: Path, alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of the interrupted step have keys, and K and V in the first layer only."""
+    engine = Engine.load(tiny_llama)
+    family = engine.executor._family
+    layer = family.layer
+
+    def interrupt(index: int, *arguments: object) -> torch.Tensor:
+        if index == 1:
+            raise KeyboardInterrupt
+        return layer(index, *arguments)
+
+    monkeypatch.setattr(family, "layer", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS, PARAMS)
+    monkeypatch.undo()
+    assert not engine.has_work
+    assert exact(engine.generate(PROMPTS, PARAMS)) == alone
+
+
+def test_the_context_that_a_setting_limits_is_not_blamed_on_the_cache(tiny_llama: Path) -> None:
+    engine = Engine.load(tiny_llama, EngineConfig(max_model_len=64, num_kv_tokens=64))
+    with pytest.raises(ContextOverflow) as refused:
+        engine.validate(GenerationRequest([5] * 80, SamplingParams()))
+    assert "--kv-tokens" not in str(refused.value)
+
+
 def test_a_tokenizer_that_fails_costs_its_request_alone(
     tiny_llama: Path, alone: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from penstock.errors import UnsupportedModel
 from penstock.kernels import BatchLayout
-from penstock.model.llama import Llama
-from penstock.model.phi3 import Phi3
+from penstock.model.families.llama import Llama
+from penstock.model.families.phi3 import Phi3
 from penstock.model.rope import RopeTable, read_rope
 from penstock.spec import RopeSpec
 

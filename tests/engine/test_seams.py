@@ -33,9 +33,9 @@ from penstock.kernels.reference import ReferenceKernels
 from penstock.loader import assemble
 from penstock.memory.host_lane import HostLane
 from penstock.model.architecture import linear_tensors
+from penstock.model.families.llama import Llama, LlamaSpec
 from penstock.model.family import LayerFunction
 from penstock.model.layers import attend
-from penstock.model.llama import Llama, LlamaSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint

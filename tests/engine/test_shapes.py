@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import minicpm_twin
 import pytest
 import torch
 import transformers
@@ -22,7 +24,8 @@ from penstock.weights.conversion import whole_file
 
 #: Parameters as the models' cards state them, in 1e9.
 STATED = {
-    "tinyllama-1.1b": 1.1, "llama-2-7b": 6.74, "solar-10.7b": 10.7, "falcon3-10b": 10.3, "llama-2-13b": 13.0,
+    "tinyllama-1.1b": 1.1, "cpm-1": 2.6, "minicpm-2b": 2.72, "minicpm4-8b": 8.19,
+    "llama-2-7b": 6.74, "solar-10.7b": 10.7, "falcon3-10b": 10.3, "llama-2-13b": 13.0,
     "qwen3-14b": 14.8, "llama-3-70b": 70.6,
 }  # fmt: skip
 
@@ -31,26 +34,36 @@ STATED = {
 def test_parameters_are_those_of_transformers_model(name: str) -> None:
     config = find_shape(name)
     kind = config["architectures"][0]
+    library: Any = minicpm_twin if kind.startswith("MiniCPM") else transformers
     with torch.device("meta"):
-        own_config = getattr(transformers, kind.replace("ForCausalLM", "Config"))(
+        own_config = getattr(library, re.sub("ForCausalLM|LMHeadModel", "Config", kind))(
             **{key: value for key, value in config.items() if key != "architectures"}
         )
-        model = getattr(transformers, kind)(own_config)
+        model = getattr(library, kind)(own_config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     assert num_parameters / 1e9 == pytest.approx(STATED[name], rel=0.01)
     family = find_family(config)
     spec = family.read_spec(config)
     found = footprint(spec, family.model_tensors(spec))
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = num_parameters - sum(p.numel() for p in matrices)
-    scales = sum(p.shape[0] for p in matrices)
+    # GPT-2 has a table of positions, which stays float32, and matrices [in_features, out_features].
+    matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and "wpe" not in n}
+    vectors = num_parameters - sum(p.numel() for p in matrices.values())
+    scales = sum(p.shape[1 if ".c_" in n else 0] for n, p in matrices.items())
     weights = sum(found.layer_bytes) + found.embedding_bytes + found.head_bytes
     assert weights == num_parameters - vectors + 4 * (vectors + scales)
-    assert found.layer_elements == sum(
-        p.numel() for n, p in model.named_parameters() if "layers" in n and p.dim() == 2
-    )
-    assert found.head_elements == config["vocab_size"] * config["hidden_size"]
-    assert found.num_layers == config["num_hidden_layers"]
+    assert found.layer_elements == sum(p.numel() for n, p in matrices.items() if re.search(r"\.\d+\.", n))
+    assert found.head_elements == config["vocab_size"] * own_config.hidden_size
+    assert found.num_layers == own_config.num_hidden_layers
+
+
+def test_a_random_model_of_another_family_is_a_model(tmp_path: Path) -> None:
+    """CPM-1's config has none of Llama's names."""
+    sizes = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128, "n_positions": 32}
+    write_random(find_shape("cpm-1") | sizes, tmp_path)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
+        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

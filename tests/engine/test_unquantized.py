@@ -57,6 +57,14 @@ def test_layer_by_layer_equals_the_whole_model(name: str, tmp_path: Path) -> Non
     assert_equal(tmp_path, build(name, tmp_path))
 
 
+def test_a_model_that_transformers_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' twin of MiniCPM is not there for users."""
+    build("MiniCPM", tmp_path)
+    monkeypatch.delitem(transformers.CONFIG_MAPPING._extra_content, "minicpm")
+    with pytest.raises(UnsupportedModel, match="transformers has no model of type 'minicpm'"):
+        UnquantizedModel(open_model(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["Llama, tied, biases", "GPT-2", "GPT-NeoX", "BLOOM, untied"])
 def test_int8_is_dequantized(name: str, tmp_path: Path) -> None:
     """Tied heads, transposed matrices, heads of another name, fused matrices."""

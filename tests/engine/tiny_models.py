@@ -1,10 +1,12 @@
-"""Tiny random models of every family, made by transformers' own classes and saved as it saves them."""
+"""Tiny random models of every family, made by transformers' own classes and saved as it saves them. MiniCPM,
+which transformers lacks, has a twin of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import minicpm_twin
 import torch
 import transformers
 
@@ -43,6 +45,7 @@ BLOOM: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4,
     "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
 }  # fmt: skip
+MINICPM = SMALL | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "tie_word_embeddings": True}
 
 #: name -> (transformers' class name without ForCausalLM etc., config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -76,6 +79,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         SMALL | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 170},
     ),
+    "MiniCPM": ("MiniCPM", MINICPM),
+    "MiniCPM, one layer, 3 heads, untied, no scaling": (
+        "MiniCPM",
+        MINICPM
+        | UNTIED
+        | {"num_hidden_layers": 1, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3,
+           "scale_depth": None, "dim_model_base": None},
+    ),
+    "MiniCPM, rope longrope": (
+        "MiniCPM",
+        MINICPM | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 170}},
+    ),
+    "MiniCPM, rope dynamic": ("MiniCPM", MINICPM | {"rope_parameters": DYNAMIC_ROPE}),
     "Gemma 2": ("Gemma2", GEMMA2),
     "Gemma 2, untied": ("Gemma2", GEMMA2 | UNTIED),
     "GPT-2": ("GPT2", GPT2),
@@ -106,11 +122,12 @@ def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedM
     Norms and biases, which start as ones and zeros, are moved, so that forgetting one shows.
     """
     kind, sizes = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**(sizes | overrides))
+    library: Any = minicpm_twin if kind == "MiniCPM" else transformers
+    config = getattr(library, f"{kind}Config")(**(sizes | overrides))
     config._attn_implementation = "eager"
     suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     torch.manual_seed(10)
-    model = getattr(transformers, f"{kind}{suffix}")(config).float().eval()
+    model = getattr(library, f"{kind}{suffix}")(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import random
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,18 +246,19 @@ async def test_time_limits(tiny_llama: Path, stream: bool, seconds: float, outco
             is_computing.set()
             go_on.wait()
 
-    engine = AsyncEngine(load(tiny_llama, fails))
+    passed = 0.0
+    engine = AsyncEngine(load(tiny_llama, fails), clock=lambda: time.monotonic() + passed)
     settings = Settings(model="tiny", queue_timeout=1800, request_timeout=3600)
     app = create_app(ServedEngine(engine), settings)
     body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": stream}
     running, waiting = Client(body | {"n": CONFIG.max_num_seqs}), Client(body)
-    clock = engine._clock
 
     async def let_time_pass() -> None:
+        nonlocal passed
         await asyncio.to_thread(is_computing.wait)
         while len(engine._streams) <= CONFIG.max_num_seqs:
             await asyncio.sleep(0.001)
-        engine._clock = lambda: clock() + seconds
+        passed = seconds
         go_on.set()
 
     passing = asyncio.create_task(let_time_pass())

@@ -1,5 +1,5 @@
-"""EncoderInput: the prompt of a sequence whose model encodes prompts, and the blocks of its keys and values. No
-torch here."""
+"""EncoderInput: the prompt of a sequence whose model encodes prompts, and the blocks of its keys and values.
+No torch here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 
 class EncoderInput:
-    """Encoded once, when the sequence is admitted; the decoder's tokens attend to it. Each layer of the decoder has
-    keys and values of its own for it, in the same blocks as those of the decoder's tokens, but other ones."""
+    """Encoded once, when the sequence is admitted; the decoder's tokens attend to it. Each layer of the
+    decoder has keys and values of its own for it, in the same blocks as those of the decoder's tokens, but
+    other ones."""
 
     def __init__(self, token_ids: Sequence[int], block_table: Iterable[int] = ()) -> None:
         self.token_ids = list(token_ids)

@@ -37,7 +37,8 @@ class RequestLimits:
         if self._has_encoder and request.params.prompt_logprobs is not None:
             raise InvalidParameter(
                 "prompt_logprobs",
-                "prompt_logprobs have no meaning here: this model encodes the prompt, and predicts no token of it",
+                "prompt_logprobs have no meaning here: this model encodes the prompt, and predicts none "
+                "of its tokens",
             )
         self._check_token_ids(request.params)
         if request.params.grammar is not None:

@@ -27,8 +27,8 @@ class RequestTable:
         max_model_len: int,
         decoder_start: tuple[int, ...] = (),
     ) -> None:
-        """max_model_len: tokens of a prompt and its answer together. decoder_start: what a model with an encoder
-        begins its answers with."""
+        """max_model_len: tokens of a prompt and its answer together. decoder_start: what a model with an
+        encoder begins its answers with."""
         self._decoder_start = decoder_start
         self._scheduler = scheduler
         self._tokenizer = tokenizer

@@ -44,8 +44,8 @@ class Sequence:
         """max_total_tokens: prompt and answer end there at the latest. matcher: of the request's grammar, at
         its beginning. first_scored: the first token of the prompt whose log-probability is wanted; None: 1 if
         the request wants prompt_logprobs, else none. decoder_start: the model
-        encodes the prompt, and its text begins with these tokens. num_computed_tokens, rope_length, block tables:
-        of a sequence that begins in the middle, as in the warm-up."""
+        encodes the prompt, and its text begins with these tokens. num_computed_tokens, rope_length, block
+        tables: of a sequence that begins in the middle, as in the warm-up."""
         # These never change.
         self.sequence_id = sequence_id
         self.request = request

@@ -35,8 +35,8 @@ def largest_step(
     config: EngineConfig, longest: int, num_past: int = 0, spec: ModelSpec | None = None
 ) -> Batch:
     """A step with as many tokens of as many sequences as the config allows. Each sequence has `num_past`
-    computed tokens, and none is longer than `longest`. All keys and values lie in block 0. A model that encodes
-    its inputs encodes as many tokens as a step encodes at most, or one input as long as `longest`."""
+    computed tokens, and none is longer than `longest`. All keys and values lie in block 0. A model that
+    encodes its inputs encodes as many tokens as a step encodes at most, or one input as long as `longest`."""
     rope, has_encoder = (spec.rope, spec.has_encoder) if spec is not None else (None, False)
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens

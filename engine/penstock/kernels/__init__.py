@@ -87,10 +87,12 @@ def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str
     return f"{build} {config.activations}"
 
 
-def expected_traits(config: EngineConfig, has_gpu: bool) -> KernelTraits:
-    """Traits of the kernels that would compute, on a GPU if `has_gpu`, without loading anything."""
-    if has_gpu and config.kernels in ("auto", "native"):
-        return CudaKernels.traits
+def expected_traits(config: EngineConfig, capability: tuple[int, int] | None) -> KernelTraits:
+    """Traits of the kernels that would compute, on a GPU of this compute capability if there is one, without
+    loading anything."""
+    if capability is not None and config.kernels in ("auto", "native"):
+        major, minor = capability
+        return CudaKernels.traits if 10 * major + minor >= nvrtc.OLDEST_ARCHITECTURE else TorchKernels.traits
     choice = _resolved(config.kernels, None)
     return NativeKernels.traits if choice == "native" else _PLAIN[choice].traits
 

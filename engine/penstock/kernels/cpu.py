@@ -267,6 +267,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
     "penstock_write_kv": (_P, _N, _P, _N, _N, _P, _P, _P, _I, _N, _N, _N),
     "penstock_paged_attention": (
-        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _F, _F, _N, _P, _P, _N, _N, _P, _P, _P,
+        _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _F, _F, _N, _P, _P, _N, _N, _P,
+        _P, _P,
     ),
 }  # fmt: skip

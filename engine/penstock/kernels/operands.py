@@ -109,11 +109,12 @@ class BatchLayout:
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
     query_start: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs], the step's tokens included
-    #: int32 [num_seqs]: every token of sequence s sees the sequence's first prefix_lens[s] keys, also those behind
-    #: the token; at most context_lens[s]. None: a token sees the keys up to its own position, and no others.
+    #: int32 [num_seqs]: every token of sequence s sees the sequence's first prefix_lens[s] keys, also those
+    #: behind the token; at most context_lens[s]. None: a token sees the keys up to its own position, and no
+    #: others.
     prefix_lens: Tensor | None = None
-    #: Where the encoded inputs of the same tokens' sequences lie, for a decoder that attends to them: all keys
-    #: are in the prefix. None in models without an encoder.
+    #: Where the encoded inputs of the same tokens' sequences lie, for a decoder that attends to them: all
+    #: keys are in the prefix. None in models without an encoder.
     cross: BatchLayout | None = None
     #: RopeSpec.frequency_length() of each token's sequence, int64 [num_tokens]; None where all are 0.
     rope_lengths: Tensor | None = None
@@ -139,13 +140,14 @@ class BatchLayout:
 
 @dataclass(frozen=True)
 class DistanceBias:
-    """A term of each score that depends on the distance from a query to a key, as in T5 (arXiv 1910.10683)."""
+    """A term of each score that depends on the distance from a query to a key, as in T5 (arXiv
+    1910.10683)."""
 
     #: float32 [num_heads, 2 * max_distance + 1]. A key `d` positions behind its query (before it, where d is
     #: negative) has the entry max_distance + d; keys that are farther away have that of max_distance.
     table: Tensor
-    #: The sequence's first tokens are a segment of their own if this is above 0: their number. Between a query
-    #: and a key of different segments, the distance does not count but `across`.
+    #: The sequence's first tokens are a segment of their own if this is above 0: their number. Between a
+    #: query and a key of different segments, the distance does not count but `across`.
     boundary: int = 0
     #: float32 [2, num_heads]: for queries of the first segment, then for those of the second.
     across: Tensor | None = None

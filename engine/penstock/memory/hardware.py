@@ -42,6 +42,9 @@ class DeviceProfile:
     int8_gops: float
     #: RAM that the driver lets a process pin.
     pinnable_bytes: int
+    #: Rates of products with weights in the GPU's memory; empty where these products are as fast as this
+    #: memory and the INT8 rate allow.
+    products: ProductRates = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class HardwareProfile:
             device.free_bytes,
             device.memory_gbps,
             device.int8_gops,
+            device.products,
             link_gbps=device.host_to_device_gbps,
             pinnable_bytes=device.pinnable_bytes,
         )

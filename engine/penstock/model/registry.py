@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import InvalidConfig, UnsupportedModel
-from penstock.model.bloom import Bloom
 from penstock.model.config_values import refuse
-from penstock.model.falcon import Falcon
+from penstock.model.families.bloom import Bloom
+from penstock.model.families.falcon import Falcon
+from penstock.model.families.gemma2 import Gemma2
+from penstock.model.families.gpt2 import GPT2
+from penstock.model.families.gpt_neox import GPTNeoX
+from penstock.model.families.llama import Llama, Mistral, Qwen2, Qwen3
+from penstock.model.families.minicpm import MiniCPM
+from penstock.model.families.opt import OPT
+from penstock.model.families.phi3 import Phi3
+from penstock.model.families.t5 import EVA, MT5, T5
 from penstock.model.family import Family
-from penstock.model.gemma2 import Gemma2
-from penstock.model.gpt2 import GPT2
-from penstock.model.gpt_neox import GPTNeoX
-from penstock.model.llama import Llama, Mistral, Qwen2, Qwen3
-from penstock.model.opt import OPT
-from penstock.model.phi3 import Phi3
-from penstock.model.t5 import EVA, T5
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.formats import MALFORMED, activation_note, open_checkpoint
 from penstock.weights.checkpoints.own_head import has_own_head
@@ -38,6 +39,8 @@ FAMILIES: tuple[type[Family], ...] = (
     GPT2,
     GPTNeoX,
     Llama,
+    MT5,
+    MiniCPM,
     Mistral,
     OPT,
     Phi3,

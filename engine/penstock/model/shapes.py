@@ -114,6 +114,9 @@ def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tens
 
 def _even_parts(tensors: tuple[TensorSpec, ...], config: dict[str, Any]) -> dict[str, int]:
     """Rows of each part of Llama's fused matrices: q, k, v and gate, up."""
+    parts = [part for tensor in tensors if len(tensor.parts) > 1 for part in tensor.parts]
+    if not parts:  # a family whose checkpoints have fused matrices names its sizes as it likes
+        return {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rows = {
         "q_proj": config["num_attention_heads"] * head_dim,
@@ -122,5 +125,4 @@ def _even_parts(tensors: tuple[TensorSpec, ...], config: dict[str, Any]) -> dict
         "gate_proj": config["intermediate_size"],
         "up_proj": config["intermediate_size"],
     }
-    parts = [part for tensor in tensors if len(tensor.parts) > 1 for part in tensor.parts]
     return {part: rows[part.split(".")[-2]] for part in parts}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -119,8 +120,20 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", metavar="NAME", help=f"a well-known card in place of this machine's: {cards}"
     )
+    parser.add_argument(
+        "--price-per-hour", type=_price, metavar="PRICE",
+        help="what an hour of the machine costs: the plan then tells the price of a million tokens",
+    )  # fmt: skip
     _add_json(parser)
     add_flags(parser, "plan")
+
+
+def _price(text: str) -> float:
+    """A number above 0. Raises ValueError, of which argparse makes an error message."""
+    price = float(text)
+    if not 0 < price < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no price: give a number above 0")
+    return price
 
 
 def _add_hardware(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.kernels import expected_traits
-from penstock.memory.cards import find_card
+from penstock.memory.cards import card_notes, find_card
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
@@ -31,23 +31,29 @@ from penstock_server.settings.settings import Settings
 NUM_SEQS, PROMPT = (1, 8, 32), 512
 
 
-def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: bool) -> int:
-    """Prints the plan. Raises PenstockError; a CapacityError says the least memory that would work."""
+def run_plan(
+    settings: Settings, shape: str | None, card: str | None, price_per_hour: float | None, is_json: bool
+) -> int:
+    """Prints the plan. `price_per_hour` is the price of the machine, in any currency. Raises PenstockError; a
+    CapacityError says the least memory that would work."""
     config, device = settings.engine_config(), find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_of(read_config(folder) if folder else find_shape(shape or ""), config)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
+        assumptions += card_notes(device)
     plan = estimated_plan(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
+    prices = {} if price_per_hour is None else million_token_prices(steps, price_per_hour)
     if is_json:
-        print(json.dumps(as_data(plan, steps, hardware) | {"assumptions": assumptions}))
+        data = as_data(plan, steps, hardware) | {"assumptions": assumptions}
+        print(json.dumps(data | ({"price_per_million_tokens": prices} if prices else {})))
     else:
         lines = [
             *plan_table(plan_body(plan)),
             "",
-            *step_table(steps),
+            *step_table(steps, prices),
             *hardware_lines(hardware),
             *assumptions,
         ]
@@ -58,7 +64,8 @@ def run_plan(settings: Settings, shape: str | None, card: str | None, is_json: b
 def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
     """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
     CapacityError, as plan_memory() does."""
-    traits = expected_traits(config, hardware.device is not None)
+    device = hardware.device
+    traits = expected_traits(config, None if device is None else device.compute_capability)
     return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 
@@ -103,13 +110,25 @@ def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: Hardwa
     }
 
 
-def step_table(steps: dict[str, StepPrediction]) -> list[str]:
-    """A line for each step: predicted milliseconds, tokens per second, and the resource that limits it."""
+def million_token_prices(steps: dict[str, StepPrediction], price_per_hour: float) -> dict[str, float]:
+    """What a million tokens of each step cost on a machine of this price that has no idle hour. A decoding
+    step makes tokens of answers; a step with a prompt reads tokens of prompts."""
+    per_second = price_per_hour / 3600
+    return {
+        name: per_second * step.seconds / step.num_tokens * 1e6
+        for name, step in steps.items()
+        if step.num_tokens  # 0 where no rate is known
+    }
+
+
+def step_table(steps: dict[str, StepPrediction], prices: dict[str, float]) -> list[str]:
+    """A line for each step: predicted milliseconds, tokens per second, the price of a million tokens if there
+    is one, and the resource that limits the step."""
     lines = []
     for name, step in steps.items():
-        num_tokens = step.num_tokens if step.num_tokens == step.num_sampled else PROMPT
-        rate = num_tokens / step.seconds if step.seconds else float("inf")
+        rate = step.num_tokens / step.seconds if step.seconds else float("inf")
+        price = f"  {prices[name]:9.2f} per million tokens" if name in prices else ""
         lines.append(
-            f"{name:20} {step.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s  waits for {step.binding}"
+            f"{name:20} {step.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s{price}  waits for {step.binding}"
         )
     return [*lines, ""]

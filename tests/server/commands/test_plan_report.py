@@ -74,6 +74,36 @@ def test_activations_are_estimated_for_the_kernels_that_would_compute(
     assert workspace() == workspace("--kernels", "torch") and workspace(*card) == on_card
 
 
+def test_the_price_of_a_million_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.80 an hour is 0.0005 a second."""
+    flags = ("plan", "--shape", "minicpm-2b", "--host-memory", "6GiB", "--price-per-hour", "1.8")
+    data = json.loads(run(capsys, *flags, "--json"))
+    prices, steps = data["price_per_million_tokens"], data["steps"]
+    assert prices["decode, 8 sequences"] == pytest.approx(steps["decode, 8 sequences"]["seconds"] / 8 * 500)
+    assert prices["prompt of 512"] == pytest.approx(steps["prompt of 512"]["seconds"] / 512 * 500)
+    text = run(capsys, *flags)
+    assert all(f"{price:.2f} per million tokens" in text for price in prices.values())
+    assert "per million tokens" not in run(capsys, *flags[:-2])
+
+
+@pytest.mark.parametrize("price", ["0", "-1", "nan", "inf", "cheap"])
+def test_a_price_that_is_none(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["plan", "--shape", "cpm-1", "--price-per-hour", price])
+    assert stopped.value.code == 2 and "--price-per-hour" in capsys.readouterr().err
+
+
+def test_what_serves_on_a_card_without_dp4a(capsys: pytest.CaptureFixture[str]) -> None:
+    """torch's kernels take more memory for activations, and read weights as float64."""
+    flags = ("plan", "--shape", "minicpm4-8b", "--json", "--max-model-len", "512")
+    old, newer = (json.loads(run(capsys, *flags, "--card", card)) for card in ("P100", "V100"))
+    assert any("6.0 and no dp4a" in line for line in old["assumptions"])
+    assert not any("dp4a" in line for line in newer["assumptions"])
+    assert old["plan"]["workspace_bytes"] > 2 * newer["plan"]["workspace_bytes"]
+    slow, fast = (data["steps"]["decode, 1 sequence"]["seconds"] for data in (old, newer))
+    assert slow > 5 * fast
+
+
 def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
     assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text

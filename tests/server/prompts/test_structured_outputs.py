@@ -131,7 +131,11 @@ def test_objects_are_closed_unless_the_client_opens_them(
             "structured_outputs",
             "send one",
         ),
-        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "together with a grammar"),
+        (
+            {"structured_outputs": {"regex": "a"}, "ignore_eos": True},
+            "ignore_eos",
+            "false where there is a grammar",
+        ),
         ({"guided_json": SCHEMA}, "guided_json", "structured_outputs"),
         ({"guided_regex": "a"}, "guided_regex", "structured_outputs"),
         ({"guided_choice": ["a"]}, "guided_choice", "structured_outputs"),

@@ -140,7 +140,7 @@ def model() -> FakeModel:
     """Of a server that has a plan and took a step."""
     model = FakeModel()
     model.plan = MEMORY_PLAN
-    model.predict = functools.partial(predict_step, MEMORY_PLAN, SIZE, MACHINE, CONFIG)
+    model.meter.predict = functools.partial(predict_step, MEMORY_PLAN, SIZE, MACHINE, CONFIG)
     model.metrics.record(StepStats(0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1))
     model.metrics.links = {"disk": Traffic(5, 0.5)}
     model.streamer.current_layer = 3
@@ -152,7 +152,7 @@ def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> Non
     assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP)]
     assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
     assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
-    step = model.predict(1, 1)
+    step = model.meter.predict(1, 1)
     assert (told["step"]["seconds"], told["step"]["binding"]) == (step.seconds, step.binding)
     assert told["step"]["terms"] == step.terms
 

@@ -26,7 +26,8 @@ class Admission:
         rope_lengths: RopeLengths,
         max_encoder_tokens: int,
     ) -> None:
-        """max_encoder_tokens: inputs of so many tokens together are encoded in a step, or one longer input."""
+        """max_encoder_tokens: inputs of so many tokens together are encoded in a step, or one longer
+        input."""
         self.max_num_seqs = max_num_seqs
         #: Sequences whose inputs have to be encoded in the step that is being decided.
         self._encoded: list[Sequence] = []

@@ -35,8 +35,8 @@ def tail_key(sequence: Sequence, block_size: int) -> bytes:
 
 
 def encoder_keys(sequence: Sequence, num_blocks: int) -> list[bytes]:
-    """The keys of the blocks of an encoded input. Each stands for the whole input, since every token of an encoder
-    sees all others."""
+    """The keys of the blocks of an encoded input. Each stands for the whole input, since every token of an
+    encoder sees all others."""
     digest = _encoder_digest(sequence)
     return [_chain(digest, [index]) for index in range(num_blocks)]
 
@@ -50,7 +50,8 @@ def _encoder_digest(sequence: Sequence) -> bytes:
 
 
 def _first_key(sequence: Sequence) -> bytes:
-    """What the chain of a sequence's keys begins with: a decoder's K and V depend on the encoded input too."""
+    """What the chain of a sequence's keys begins with: a decoder's K and V depend on the encoded input
+    too."""
     first = _salt(sequence) if sequence.encoder is None else _encoder_digest(sequence)
     return _chain(first, [sequence.rope_length]) if sequence.rope_length else first
 

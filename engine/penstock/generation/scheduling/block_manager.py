@@ -38,12 +38,14 @@ class BlockManager:
         return num_blocks - sum(self.pool.num_owners[block] > 0 for block in found)
 
     def find_encoder(self, sequence: Sequence) -> list[int]:
-        """Blocks with the sequence's encoded input, if others have encoded all of it, or will in this step."""
+        """Blocks with the sequence's encoded input, if others have encoded all of it, or will in this
+        step."""
         assert sequence.encoder is not None
         return self.prefix_cache.find_encoder(sequence, self.blocks_for(sequence.encoder.num_tokens))
 
     def place_encoder(self, sequence: Sequence) -> bool:
-        """Give a sequence the blocks of its encoded input. True if the input has to be encoded in this step."""
+        """Give a sequence the blocks of its encoded input. True if the input has to be encoded in this
+        step."""
         encoder = sequence.encoder
         assert encoder is not None and not encoder.block_table
         for block in self.find_encoder(sequence):

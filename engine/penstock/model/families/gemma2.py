@@ -11,8 +11,8 @@ from torch import Tensor
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import num_layers_of, number, require
+from penstock.model.families.llama import Llama, LlamaSpec
 from penstock.model.layers import activation_function, attend, gated_mlp
-from penstock.model.llama import Llama, LlamaSpec
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec

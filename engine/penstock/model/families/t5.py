@@ -1,8 +1,9 @@
-"""T5 (arXiv 1910.10683), T5 v1.1, mT5, Flan-T5, UL2, CPM-2 (arXiv 2106.10715): an encoder that sees its whole input,
-and a decoder that also attends to the encoder's result. Positions are biases of attention by distance and head.
+"""T5 (arXiv 1910.10683), T5 v1.1, mT5, Flan-T5, UL2, CPM-2 (arXiv 2106.10715): an encoder that sees its whole
+input, and a decoder that also attends to the encoder's result. Positions are biases of attention by distance
+and head.
 
-EVA (arXiv 2108.01547, 2203.09313) is the same, but that EVA 2.0 scales scores by 1 / sqrt(head_dim), which T5 does
-not do at all.
+EVA (arXiv 2108.01547, 2203.09313) is the same, but that EVA 2.0 scales scores by 1 / sqrt(head_dim), which T5
+does not do at all.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class T5Spec(ModelSpec):
 class T5(Family):
     """rms_norm before each part, no biases, attention without a scale."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+    architectures: ClassVar[tuple[str, ...]] = ("T5ForConditionalGeneration",)
     optional_prefix = ""
     unused_tensors = (
         r"^(encoder|decoder)\.embed_tokens\.weight$",
@@ -92,8 +93,7 @@ class T5(Family):
     @classmethod
     def decoder_start(cls, config: dict[str, Any]) -> tuple[int, ...]:
         """The tokens with which an answer begins; T5 begins with padding."""
-        start = config.get("decoder_start_token_id")
-        return (start if isinstance(start, int) else count(config, "pad_token_id", default=0),)
+        return (_token_id(config, "decoder_start_token_id", "pad_token_id", default=0),)
 
     @classmethod
     def score_scale(cls, config: dict[str, Any]) -> float:
@@ -222,6 +222,16 @@ class T5(Family):
         return normed if self.spec.output_scale == 1.0 else normed * self.spec.output_scale
 
 
+class MT5(T5):
+    """mT5 and CPM-2: the head is never scaled, whatever the config says of ties, as in transformers."""
+
+    architectures = ("MT5ForConditionalGeneration",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> T5Spec:
+        return super().read_spec(config | {"scale_decoder_outputs": False})
+
+
 class EVA(T5):
     """EVA 1.0 and 2.0. An answer begins with `<s_0>`, which the config calls the token for begin."""
 
@@ -230,7 +240,7 @@ class EVA(T5):
 
     @classmethod
     def decoder_start(cls, config: dict[str, Any]) -> tuple[int, ...]:
-        return (count(config, "decoder_start_token_id", "bos_token_id", default=29810),)
+        return (_token_id(config, "decoder_start_token_id", "bos_token_id", default=29810),)
 
     @classmethod
     def score_scale(cls, config: dict[str, Any]) -> float:
@@ -238,8 +248,8 @@ class EVA(T5):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> T5Spec:
-        # The config says "relu", and EVA's code computes a gated gelu whatever the config says. The head has a
-        # matrix of its own, and nothing scales before it.
+        # The config says "relu", and EVA's code computes a gated gelu whatever the config says. The head has
+        # a matrix of its own, and nothing scales before it.
         own = {
             "feed_forward_proj": "gated-gelu",
             "tie_word_embeddings": False,
@@ -248,10 +258,17 @@ class EVA(T5):
         return super().read_spec(config | own)
 
 
+def _token_id(config: dict[str, Any], *names: str, default: int) -> int:
+    """The first of these entries that is a token id."""
+    found = (config.get(name) for name in names)
+    return next((value for value in found if isinstance(value, int) and value >= 0), default)
+
+
 def buckets(distance: Tensor, num_buckets: int, max_distance: int, sees_both_ways: bool) -> Tensor:
-    """The bucket of each distance (key position - query position, int64), int64 of the same shape: T5's paper,
-    section 2.1, with the rounding of its published code. Where a query sees keys behind it, half of the buckets
-    are for those. Half of what is left are for single distances, and the others grow up to max_distance."""
+    """The bucket of each distance (key position - query position, int64), int64 of the same shape: T5's
+    paper, section 2.1, with the rounding of its published code. Where a query sees keys behind it, half of
+    the buckets are for those. Half of what is left are for single distances, and the others grow up to
+    max_distance."""
     first = torch.zeros_like(distance)
     if sees_both_ways:
         num_buckets //= 2
@@ -301,8 +318,8 @@ def _encoder_tensors(spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
 
 
 def _cross_tensors(spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
-    """What makes the encoded input's keys and values for a layer of the decoder. These matrices work once for each
-    request, and the decoder's layers, which are read for each token, do not hold them."""
+    """What makes the encoded input's keys and values for a layer of the decoder. These matrices work once for
+    each request, and the decoder's layers, which are read for each token, do not hold them."""
     inner, prefix = spec.num_heads * spec.head_dim, f"decoder.block.{index}.layer.1.EncDecAttention."
     return linear_tensors(
         "cross_kv", (2 * inner, spec.hidden_size), (f"{prefix}k", f"{prefix}v"), has_bias=False

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import count, num_layers_of, require
-from penstock.model.llama import Llama, LlamaSpec
+from penstock.model.families.llama import Llama, LlamaSpec
 from penstock.model.rope import read_rope
 
 
