@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import unicodedata
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +18,11 @@ Decode = Callable[[list[int]], str]
 
 @cache
 def _jieba() -> jieba.Tokenizer:
-    return jieba.Tokenizer()
+    tokenizer = jieba.Tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.tmp_dir = folder
+        tokenizer.initialize()
+    return tokenizer
 
 
 def cut(text: str) -> list[str]:
@@ -127,7 +132,7 @@ def cpm2_english(folder: Path) -> tuple[Encode, Decode]:
     Chinese characters are left out; decoding writes them."""
     lines = lines_of(folder)
     split = longest(lines)
-    split_inner = longest([line.removeprefix("##") for line in lines if is_chinese(line) or "##" == line[:2]])
+    split_inner = longest([line.removeprefix("##") for line in lines if is_chinese(line) or line[:2] == "##"])
 
     def spell(word: str) -> list[str]:
         if len(word) > 200:

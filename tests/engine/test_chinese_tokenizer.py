@@ -23,6 +23,8 @@ from cpm_folders import (
 )
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
+from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.segmentation import load_segmenter
 from penstock.text.tokenizer import Tokenizer
@@ -286,3 +288,18 @@ def test_jieba_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     load_segmenter.cache_clear()
     assert list(load_segmenter()("天空是蔚蓝色")) == ["天空", "是", "蔚蓝色"]
     assert not list(tmp_path.iterdir())
+
+
+def test_cpm1_writes_a_given_text(cpm1: Tokenizer) -> None:
+    """A grammar's tokens are those of the tokenizer, without the mark of a word, which has no text."""
+    grammars = GrammarCompiler(cpm1, cpm1.vocab_size)
+    for text in SENTENCES[:6]:
+        # Half-width as the model's normalizer makes the text.
+        text = cpm1.decode(encode(cpm1, text))
+        matcher, ids = grammars.matcher(Grammar.choice([text])), []
+        while matcher.forced is not None:
+            ids.append(matcher.forced)
+            matcher.advance(matcher.forced)
+        assert matcher.is_complete and not matcher.error
+        assert cpm1.decode(ids) == text
+        assert ids == [i for i in encode(cpm1, text) if i != 8]
