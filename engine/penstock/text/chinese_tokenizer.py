@@ -74,7 +74,7 @@ class ChineseTokenizer(PreTrainedTokenizer):
             ids = [token_id for token_id in ids if token_id != unknown]
         return ids if self._form.start is None else [self._ids[self._form.start], *ids]
 
-    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = False, **_: Any) -> str:
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         text, before = "", None
         for token_id in token_ids:
             if skip_special_tokens and token_id in self._special_ids:
