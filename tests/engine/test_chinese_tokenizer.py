@@ -26,7 +26,7 @@ from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
 from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.segmentation import load_segmenter
+from penstock.text.segmentation import MAX_RUN_CHARS, load_segmenter
 from penstock.text.tokenizer import Tokenizer
 
 PARTS = [
@@ -303,3 +303,16 @@ def test_cpm1_writes_a_given_text(cpm1: Tokenizer) -> None:
         assert matcher.is_complete and not matcher.error
         assert cpm1.decode(ids) == text
         assert ids == [i for i in encode(cpm1, text) if i != 8]
+
+
+def test_a_long_run_of_characters_is_cut() -> None:
+    """Rare characters without punctuation, on which jieba takes the square of their number."""
+    segment, dice = load_segmenter(), random.Random(9)
+    run = "".join(chr(dice.randint(0x4E00, 0x9FA5)) for _ in range(2 * MAX_RUN_CHARS + 100))
+    whole = run[: MAX_RUN_CHARS - 1]
+    assert list(segment(whole)) == cpm_originals.cut(whole)
+    first, second = run[:MAX_RUN_CHARS], run[MAX_RUN_CHARS : 2 * MAX_RUN_CHARS]
+    parts = ["今天，" + first, second, run[2 * MAX_RUN_CHARS :] + "！好"]
+    assert list(segment("".join(parts))) == [word for part in parts for word in cpm_originals.cut(part)]
+    letters = "a" * (2 * MAX_RUN_CHARS)
+    assert list(segment(letters)) == [letters]
