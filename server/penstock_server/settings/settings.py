@@ -30,7 +30,7 @@ CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "
 
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
+ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "minicpm5", "none"]
 
 
 @dataclass(frozen=True)
