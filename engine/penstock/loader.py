@@ -268,5 +268,5 @@ def _default_sampling(folder: Path) -> dict[str, object]:
     is not looked at: a file without a temperature means the default temperature of 1."""
     path = folder / "generation_config.json"
     advice = read_json(path) if path.is_file() else {}
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
     return {name: advice[name] for name in names if advice.get(name) is not None}
