@@ -62,6 +62,13 @@ class Settings:
         commands=READING,
         group="model",
     )
+    allow_pickle: bool = engine_setting(
+        "allow_pickle",
+        "read weights that exist only as pickles (.bin, .pt, .pth, .ckpt); a reader of Penstock's own finds "
+        "the tensors, and nothing of a pickle is ever run",
+        commands=READING,
+        group="model",
+    )
     convert_to: Path | None = setting(
         "model",
         "convert the model to this folder first (INT8, laid out to be streamed), unless that is done, "
