@@ -71,6 +71,9 @@ class EngineConfig:
     strict_plan: bool = False
     #: Load a checkpoint although it holds tensors that the model does not know.
     ignore_unexpected_tensors: bool = False
+    #: Read weights that exist only as pickles. A reader of our own finds the tensors; nothing of a pickle is
+    #: ever run. False: refuse such weights.
+    allow_pickle: bool = False
 
     @property
     def rows_per_token(self) -> int:

@@ -8,7 +8,7 @@ PenstockError
 │   ├── DownloadError          a hub repository could not be fetched (also: offline and not cached)
 │   ├── UnsupportedModel       an unknown architecture, or a variant that we do not compute exactly
 │   ├── InvalidConfig          config.json has a value of the wrong type, or out of any range
-│   ├── UnsafeCheckpoint       the weights exist only as pickles
+│   ├── UnsafeCheckpoint       the weights are pickles: not allowed, or a pickle asks for more than tensors
 │   ├── CorruptFile            a file is truncated, malformed or changed under us
 │   ├── MissingTensor          the model needs a tensor that no file holds
 │   ├── UnexpectedTensor       a file holds a tensor that the model does not know
@@ -65,7 +65,8 @@ class InvalidConfig(CheckpointError):
 
 
 class UnsafeCheckpoint(CheckpointError):
-    """The weights exist only as pickles, which can run code when they are read."""
+    """The weights exist only as pickles, which were not allowed; or a pickle asks for what no checkpoint
+    needs."""
 
 
 class CorruptFile(CheckpointError):

@@ -34,6 +34,7 @@ from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, KVLayout, ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.checkpoint import read_json
+from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
 from penstock.weights.store import WeightStore
@@ -87,8 +88,10 @@ def load_model(
     cache_folder: Path | None,
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors."""
-    folder = find_model(model, revision, offline)
-    opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size)
+    folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
+    opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size, config.allow_pickle)
+    if files := opened.store.checkpoint.pickles:
+        Checksums(files, is_logged=True)
     try:
         ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
         tokenizer = tokenizer or Tokenizer.load(folder, frozenset(ends or ()))
@@ -268,5 +271,5 @@ def _default_sampling(folder: Path) -> dict[str, object]:
     is not looked at: a file without a temperature means the default temperature of 1."""
     path = folder / "generation_config.json"
     advice = read_json(path) if path.is_file() else {}
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
     return {name: advice[name] for name in names if advice.get(name) is not None}

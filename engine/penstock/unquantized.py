@@ -99,7 +99,7 @@ def _without_weights(store: WeightStore) -> Any:
             f"transformers has no model of type {kind!r}, which the unquantized model is computed with: "
             "`penstock report` tells the rounding error of each tensor without it"
         )
-    if folder.is_file():
+    if not (folder / "config.json").is_file():
         config = AutoConfig.for_model(**store.checkpoint.config)
     else:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -52,7 +52,9 @@ def _check_contradictions(options: argparse.Namespace) -> None:
         raise ConfigError("random weights have a scale per output channel: leave out --group-size")
     if "calibration_tokens" in given and "calibrate" not in given:
         raise ConfigError("--calibration-tokens needs a text: add --calibrate FILE")
-    if has_shape and (idle := given & {"model", "revision", "offline", "ignore_unexpected_tensors"}):
+    if has_shape and (
+        idle := given & {"model", "revision", "offline", "ignore_unexpected_tensors", "allow_pickle"}
+    ):
         raise ConfigError(
             f"--shape is a model by itself: leave out {' and '.join(sorted(idle)).replace('model', 'MODEL')}"
         )

@@ -170,6 +170,7 @@ COMMON = {
     "top_k": 40,
     "min_p": 0.0,
     "repetition_penalty": 1.1,
+    "no_repeat_ngram_size": 0,
     "presence_penalty": 0.1,
     "frequency_penalty": 0.1,
     "logit_bias": {17: 1.0},

@@ -25,6 +25,7 @@ def test_every_parameter_is_sent_under_its_name():
         "top_k": 40,
         "min_p": 0.1,
         "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 4,
         "presence_penalty": 0.2,
         "frequency_penalty": 0.3,
         "seed": 0,

@@ -112,7 +112,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[CheckpointError], str]] =
     "config not json": (lambda f: (f / "config.json").write_text("{"), CorruptFile, "config.json"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), CorruptFile, "list"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), CheckpointNotFound, "safetensors"),
-    "pickle": (pickle_only, UnsafeCheckpoint, "pytorch_model.bin.*save_pretrained"),
+    "pickle": (
+        pickle_only,
+        UnsafeCheckpoint,
+        "pytorch_model.bin.*without running anything.*convert --allow-pickle",
+    ),
     "truncated": (lambda f: cut(f, 100), CorruptFile, "model.safetensors is truncated"),
     "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), CorruptFile, "header"),
     "html page": (lambda f: (f / "model.safetensors").write_bytes(b"<html>" * 99), CorruptFile, "header"),

@@ -81,6 +81,12 @@ ASKED: list[tuple[list[int], SamplingParams]] = [
     ([7, 8, 10], SamplingParams(seed=5, temperature=1.0, grammar=GRAMMAR, max_tokens=80, logprobs=2)),
     ([11, 12], SamplingParams(temperature=0, max_tokens=30, min_tokens=9, stop_token_ids=tuple(range(90)))),
     ([13] * 20, SamplingParams(seed=2, temperature=1.3, bad_words=((5,), (6, 7), (8, 9)), max_tokens=25)),
+    ([17, 18] * 9, SamplingParams(temperature=0, no_repeat_ngram_size=2, max_tokens=40, ignore_eos=True)),
+    ([13] * 21, SamplingParams(seed=3, temperature=1.1, no_repeat_ngram_size=1, max_tokens=30)),
+    (
+        [7, 8, 11],
+        SamplingParams(seed=6, temperature=1.0, grammar=GRAMMAR, no_repeat_ngram_size=6, max_tokens=80),
+    ),
     ([14] * 33, SamplingParams(seed=4, temperature=2, allowed_token_ids=tuple(range(50, 70)), max_tokens=21)),
     ([15] * 5, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)),
     ([16] * 50, SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=1)),

@@ -292,6 +292,7 @@ def test_impossible_requests_are_refused_with_the_numbers(tiny_llama: Path) -> N
         ("stop", ("",)), ("max_tokens", -1), ("min_tokens", -1), ("logprobs", 21),
         ("prompt_logprobs", -1), ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)),
         ("bad_words", ((),)),
+        ("no_repeat_ngram_size", -1),
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_named(name: str, value: object) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
-from penstock.errors import CheckpointNotFound, DownloadError
+from penstock.errors import CheckpointNotFound, DownloadError, UnsafeCheckpoint
 from penstock.weights.checkpoints.hub import DEMO_FOLDER, find_config, find_model
+
+#: The files of some repositories.
+FILES = {
+    "owner/name": ["config.json", "model.safetensors", "pytorch_model.bin"],
+    "owner/sharded": ["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+    "owner/gguf": ["README.md", "model.Q4_K_M.gguf", "model.Q8_0.gguf"],
+    "owner/nothing": ["README.md", "model.onnx"],
+}
 
 
 @pytest.fixture
@@ -22,6 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repository, revision: FILES[repository])
     return calls
 
 
@@ -92,3 +102,43 @@ def test_a_repository_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(DownloadError, match="HF_TOKEN"):
         find_model("owner/name")
+
+
+# ---- pickles
+
+
+def test_pickles_are_not_fetched_and_named_with_what_to_do(hub: list[dict[str, Any]]) -> None:
+    with pytest.raises(
+        UnsafeCheckpoint, match=r"owner/sharded.*00001-of-00002.bin, .*not fetched.*--allow-pickle"
+    ):
+        find_model("owner/sharded")
+    with pytest.raises(CheckpointNotFound, match=r"owner/gguf.*GGUF files .model.Q4_K_M.gguf, model.Q8_0"):
+        find_model("owner/gguf")
+    assert find_model("owner/nothing").is_dir()  # opening the folder tells what is missing
+    assert not any("bin" in pattern for call in hub for pattern in call["allow_patterns"])
+
+
+def test_pickles_are_fetched_when_asked_for_and_when_there_is_nothing_else(
+    hub: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_model("owner/name", allow_pickle=True)
+    assert not any("bin" in pattern for pattern in hub[-1]["allow_patterns"])
+    find_model("owner/sharded", allow_pickle=True)
+    patterns = hub[-1]["allow_patterns"]
+    for name in FILES["owner/sharded"]:
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+    for name in ("training_args.bin", "optimizer.pt", "tf_model.h5", "pytorch_model.fp16.bin"):
+        assert not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+    find_model("owner/sharded", offline=True, allow_pickle=True)  # whatever was fetched before
+    assert hub[-1]["local_files_only"] and hub[-1]["allow_patterns"] == patterns
+
+
+def test_a_hub_that_does_not_list_files_is_no_error(
+    hub: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(repository: str, revision: str | None) -> list[str]:
+        raise ConnectionError("down")
+
+    monkeypatch.setattr("huggingface_hub.list_repo_files", fail)
+    assert find_model("owner/sharded").is_dir()
+    assert find_model("owner/sharded", allow_pickle=True).is_dir()

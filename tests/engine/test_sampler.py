@@ -17,7 +17,7 @@ from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import SampledToken
 from penstock.generation.distribution import FIRST_CANDIDATES, draw, token_logprobs, uniform
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.sampler import Sampler
+from penstock.generation.sampler import Sampler, tokens_that_repeat
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 
@@ -435,6 +435,34 @@ def test_bad_words_as_transformers_has_them() -> None:
         # transformers looks at the prompt as well, so that it is given the answer alone
         expected = processor(torch.tensor([output], dtype=torch.long), logits[None].clone())
         assert choose(logits, params, [4, 5], output).token_id == int(expected.argmax()), output
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_no_sequence_repeats_as_transformers_has_it(size: int) -> None:
+    """Over prompt and answer together; the second text ends as it began, and the last is too short."""
+    from transformers import NoRepeatNGramLogitsProcessor
+
+    processor, params = NoRepeatNGramLogitsProcessor(size), SamplingParams(no_repeat_ngram_size=size)
+    rng = random.Random(size)
+    texts = [[rng.randrange(4) for _ in range(rng.randint(1, 60))] for _ in range(60)]
+    for text in (*texts, [1, 2, 3, 4, 1, 2, 3, 4], [0]):
+        logits = random_logits(7, seed=len(text))
+        cut = rng.randint(1, len(text))
+        expected = processor(torch.tensor([text]), logits[None].clone())[0]
+        assert tokens_that_repeat(size, text) == (expected == -torch.inf).nonzero().flatten().tolist()
+        for temperature in (0, 1):
+            asked = dataclasses.replace(params, temperature=temperature, seed=5)
+            wanted = int(expected.argmax())
+            if temperature:
+                wanted = draw(expected, SamplingParams(), uniform(5, len(text) - cut))
+            assert choose(logits, asked, text[:cut], text[cut:]).token_id == wanted
+
+
+def test_sequences_that_may_not_repeat_may_leave_nothing() -> None:
+    params = SamplingParams(temperature=0, no_repeat_ngram_size=1)
+    (failed,) = sample(Sampler(3, frozenset([0])), random_logits(3)[None], [sequence(params, [1], [0, 2])])
+    assert isinstance(failed, NoTokenLeft)
+    assert failed.params == ("no_repeat_ngram_size",)
 
 
 def test_ranks_count_from_one() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece
 
-from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
+from penstock.errors import CheckpointNotFound, CorruptFile
 from penstock.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -228,6 +227,16 @@ def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "missing")
 
 
+def test_sentinels_of_t5(byte_level_folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(byte_level_folder)
+    assert Tokenizer(theirs, frozenset()).sentinels == ()
+    theirs.add_tokens([f"<extra_id_{number}>" for number in (2, 0, 1, 4)], special_tokens=True)
+    tokenizer = Tokenizer(theirs, frozenset())
+    assert tokenizer.pieces(tokenizer.sentinels) == ["<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+
+
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"{}", b'{"model": 3}', b"\xff\xfe\x00"])
 def test_a_garbage_tokenizer_is_a_corrupt_file(
     garbage: bytes, byte_level_folder: Path, tmp_path: Path
@@ -245,19 +254,19 @@ def test_has_chat_template(byte_level: Tokenizer, byte_level_folder: Path, tmp_p
     assert Tokenizer.load(folder).has_chat_template
 
 
-def test_cpm_tokenizer_is_transformers_own(tmp_path: Path) -> None:
-    """Its ids are not those that CPM-1 learned: transformers no longer cuts a text into Chinese words.
-    Here it only stands for a class of transformers that is written in Python."""
-    from transformers import CpmTokenizer
+def test_a_class_of_transformers_that_is_written_in_python(tmp_path: Path) -> None:
+    from transformers import BertGenerationTokenizer
 
     save_sentencepiece(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "trained.model").rename(tmp_path / "tokenizer.model")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
-    tokenizer, theirs = Tokenizer.load(tmp_path), CpmTokenizer(str(tmp_path / "tokenizer.model"))
+    (tmp_path / "trained.model").rename(tmp_path / "spiece.model")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertGenerationTokenizer"})
+    )
+    tokenizer, theirs = Tokenizer.load(tmp_path), BertGenerationTokenizer(str(tmp_path / "spiece.model"))
     for text in ("the water runs", "the pipe turns the wheel"):
         assert tokenizer.encode(text) == theirs.encode(text)
-        assert tokenizer.decode(tokenizer.encode(text)) == text.replace(" ", "")
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_nothing_changes_the_tokenizer_that_threads_share(byte_level_folder: Path, tmp_path: Path) -> None:
@@ -278,12 +287,12 @@ def test_nothing_changes_the_tokenizer_that_threads_share(byte_level_folder: Pat
     assert tokenizer.backend.backend_tokenizer.to_str() == before
 
 
-@pytest.mark.parametrize("kind", ["LlamaTokenizer", "CpmTokenizer"])
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "BertGenerationTokenizer"])
 def test_ids_that_the_tokenizer_does_not_have_are_no_text(kind: str, tmp_path: Path) -> None:
     """Models pad their vocabulary; sentencepiece raises IndexError for what is beyond its own."""
     save_sentencepiece(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "trained.model").rename(tmp_path / "tokenizer.model")
+    (tmp_path / "trained.model").rename(tmp_path / "spiece.model")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
     tokenizer = Tokenizer.load(tmp_path)
     ids = tokenizer.encode("the water", add_special_tokens=False)
@@ -293,16 +302,6 @@ def test_ids_that_the_tokenizer_does_not_have_are_no_text(kind: str, tmp_path: P
         assert tokenizer.token_bytes(unknown) == b""
     pieces = tokenizer.backend.convert_ids_to_tokens(range(tokenizer.vocab_size))
     assert all(tokenizer.token_bytes(i) for i, piece in enumerate(pieces) if piece)
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_sentencepiece(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "trained.model").rename(tmp_path / "tokenizer.model")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
-    monkeypatch.setitem(sys.modules, "rjieba", None)
-    with pytest.raises(ConfigError, match=r"rjieba.*pip install 'penstock\[cpm\]'"):
-        Tokenizer.load(tmp_path)
 
 
 def test_a_tiktoken_model_alone(tmp_path: Path) -> None:

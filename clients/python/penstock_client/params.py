@@ -49,6 +49,8 @@ class SamplingParams(TypedDict, total=False):
     min_p: float | None
     #: A value above 1 discourages tokens that occurred in prompt or answer.
     repetition_penalty: float | None
+    #: No sequence of this many tokens occurs twice in prompt and answer together; 0 turns this off.
+    no_repeat_ngram_size: int | None
     #: Subtracted from the logit of each token that occurred in the answer, -2 to 2.
     presence_penalty: float | None
     #: Subtracted from a token's logit for each time that it occurred in the answer, -2 to 2.

@@ -82,7 +82,7 @@ class Answer:
         sequence, params = self._sequence, self._sequence.params
         if sequence.matcher is None or params.logprobs is not None:
             return None
-        if params.bad_words or params.allowed_token_ids is not None:
+        if params.bad_words or params.no_repeat_ngram_size or params.allowed_token_ids is not None:
             return None
         forced = sequence.matcher.forced
         is_forbidden = sequence.num_output_tokens < params.min_tokens and forced in params.stop_token_ids

@@ -33,6 +33,9 @@ class SamplingParams:
     #: Divide (or multiply, if negative) the logits of tokens seen in prompt or answer (CTRL, arXiv
     #: 1909.05858). 1 is off.
     repetition_penalty: float = 1.0
+    #: A token can't be chosen if it ends a sequence of this many tokens that occurs before, in the prompt or
+    #: in the answer (transformers' NoRepeatNGramLogitsProcessor). 0 is off.
+    no_repeat_ngram_size: int = 0
     #: Subtracted from the logits of tokens that are in the answer.
     presence_penalty: float = 0.0
     #: Subtracted from a token's logit once for each time that the answer has the token.
@@ -74,6 +77,7 @@ class SamplingParams:
         self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
         self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0")
+        self._check("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "at least 0 (0 is off)")
         for name in ("presence_penalty", "frequency_penalty"):
             self._check(name, -2 <= getattr(self, name) <= 2, "between -2 and 2")
         for token_id, bias in self.logit_bias.items():

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -146,6 +147,8 @@ class Sampler:
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
         if forbidden := forbidden_by_words(params.bad_words, output):
             logits[forbidden] = -torch.inf
+        if repeated := tokens_that_repeat(params.no_repeat_ngram_size, token_ids):
+            logits[repeated] = -torch.inf
         if params.allowed_token_ids is None:
             return logits
         allowed = _id_tensor(params.allowed_token_ids)
@@ -193,12 +196,30 @@ def forbidden_by_words(words: List[tuple[int, ...]], output: list[int]) -> list[
     ]
 
 
+def tokens_that_repeat(size: int, token_ids: list[int]) -> list[int]:
+    """The tokens that, at the end of `token_ids`, would make a sequence of `size` tokens occur again."""
+    if size == 0 or len(token_ids) < size:
+        return []
+    if size == 1:
+        return sorted(set(token_ids))
+    *before, last = token_ids[len(token_ids) - size + 1 :]
+    found, place = set[int](), -1
+    # list.index() is quick, and the last token alone rules out nearly all places of a long text.
+    with suppress(ValueError):
+        while True:
+            place = token_ids.index(last, place + 1, len(token_ids) - 1)
+            if place >= len(before) and token_ids[place - len(before) : place] == before:
+                found.add(token_ids[place + 1])
+    return sorted(found)
+
+
 def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None) -> RequestFailed:
     if matcher is not None and matcher.error:
         return RequestFailed(f"the request's grammar can't be followed any further: {matcher.error}")
     restrictions = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
+        "no_repeat_ngram_size": bool(params.no_repeat_ngram_size),
         "min_tokens": num_output < params.min_tokens,
         "the grammar": matcher is not None,
     }
@@ -222,5 +243,6 @@ def needs_adjusting(params: SamplingParams, num_output: int, matcher: Matcher | 
         or matcher is not None
         or num_output < params.min_tokens
         or params.bad_words
+        or params.no_repeat_ngram_size
         or params.allowed_token_ids is not None
     )

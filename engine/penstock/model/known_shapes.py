@@ -19,12 +19,10 @@ def _llama(
     } | other  # fmt: skip
 
 
-def _minicpm(*sizes: int, **other: Any) -> dict[str, Any]:
-    constants = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
-    return _llama(*sizes, **constants, **other) | {
-        "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm",
-    }  # fmt: skip
-
+_MINICPM: dict[str, Any] = {
+    "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4,
+    "dim_model_base": 256,
+}  # fmt: skip
 
 #: The shapes are those of these repositories on the hub: TinyLlama/TinyLlama-1.1B-Chat-v1.0,
 #: TsinghuaAI/CPM-Generate, openbmb/MiniCPM-2B-sft-bf16, meta-llama/Llama-2-7b-hf, openbmb/MiniCPM4-8B
@@ -36,11 +34,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 2560, "n_layer": 32,
         "n_head": 32, "vocab_size": 30000, "n_positions": 1024, "tie_word_embeddings": True,
     },
-    "minicpm-2b": _minicpm(2304, 40, 36, 36, 5760, 122753, tie_word_embeddings=True),
+    "minicpm-2b": _llama(2304, 40, 36, 36, 5760, 122753, tie_word_embeddings=True) | _MINICPM,
     "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
-    "minicpm4-8b": _minicpm(
+    "minicpm4-8b": _llama(
         4096, 32, 32, 2, 16384, 73448, max_position_embeddings=32768, rms_norm_eps=1e-6
-    ),
+    )
+    | _MINICPM,
     "solar-10.7b": _llama(4096, 48, 32, 8, 14336, 32000),
     "falcon3-10b": _llama(
         3072, 40, 12, 4, 23040, 131072, head_dim=256, max_position_embeddings=32768, rope_theta=1000042.0

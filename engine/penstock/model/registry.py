@@ -102,10 +102,16 @@ class OpenModel(NamedTuple):
     store: WeightStore
 
 
-def open_model(folder: Path, ignore_unexpected: bool = False, group_size: int | None = None) -> OpenModel:
-    """`group_size` is the one of EngineConfig. Raises a kind of CheckpointError if the files are wrong."""
+def open_model(
+    folder: Path,
+    ignore_unexpected: bool = False,
+    group_size: int | None = None,
+    allow_pickle: bool = False,
+) -> OpenModel:
+    """`group_size` and `allow_pickle` are those of EngineConfig. Raises a kind of CheckpointError if the
+    files are wrong."""
     check_finished(folder)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, allow_pickle)
     family, spec = read_spec(checkpoint.config)
     if spec.num_layers > len(checkpoint.entries):
         refuse("the number of layers", spec.num_layers, f"at most that of tensors, {len(checkpoint.entries)}")

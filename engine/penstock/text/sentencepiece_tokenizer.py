@@ -44,7 +44,7 @@ def find_model(folder: Path) -> Path | None:
     if any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         return None
     found = next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
-    is_model = found is not None and _read_proto(found) is not None
+    is_model = found is not None and read_proto(found) is not None
     return found if is_model and _is_plain(folder) else None
 
 
@@ -66,7 +66,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         add_prefix_space: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        proto = _read_proto(Path(vocab_file))
+        proto = read_proto(Path(vocab_file))
         if proto is None:
             raise CorruptFile(
                 f"{vocab_file} is not a sentencepiece model; it may be damaged: copy or download it again"
@@ -173,7 +173,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         return piece
 
 
-def _read_proto(file: Path) -> Any:
+def read_proto(file: Path) -> Any:
     """A model file's content. None for a file of another format, such as tiktoken's."""
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at import
     try:

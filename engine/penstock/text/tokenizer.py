@@ -16,11 +16,13 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "vocab.json",
+    "vocab.txt",
     "*.tiktoken",
     "*.spm",
     "*.model",
 )
 
+_SENTINELS = ("<s_{}>", "<extra_id_{}>")
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -60,12 +62,12 @@ class Tokenizer:
             if is_file:
                 return cls(_read_gguf(folder), eos_token_ids)
             tokenizer = _read_folder(folder)
-        except ConfigError:
+        except (ConfigError, CheckpointNotFound):
             raise
         except ImportError as error:
             raise ConfigError(
                 f"the tokenizer in {folder} needs a package that is not installed: {error} "
-                "(for CpmTokenizer: pip install 'penstock[cpm]'; for GGUF files: 'penstock[gguf]')"
+                "(for GGUF files: pip install 'penstock[gguf]')"
             ) from error
         except Exception as error:  # transformers and its parsers raise many types; the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
@@ -117,6 +119,8 @@ class Tokenizer:
         spaces."""
         if token_id not in self._known_ids:
             return b""
+        if own_text := getattr(self.backend, "token_text", None):
+            return str(own_text(token_id)).encode()
         piece = self.backend.convert_ids_to_tokens(token_id)
         if piece is None:  # a gap in the vocabulary
             return b""
@@ -134,6 +138,16 @@ class Tokenizer:
         added: dict[int, Any] = getattr(self.backend, "added_tokens_decoder", {})
         special = {token_id for token_id, token in added.items() if token.special}
         return frozenset(special.union(self.backend.all_special_ids))
+
+    @cached_property
+    def sentinels(self) -> tuple[int, ...]:
+        """The tokens that stand for the blanks of a text, in order: `<s_0>` and so on in the CPM models,
+        `<extra_id_0>` in T5."""
+        vocab, ids = self.backend.get_vocab(), list[int]()
+        name = next((name for name in _SENTINELS if name.format(0) in vocab), _SENTINELS[0])
+        while (token_id := vocab.get(name.format(len(ids)))) is not None:
+            ids.append(token_id)
+        return tuple(ids)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -209,11 +223,19 @@ def _read_gguf(file: Path) -> Any:
 
 
 def _read_folder(folder: Path) -> Any:
-    """transformers' tokenizer of a folder, or ours for a sentencepiece model that has no tokenizer.json."""
+    """transformers' tokenizer of a folder, or ours for the CPM models and for a sentencepiece model that has
+    no tokenizer.json."""
     from transformers import AutoTokenizer  # the import takes a second
 
+    from penstock.text.chinese_form import find_form
+    from penstock.text.chinese_tokenizer import ChineseTokenizer
     from penstock.text.sentencepiece_tokenizer import SentencePieceTokenizer, find_model
 
+    if found := find_form(folder):
+        form, file = found
+        return ChineseTokenizer.from_pretrained(
+            folder, vocab_file=str(file), form=form, local_files_only=True
+        )
     if model := find_model(folder):
         return SentencePieceTokenizer.from_pretrained(folder, vocab_file=str(model), local_files_only=True)
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -221,7 +243,16 @@ def _read_folder(folder: Path) -> Any:
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     """The tokens that end an answer, from generation_config.json, else config.json, else the tokenizer
-    itself."""
+    itself. Where the tokenizer is sure of the model's end token (`is_end_certain`), a file without this token
+    is wrong."""
+    configured = _configured_ends(folder)
+    own = frozenset(() if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    if configured is None or (getattr(tokenizer, "is_end_certain", False) and not own <= configured):
+        return own
+    return configured
+
+
+def _configured_ends(folder: Path) -> frozenset[int] | None:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if not path.is_file():
@@ -238,4 +269,4 @@ def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
         if not all(isinstance(token_id, int) for token_id in ids):
             raise CorruptFile(f"{path}: eos_token_id is {ids}; it must be one token id or a list of them")
         return frozenset(ids)
-    return frozenset(() if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    return None

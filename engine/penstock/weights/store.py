@@ -106,7 +106,7 @@ class WeightStore:
         is_stored = tensor is not None and tensor.is_matrix and tensor.format.holds(entry)
         if is_stored and tensor is not None:
             exact = tensor.format.dequantize(self.source, part, exact)
-        is_turned = is_stored or entry.decode is not None
+        is_turned = is_stored or entry.has_outputs_first
         return exact.t().contiguous() if tensor is not None and tensor.is_transposed and is_turned else exact
 
     def _fill(self, layout: UnitLayout, buffer: Tensor, num_threads: int) -> LayerWeights:

@@ -66,5 +66,5 @@ class TensorSource:
 
 
 def is_transposed(tensor: TensorSpec, entry: TensorEntry) -> bool:
-    """Whether a part is read as [in_features, out_features]. INT8 parts and decoded parts never are."""
-    return tensor.is_transposed and entry.dtype != "I8" and entry.decode is None
+    """Whether a part is read as [in_features, out_features]. INT8 parts never are."""
+    return tensor.is_transposed and entry.dtype != "I8" and not entry.has_outputs_first

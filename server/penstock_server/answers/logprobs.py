@@ -117,9 +117,10 @@ def _spelled_otherwise(
         return b""
     if piece.startswith(b" ") and data.startswith(piece[1:], position):
         return piece[1:]
-    return data[
-        position : position + len(piece)
-    ]  # the tokenizer changed the text, for instance to lower case
+    # The tokenizer changed characters one by one, for instance to lower case or to half width.
+    num_characters = _num_characters(piece)
+    rest = data[position : position + 4 * num_characters].decode(errors="ignore")
+    return rest[:num_characters].encode() or data[position : position + len(piece)]
 
 
 def _num_characters(piece: bytes) -> int:

@@ -70,7 +70,7 @@ def run_bench(
     if shape:
         folder = _random_folder(settings, shape)
     else:
-        folder = find_model(settings.model, settings.revision, settings.offline)
+        folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
     hardware = profile(settings, folder, is_forced=True)
     check_memory(sequences, config, footprint_of(read_config(folder), config), hardware)
     started = time.perf_counter()

@@ -94,6 +94,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--min-p", type=float, metavar="P", help="tokens with at least P of the likeliest token's probability"
     )
     section.add_argument("--repetition-penalty", type=float, metavar="R", help="1 is none")
+    section.add_argument(
+        "--no-repeat-ngram-size", type=int, metavar="N", help="no sequence of N tokens occurs twice; 0 is off"
+    )
     section.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
     section.add_argument(
         "--stop", action="append", metavar="TEXT", help="the answer ends before TEXT; may be repeated"

@@ -15,10 +15,9 @@ from penstock.errors import ConfigError
 from penstock.kernels import choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
-from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.manifest import verify
 from penstock.weights.conversion.report import ConversionReport
-from penstock_server.facade.loading import open_source
+from penstock_server.facade.loading import convert_with_checksums, open_source
 from penstock_server.settings.settings import Settings
 
 
@@ -53,10 +52,10 @@ def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens:
         rounding = _calibration(opened, content, num_tokens) if content is not None else None
         bar = ProgressBar(f"converting to {target}", "B")
         try:
-            report = convert(opened.store, target, bar, rounding)
+            report, checksums = convert_with_checksums(opened.store, target, bar, rounding)
         finally:
             bar.close()
-    print("\n".join(summary(report, target)))
+    print("\n".join([*summary(report, target), *checksums]))
     return 0
 
 

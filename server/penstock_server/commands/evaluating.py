@@ -91,8 +91,10 @@ def run_eval(
 
 def _reference(settings: Settings, against: str | None, opened: OpenModel) -> UnquantizedModel | None:
     if against is not None:
-        folder = find_model(against, offline=settings.offline)
-        return UnquantizedModel(open_model(folder, settings.ignore_unexpected_tensors))
+        folder = find_model(against, offline=settings.offline, allow_pickle=settings.allow_pickle)
+        return UnquantizedModel(
+            open_model(folder, settings.ignore_unexpected_tensors, allow_pickle=settings.allow_pickle)
+        )
     return None if opened.store.is_quantized else UnquantizedModel(opened)
 
 

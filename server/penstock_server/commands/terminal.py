@@ -29,6 +29,7 @@ _SAMPLING_FLAGS = (
     "top_k",
     "min_p",
     "repetition_penalty",
+    "no_repeat_ngram_size",
     "seed",
 )
 

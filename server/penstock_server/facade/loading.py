@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
 from penstock.model.registry import OpenModel, open_model
+from penstock.weights.checkpoints.checksums import Checksums, lines
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.conversion.convert import convert
+from penstock.weights.conversion.report import ConversionReport
+from penstock.weights.conversion.rounding import Rounding
+from penstock.weights.store import WeightStore
 from penstock_server.facade.machine import profile
 from penstock_server.settings.settings import Settings
 
@@ -54,8 +59,8 @@ class LoadProgress:
 
 def open_source(settings: Settings) -> OpenModel:
     """The model of the settings, opened but not loaded. Raises PenstockError."""
-    folder = find_model(settings.model, settings.revision, settings.offline)
-    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size)
+    folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
+    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size, settings.allow_pickle)
 
 
 def load_engine(
@@ -81,7 +86,7 @@ def load_engine(
             report(num_loaded, num_total)
 
     try:
-        folder = find_model(model, settings.revision, settings.offline)
+        folder = find_model(model, settings.revision, settings.offline, settings.allow_pickle)
         # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
         return Engine.load(
@@ -95,6 +100,19 @@ def load_engine(
         progress.close()
 
 
+def convert_with_checksums(
+    store: WeightStore,
+    target: Path,
+    report_progress: Callable[[int, int], None],
+    rounding: Rounding | None = None,
+) -> tuple[ConversionReport, list[str]]:
+    """convert(), and the SHA-256 of the source's files as lines of text if the files are pickles. Raises as
+    convert() does."""
+    with closing(Checksums(store.checkpoint.pickles)) as checksums:
+        done = convert(store, target, report_progress, rounding)
+        return done, lines(checksums.wait())
+
+
 def _convert(settings: Settings, target: Path, report: Callable[[int, int], None] | None) -> None:
     """Converts the model to `target`; a conversion that was begun goes on. Raises PenstockError."""
     store = open_source(settings).store
@@ -105,6 +123,8 @@ def _convert(settings: Settings, target: Path, report: Callable[[int, int], None
             report(0, store.num_layers)  # an exception here ends the conversion
 
     with store.checkpoint:
-        done = convert(store, target, tell)
+        done, checksums = convert_with_checksums(store, target, tell)
+    for line in checksums:
+        logger.info("%s", line)
     if done.num_resumed < done.num_files:
         logger.info("converted %.1f GB in %.0f s", done.bytes_written / 1e9, done.total_s)

@@ -28,6 +28,7 @@ _SAMPLING_FIELDS = (
     "top_k",
     "min_p",
     "repetition_penalty",
+    "no_repeat_ngram_size",
     "presence_penalty",
     "frequency_penalty",
     "min_tokens",

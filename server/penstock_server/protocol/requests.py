@@ -109,6 +109,9 @@ class SamplingFields(Wire):
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    no_repeat_ngram_size: Count | None = Field(
+        None, description="transformers' own: no sequence of so many tokens occurs twice; 0 is off."
+    )
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Count] | None = None

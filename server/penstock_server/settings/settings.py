@@ -30,7 +30,7 @@ CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "
 
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "none"]
+ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "minicpm5", "none"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ class Settings:
     ignore_unexpected_tensors: bool = engine_setting(
         "ignore_unexpected_tensors",
         "load a checkpoint that holds tensors which the model does not know",
+        commands=READING,
+        group="model",
+    )
+    allow_pickle: bool = engine_setting(
+        "allow_pickle",
+        "read weights that exist only as pickles (.bin, .pt, .pth, .ckpt); a reader of Penstock's own finds "
+        "the tensors, and nothing of a pickle is ever run",
         commands=READING,
         group="model",
     )

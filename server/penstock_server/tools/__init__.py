@@ -7,6 +7,7 @@ templates.py     messages and tools for chat templates that know tools, and for 
 schemas.py       the grammars of calls
 reading.py       reads one JSON call of an answer, piece by piece
 parsers.py       finds the calls in an answer, in the format of each family of models
+minicpm5_parser.py  finds MiniCPM5's calls, which are XML
 call_filters.py  which of the calls count: the first alone, or none twice
 answering.py     calls as OpenAI's objects, whole and in deltas
 """

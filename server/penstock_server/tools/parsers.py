@@ -5,6 +5,7 @@
                               answer; several between semicolons
     Mistral                   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since 2025
                               [TOOL_CALLS]name{...} or [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}, any number
+    MiniCPM5                  XML, in minicpm5_parser.py
 
 A parser gets the answer in pieces, and returns the events that are certain. The events depend on the whole
 text alone, and not on how it was cut into pieces. Text that looked like a call and is none is returned as
@@ -28,11 +29,12 @@ from penstock_server.tools.reading import (
     merge,
 )
 
-ParserName = Literal["hermes", "llama3", "mistral"]
+ParserName = Literal["hermes", "llama3", "mistral", "minicpm5"]
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+FUNCTION = "<function"
 
 
 class AnswerParser(Protocol):

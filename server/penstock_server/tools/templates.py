@@ -18,6 +18,7 @@ from penstock.errors import InvalidParameter, RequestError
 from penstock_server.protocol.tools import Function, is_too_deep
 from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools.parsers import (
+    FUNCTION,
     PYTHON_TAG,
     TOOL_CALL,
     TOOL_CALL_END,
@@ -28,8 +29,8 @@ from penstock_server.tools.parsers import (
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
 
-#: Marks of formats that no parser here reads: calls in XML, and lists of calls between tags. A template with
-#: one of them may use a mark of ours with another meaning.
+#: Marks of formats that no parser here reads: calls in other XML, and lists of calls between tags. A template
+#: with one of them may use a mark of ours with another meaning.
 _FOREIGN = ("<function=", "<arg_key>", "<invoke", "<tool_calls>")
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -58,6 +59,8 @@ def _format_of(template: str) -> ParserName | None:
     """The format of calls in a template; None: a format that no parser here reads, or none."""
     if TOOL_CALLS in template:
         return "mistral"
+    if f"{FUNCTION} name=" in template and "<param name=" in template:
+        return "minicpm5"
     if any(mark in template for mark in _FOREIGN):
         return None
     if TOOL_CALL in template:

@@ -13,7 +13,9 @@ from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools import templates
 from penstock_server.tools.binding import ToolBinding
 from penstock_server.tools.call_filters import DistinctCalls, FirstCall
+from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
 from penstock_server.tools.parsers import (
+    FUNCTION,
     PYTHON_TAG,
     TOOL_CALL,
     TOOL_CALLS,
@@ -26,7 +28,7 @@ from penstock_server.tools.parsers import (
 )
 from penstock_server.tools.prompting import ToolPrompt
 
-_MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS}
+_MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS, "minicpm5": FUNCTION}
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class ToolUse:
                 return Llama3Parser(names)
             case "auto", "mistral":
                 return MistralParser()
+            case "auto", "minicpm5":
+                return MiniCPM5Parser(self.prompt.functions)
         return None
 
     def ending(self) -> Callable[[str], bool] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cpm_folders import save_cpm1
 from tiny_tokenizers import save_byte_level, save_gemma, save_sentencepiece
 
 from fakes import EOS, FakeTokenizer
@@ -71,6 +73,18 @@ def test_offsets_of_a_prompt_are_where_its_tokens_begin(tokenizer: Tokenizer, te
 
 def test_offsets_of_a_prompt_in_characters_of_several_bytes() -> None:
     assert prompt_offsets(FAKE, list("aé漢b".encode()), "aé漢b") == [0, 1, 1, 2, 2, 2, 3]
+
+
+def test_offsets_where_a_tokenizer_changes_characters(tmp_path: Path) -> None:
+    """CPM-1's makes full-width characters half-width."""
+    tokenizer = Tokenizer.load(save_cpm1(tmp_path))
+    text = "天空，窗外：Ｈ有；公园"
+    token_ids = tokenizer.encode(text)
+    offsets = prompt_offsets(tokenizer, token_ids, text)
+    ends = [*offsets[1:], len(text)]
+    assert "，" not in tokenizer.decode(token_ids)
+    for token_id, begin, end in zip(token_ids, offsets, ends, strict=True):
+        assert unicodedata.normalize("NFKC", text[begin:end]) == tokenizer.token_text(token_id)
 
 
 def test_special_tokens_take_no_place() -> None:

@@ -488,10 +488,10 @@ def test_a_request_may_name_itself(client: TestClient, send: Any) -> None:
 def test_words_and_tokens_arrive_at_the_engine(
     client: TestClient, engine: FakeAsyncEngine, send: Any
 ) -> None:
-    send(client, bad_words=["no"], allowed_token_ids=[72, 101])
+    send(client, bad_words=["no"], allowed_token_ids=[72, 101], no_repeat_ngram_size=2)
     (stream,) = engine.streams
     assert stream.params.bad_words == (tuple(b"no"), tuple(b" no"))
-    assert stream.params.allowed_token_ids == (72, 101)
+    assert stream.params.allowed_token_ids == (72, 101) and stream.params.no_repeat_ngram_size == 2
     refused = send(client, allowed_token_ids=[257])
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "allowed_token_ids")
 

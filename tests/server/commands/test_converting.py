@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.errors import WrongTensor
+from penstock.errors import UnsafeCheckpoint, WrongTensor
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.conversion.report import ConversionReport
 from penstock_server import cli
@@ -114,3 +116,39 @@ def test_calibrate_by_a_text(tiny_llama: Path, tmp_path: Path, capsys: pytest.Ca
     text.write_text("short")
     assert cli.main(["convert", str(tiny_llama), str(tmp_path / "new"), "--calibrate", str(text)]) == 2
     assert "some thousands are better" in capsys.readouterr().err
+
+
+def as_pickle(source: Path, folder: Path) -> Path:
+    """A copy of a model whose weights are a file of torch.save; returns the file."""
+    shutil.copytree(source, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder / "pytorch_model.bin"
+
+
+def test_pickles_are_converted_on_request_alone(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = as_pickle(tiny_llama, tmp_path / "source"), tmp_path / "out"
+    for command in (["convert", str(file.parent), str(out)], ["serve", str(file.parent)]):
+        assert cli.main(command) == 1
+        assert f"penstock convert --allow-pickle {file.parent} NEW_FOLDER" in capsys.readouterr().err
+    assert cli.main(["convert", "--allow-pickle", str(file.parent), str(out)]) == 0
+    expected = f"SHA-256 of pytorch_model.bin: {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    assert expected in capsys.readouterr().out
+    assert cli.main(["convert", str(tiny_llama), str(tmp_path / "plain")]) == 0
+    assert "SHA-256" not in capsys.readouterr().out
+    for path in out.glob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "plain" / path.name).read_bytes()
+
+
+def test_convert_to_takes_pickles_on_request_alone(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, out = as_pickle(tiny_llama, tmp_path / "source"), tmp_path / "out"
+    settings = Settings(model=str(file.parent), convert_to=out)
+    with pytest.raises(UnsafeCheckpoint, match="--allow-pickle"):
+        load_engine(settings)
+    caplog.set_level("INFO")
+    load_engine(replace(settings, allow_pickle=True)).close()
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in caplog.text

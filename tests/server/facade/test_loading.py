@@ -23,7 +23,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What Engine.load was called with; it reports two layers."""
     seen: dict[str, Any] = {}
 
-    def find(model: str, revision: str | None, offline: bool) -> Path:
+    def find(model: str, revision: str | None, offline: bool, allow_pickle: bool) -> Path:
         seen.update(model=model, revision=revision, offline=offline)
         return tmp_path
 

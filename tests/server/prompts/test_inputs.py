@@ -130,6 +130,7 @@ def test_every_sampling_field_arrives() -> None:
         "top_k": 7,
         "min_p": 0.1,
         "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
         "presence_penalty": 0.2,
         "frequency_penalty": 0.3,
         "min_tokens": 2,

@@ -106,6 +106,8 @@ def test_null_counts_as_absent() -> None:
         ("max_tokens", 10**30),
         ("allowed_token_ids", []),
         ("bad_words", "x"),
+        ("no_repeat_ngram_size", -1),
+        ("no_repeat_ngram_size", 2.5),
         ("prompt_logprobs", 21),
         ("truncate_prompt_tokens", -2),
         ("request_id", "a b"),

@@ -70,6 +70,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         device="cpu",
         strict_plan=True,
         ignore_unexpected_tensors=True,
+        allow_pickle=True,
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2

@@ -70,6 +70,34 @@ MISTRAL = """\
 {%- else %}{{ raise_exception('no role ' + message.role) }}{% endif %}
 {%- endfor %}"""
 
+#: As MiniCPM5's: arguments are members of an object, and a text with a special character is CDATA.
+MINICPM5 = """\
+{{- bos_token }}
+{%- if tools %}<|im_start|>system
+Signatures in <tools></tools>:
+{%- for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+Calls: <function name="function-name"><param name="param-name">param-value</param></function><|im_end|>
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+<|im_start|>user
+<tool_response>{{ message.content }}</tool_response><|im_end|>
+{%- else %}
+<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<function name="' ~ call.function.name ~ '">' }}
+{%- for name, value in call.function.arguments.items() %}{{ '<param name="' ~ name ~ '">' }}
+{%- set text = value if value is string else value | tojson %}
+{%- if '<' in text or '&' in text or '\n' in text %}{% set text = '<![CDATA[' ~ text ~ ']]>' %}{% endif %}
+{{- text }}
+{{- '</param>' }}{% endfor %}{{ '</function>' }}{% endfor %}<|im_end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+<|im_start|>assistant
+{%- endif %}"""
+
 #: Knows no tools; `NO_SYSTEM` refuses systems, too, and wants turns to alternate.
 PLAIN = """\
 {%- for message in messages %}[{{ message.role }}] {{ message.content }}

@@ -16,9 +16,11 @@ from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.protocol.tools import Function
 from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools import templates
+from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
 from penstock_server.tools.templates import ToolStyle, detect_style
 
-from .chat_templates import DEAF, HERMES, LLAMA3, MISTRAL, NO_SYSTEM, PLAIN
+from .chat_templates import DEAF, HERMES, LLAMA3, MINICPM5, MISTRAL, NO_SYSTEM, PLAIN
+from .folding import parse
 
 TOOL = Function.model_validate({"name": "add", "strict": True})
 CALLS = [
@@ -44,6 +46,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         (HERMES, "auto", ToolStyle("hermes", True)),
         (LLAMA3, "auto", ToolStyle("llama3", True)),
         (MISTRAL, "auto", ToolStyle("mistral", True)),
+        (MINICPM5, "auto", ToolStyle("minicpm5", True)),
         (PLAIN, "auto", ToolStyle("hermes", False)),
         ("", "auto", ToolStyle("hermes", False)),
         # Tools, but in a format that nothing here reads.
@@ -81,6 +84,19 @@ def test_a_round_trip_through_each_template(tokenizer: Tokenizer, template: str)
     text = rendered(tokenizer, template, [*messages, {"role": "user", "content": "So?"}], tools=tools)
     assert '"name": "add"' in text and text.count('{"a": 1}') == 2 and "2" in text
     assert MESSAGES[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_minicpm5_shows_calls_in_the_form_that_its_parser_reads(tokenizer: Tokenizer) -> None:
+    """What the template writes of a call is what the parser finds in the text, value by value."""
+    arguments = {"city": "Paris & <Rome>\nor", "days": 3, "when": {"from": [1, None]}, "is_dry": True}
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": json.dumps(arguments)}}
+    said = {"role": "assistant", "content": "Hm.", "tool_calls": [call, call]}
+    messages = templates.native_messages([MESSAGES[0], said], "minicpm5")
+    tools = templates.template_tools([TOOL])
+    text = rendered(tokenizer, MINICPM5, messages, tools=tools, add_generation_prompt=False)
+    answer = text.rpartition("assistant\n")[2].removesuffix("<|im_end|>")
+    found = parse(MiniCPM5Parser([TOOL]), [answer])
+    assert found.text == "Hm." and [json.loads(each) for _, each in found.named] == [arguments, arguments]
 
 
 def test_templates_see_a_tools_name_description_and_parameters() -> None:

@@ -196,7 +196,8 @@ class _Vocabulary:
                 ids = self._own.encode(mark + text, add_special_tokens=False)
                 rest = ids[len(before) :]
                 if ids[: len(before)] == before and self._is_spelled(text, rest):
-                    return rest
+                    # llguidance takes no token without bytes, such as CPM-1's mark of a word.
+                    return [token_id for token_id in rest if self._own.token_bytes(token_id)]
         except Exception:  # tokenizers are not ours, and an error here would end the engine
             logger.exception("the tokenizer failed on a text that a grammar forces")
         # The tokenizer can't write this text: it folds case, or takes the text for a special token.

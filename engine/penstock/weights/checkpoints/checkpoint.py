@@ -20,6 +20,8 @@ from penstock.weights.checkpoints.open_files import OpenFiles
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
+INDEX = "model.safetensors.index.json"
+
 
 class Checkpoint:
     """An opened folder. Call close() (or use `with`) to give back the file descriptors."""
@@ -31,15 +33,17 @@ class Checkpoint:
         entries: dict[str, TensorEntry],
         idle: frozenset[str] = frozenset(),
         requantized: str = "",
+        pickles: tuple[Path, ...] = (),
     ) -> None:
         """`folder` may be a file that holds everything. `idle` are tensors that change nothing, whether the
         model knows them or not. `requantized` names the integers of the files where they can't be kept, so
-        that the weights are quantized again; "" otherwise."""
+        that the weights are quantized again; "" otherwise. `pickles` are the files that torch.save wrote."""
         self.folder = folder
         self.config = config
         self.entries = entries
         self.idle = idle
         self.requantized = requantized
+        self.pickles = pickles
         self._files = OpenFiles()
 
     @classmethod
@@ -90,14 +94,14 @@ class Checkpoint:
         file ended early).
         """
         entry = self.entry(name)
-        if entry.decode is not None:
-            rows = entry.decode(self, start, stop)
-            return rows if out is None else out.copy_(rows)
         if entry.dtype not in DTYPES:
             raise WrongTensor(
                 f"tensor {name} in {entry.file} has dtype {entry.dtype}; Penstock reads "
                 f"{', '.join(DTYPES)}: use the original, unquantized checkpoint"
             )
+        if entry.decode is not None:
+            rows = entry.decode(self, start, stop)
+            return rows if out is None else out.copy_(rows)
         row_bytes = entry.num_bytes // entry.shape[0] if entry.shape else entry.num_bytes
         if out is None:
             out = torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
@@ -170,20 +174,25 @@ def read_bytes(path: Path) -> bytes:
         raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
 
 
+def indexed_weights(folder: Path, index_name: str) -> list[Path]:
+    """The files that an index names. Raises CorruptFile, and CheckpointNotFound if one is missing."""
+    index = folder / index_name
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptFile(f"{index} has no weight_map; download it again")
+    files = sorted({folder / str(name) for name in weight_map.values()})
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointNotFound(
+            f"{folder} lacks {len(missing)} of the {len(files)} weight files that {index.name} names: "
+            f"{', '.join(missing[:5])}; finish the download"
+        )
+    return files
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: the files that its index names, or without an index all files."""
     folders.check_adapter(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CorruptFile(f"{index} has no weight_map; download it again")
-        files = sorted({folder / str(name) for name in weight_map.values()})
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise CheckpointNotFound(
-                f"{folder} lacks {len(missing)} of the {len(files)} weight files that {index.name} names: "
-                f"{', '.join(missing[:5])}; finish the download"
-            )
-        return files
+    if (folder / INDEX).is_file():
+        return indexed_weights(folder, INDEX)
     return folders.unindexed_weights(folder)

@@ -20,8 +20,8 @@ def fingerprints(entries: Iterable[TensorEntry]) -> dict[str, list[Any]]:
     """File name -> size in bytes, and a checksum of the header and of a piece from the middle of each tensor.
     Raises CorruptFile."""
     files: dict[Path, list[TensorEntry]] = {}
-    for entry in entries:
-        files.setdefault(entry.file, []).append(entry)
+    for source in dict.fromkeys(source for entry in entries for source in entry.sources or (entry,)):
+        files.setdefault(source.file, []).append(source)
     return {file.name: _fingerprint(file, files[file]) for file in sorted(files)}
 
 

@@ -8,9 +8,26 @@ from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
 
-PICKLES = ("pytorch_model*.bin", "consolidated*.pth", "*.pt", "*.pth", "*.ckpt")
+#: Files that torch.save writes. Each holds a pickle, which runs code when Python's pickle reads it.
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+#: Such files without a model's weights: what a training goes on with.
+TRAINING = (
+    "training_args.bin",
+    "optimizer*",
+    "scheduler*",
+    "scaler*",
+    "rng_state*",
+    "random_states*",
+    "zero_*",
+)
+#: The name of a part of a model in several pickles.
+BIN_PART = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
+#: Shards of a training, in a folder or in a folder inside.
+RANKS = ("mp_rank_*_model_states.pt", "*/mp_rank_*_model_states.pt")
 #: A second copy of the weights, under the names of Mistral's own code.
 CONSOLIDATED = "consolidated*.safetensors"
+#: The weights under the names of Meta's own code.
+CONSOLIDATED_PICKLES = "consolidated*.pth"
 #: Files of adapters that PEFT and mlx-lm write.
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = ("adapter_model*.safetensors", "adapter_model*.bin", "adapters.safetensors")
@@ -85,19 +102,49 @@ def unindexed_weights(folder: Path) -> list[Path]:
     files = [path for path in sorted(folder.glob("*.safetensors")) if path not in copies]
     if files:
         return files
-    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
-    if copies:
+    if copies := copies or set(folder.glob(CONSOLIDATED_PICKLES)):
         raise CheckpointNotFound(
-            f"{folder} has its weights only as {min(copies).name}, under the names of Mistral's own code. "
-            "Use a repository with model.safetensors"
+            f"{folder} has its weights only as {min(copies).name}, under the names of Mistral's or Meta's "
+            "own code. Use a repository with model.safetensors"
         )
-    if pickles:
-        raise UnsafeCheckpoint(
-            f"{folder} has its weights only as pickles ({', '.join(pickles[:3])}), which can run code when "
-            "they are read. Use a repository with safetensors, or convert this one once with transformers: "
-            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-        )
+    check_no_pickles(folder)
     raise CheckpointNotFound(
         f"{folder} holds no *.safetensors file. If its repository has GGUF files, fetch a GGUF file and give "
         "the path of that file"
     )
+
+
+def pickles(folder: Path) -> list[Path]:
+    """The files of torch.save that hold a folder's weights: pytorch_model.bin, or its parts, or all files
+    that could be weights. [] if the folder has safetensors."""
+    if any(folder.glob("*.safetensors*")):
+        return []
+    if (folder / "pytorch_model.bin").is_file():
+        return [folder / "pytorch_model.bin"]
+    others = {path for pattern in (*TRAINING, CONSOLIDATED_PICKLES) for path in folder.glob(pattern)}
+    found = {path for pattern in PICKLES for path in folder.glob(pattern) if path.is_file()} - others
+    parts = [path for path in found if BIN_PART.fullmatch(path.name)]
+    return sorted(parts or found or {path for pattern in RANKS for path in folder.glob(pattern)})
+
+
+def check_no_pickles(folder: Path) -> None:
+    """Raises UnsafeCheckpoint for a folder whose weights are pickles."""
+    if files := pickles(folder):
+        raise UnsafeCheckpoint(
+            f"{folder} has its weights only as pickles ({shortened([path.name for path in files])}). "
+            f"{about_pickles(str(folder))}"
+        )
+
+
+def about_pickles(model: str) -> str:
+    """What users should know and do about a model whose weights are pickles."""
+    return (
+        "A pickle can run code when it is read as usual; Penstock can find the tensors in a pickle without "
+        "running anything, if you allow it. Convert the model once: penstock convert --allow-pickle "
+        f"{model} NEW_FOLDER. Or use a repository with safetensors"
+    )
+
+
+def shortened(names: list[str]) -> str:
+    """The first few of many names."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -8,10 +8,14 @@ from typing import Any
 from penstock.config import GROUP_SIZES
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints import checkpoint, gguf_models
+from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf import is_gguf
 from penstock.weights.checkpoints.gguf_models import open_gguf
 from penstock.weights.checkpoints.packed import gptq_entries, unpacked_entries
+from penstock.weights.checkpoints.published import bminf
+from penstock.weights.checkpoints.published.bminf_file import is_bminf
+from penstock.weights.checkpoints.published.pickled_folder import open_pickled
 
 #: The name that _method() gives to GPTQ with 8 bits.
 GPTQ = "gptq with 8 bits"
@@ -37,29 +41,30 @@ FOREIGN_TENSORS = {
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path, allow_pickle: bool = False) -> Checkpoint:
     """A model's folder or GGUF file, whichever tool wrote it, with each tensor under its usual name and in
-    its usual shape.
+    its usual shape. `allow_pickle` is the one of EngineConfig.
 
     Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
     """
     try:
-        return _open(folder)
+        return _open(folder, allow_pickle)
     except MALFORMED as error:
         raise CorruptFile(
             f"the headers or configs of {folder} make no sense ({error!r}); download the model again"
         ) from error
 
 
-def _open(folder: Path) -> Checkpoint:
+def _open(folder: Path, allow_pickle: bool) -> Checkpoint:
     if is_gguf(folder):
         return open_gguf(folder)
-    with Checkpoint.open(folder) as stored:
-        stored.config = read_config(folder)
+    if is_bminf(folder):
+        return bminf.open_bminf(folder)
+    with _open_stored(folder, allow_pickle) as stored:
         quantization = stored.config.get("quantization_config")
         if quantization is None:
             _check_names(stored)
-            return Checkpoint(folder, stored.config, stored.entries)
+            return stored
         group_size = check_quantization(stored.config)
         if _method(quantization) == GPTQ:
             return _open_gptq(stored, group_size is not None)
@@ -68,7 +73,20 @@ def _open(folder: Path) -> Checkpoint:
             for entry in unpacked_entries(stored)
             if not entry.name.endswith(ACTIVATION_SCALES)
         }
-        return Checkpoint(folder, stored.config, entries, _zeros(stored, ".weight_zero_point"))
+        idle = _zeros(stored, ".weight_zero_point")
+        return Checkpoint(folder, stored.config, entries, idle, pickles=stored.pickles)
+
+
+def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
+    """A folder's tensors as its files have them."""
+    if folder.is_dir() and folders.pickles(folder):
+        folders.check_adapter(folder)
+        if not allow_pickle:
+            folders.check_no_pickles(folder)
+        return open_pickled(folder, read_config(folder) if (folder / "config.json").is_file() else {})
+    stored = Checkpoint.open(folder)
+    stored.config = read_config(folder)
+    return stored
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -77,6 +95,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF files, adapters)."""
     if is_gguf(folder):
         return gguf_models.read_config(folder)
+    if is_bminf(folder):
+        return bminf.read_config(folder)
     config = checkpoint.read_config(folder)
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat the key, without a method's name
@@ -101,7 +121,7 @@ def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
         name for name in _zeros(stored, ".bias") if f"{name.removesuffix('bias')}qweight" in stored.entries
     )
     requantized = "" if keeps_integers else "GPTQ's groups, which are out of order (desc_act)"
-    return Checkpoint(stored.folder, stored.config, entries, idle, requantized)
+    return Checkpoint(stored.folder, stored.config, entries, idle, requantized, stored.pickles)
 
 
 def check_quantization(config: dict[str, Any]) -> int | None:

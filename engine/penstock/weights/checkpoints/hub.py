@@ -3,11 +3,12 @@ which is fetched once."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import Path
 
-from penstock.errors import CheckpointNotFound, DownloadError
-from penstock.weights.checkpoints.folder import CONSOLIDATED, find_gguf
+from penstock.errors import CheckpointNotFound, DownloadError, UnsafeCheckpoint
+from penstock.weights.checkpoints.folder import CONSOLIDATED, about_pickles, find_gguf, shortened
 from penstock.weights.checkpoints.gguf import is_gguf
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo_model"
@@ -15,24 +16,41 @@ DEMO_FOLDER = Path(__file__).parents[2] / "demo_model"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 #: Files that a model needs. Pickles and other formats of the same weights are not fetched.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+#: Pickles with a model's weights.
+PICKLE_PATTERNS = ["pytorch_model.bin", "pytorch_model-*-of-*.bin"]
 
 
 def find_config(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
     """A folder that holds the model's config.json. Nothing else of a repository is fetched: a plan needs no
-    weights. Raises as find_model() does."""
-    return find_model(model, revision, offline, ["config.json"])
+    weights. Raises CheckpointNotFound and DownloadError."""
+    return _local(model) or _download(str(model), revision, offline, ["config.json"])
 
 
 def find_model(
-    model: str | Path, revision: str | None = None, offline: bool = False, patterns: list[str] = PATTERNS
+    model: str | Path, revision: str | None = None, offline: bool = False, allow_pickle: bool = False
 ) -> Path:
     """The folder (or GGUF file) of a model, which is given as a path, "demo", or a repository at a revision
     (branch, tag or commit). For a folder that holds one GGUF file and no safetensors, the file is returned.
 
-    `patterns` are the files wanted of a repository. With `offline` the network is never touched: only files
-    that were fetched before are used. huggingface_hub shows the progress. Raises CheckpointNotFound and
-    DownloadError.
+    With `allow_pickle` (EngineConfig's), pickles are fetched from a repository that has its weights in no
+    other form. With `offline` the network is never touched: only files that were fetched before are used.
+    huggingface_hub shows the progress. Raises CheckpointNotFound, DownloadError and UnsafeCheckpoint (a
+    repository has pickles alone, and they are not allowed).
     """
+    if path := _local(model):
+        return path
+    name = str(model)
+    if allow_pickle and not _has_safetensors(_repository_files(name, revision, offline)):
+        return _download(name, revision, offline, PATTERNS + PICKLE_PATTERNS)
+    folder = _download(name, revision, offline, PATTERNS)
+    if not any(folder.glob("*.safetensors")):
+        _check_files(name, _repository_files(name, revision, offline))
+    return folder
+
+
+def _local(model: str | Path) -> Path | None:
+    """The folder or GGUF file of a model on this machine; None for a repository's name. Raises
+    CheckpointNotFound for a name that is neither."""
     name = str(model)
     if name == "demo":
         return DEMO_FOLDER
@@ -45,7 +63,39 @@ def find_model(
             f"{name} is {what}. Give a Hugging Face model folder, a .gguf file, a hub repository as "
             '"owner/name", or "demo"'
         )
-    return _download(name, revision, offline, patterns)
+    return None
+
+
+def _has_safetensors(files: list[str]) -> bool:
+    return any("/" not in file and file.endswith(".safetensors") for file in files)
+
+
+def _check_files(repository: str, files: list[str]) -> None:
+    """Raises UnsafeCheckpoint or CheckpointNotFound, which tells in which form a repository without
+    safetensors has its weights. Does nothing if no form is known."""
+    if _has_safetensors(files):
+        return
+    if pickles := [file for pattern in PICKLE_PATTERNS for file in fnmatch.filter(files, pattern)]:
+        raise UnsafeCheckpoint(
+            f"{repository} has its weights only as pickles ({shortened(pickles)}), which were not fetched. "
+            f"{about_pickles(repository)}"
+        )
+    if models := fnmatch.filter(files, "*.gguf"):
+        raise CheckpointNotFound(
+            f"{repository} has its weights as GGUF files ({shortened(models)}). Fetch one of them, and give "
+            "the path of that file"
+        )
+
+
+def _repository_files(repository: str, revision: str | None, offline: bool) -> list[str]:
+    """The names of a repository's files; [] if the hub can't be asked."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return [] if offline else huggingface_hub.list_repo_files(repository, revision=revision)
+    except (HfHubHTTPError, OSError, ValueError):
+        return []
 
 
 def _download(repository: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:

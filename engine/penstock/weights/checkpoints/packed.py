@@ -70,7 +70,7 @@ def gptq_entries(checkpoint: Checkpoint, keeps_integers: bool, zero: int) -> Ite
                 name, scales.file, scales.offset, scales.dtype, by_row, size, matrix.read_scales
             )
         else:
-            yield TensorEntry(name, stored.file, stored.offset, "F32", shape, size, matrix.read_floats)
+            yield TensorEntry(name, stored.file, stored.offset, "F32", shape, size, matrix.read_floats, True)
     for entry in checkpoint.entries.values():
         module, _, kind = entry.name.rpartition(".")
         if f"{module}." not in modules or kind not in ("qweight", "qzeros", "scales", "g_idx"):

@@ -33,5 +33,20 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
-    #: Makes rows start:stop of the bytes in the file, where these are not elements of `dtype`.
+    #: Makes rows start:stop of the bytes in the file, where these are not elements of `dtype` in the order of
+    #: the tensor's rows.
     decode: Callable[[Checkpoint, int, int], Tensor] | None = None
+    #: Whether a matrix is [out_features, in_features], though the family's checkpoints usually have
+    #: [in_features, out_features].
+    has_outputs_first: bool = False
+    #: The tensors that `decode` reads, where they are not at `offset` of `file` alone.
+    sources: tuple[TensorEntry, ...] = ()
+
+    def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """Rows start:stop of a tensor of at least one axis, whose dtype is one of DTYPES. `checkpoint` has
+        the file open; the tensor need not be one of its own. Raises CorruptFile."""
+        if self.decode is not None:
+            return self.decode(checkpoint, start, stop)
+        row_bytes = self.num_bytes // self.shape[0]
+        stored = checkpoint.read_stored(self, start * row_bytes, stop * row_bytes)
+        return stored.view(DTYPES[self.dtype]).view(stop - start, *self.shape[1:])

@@ -1,0 +1,140 @@
+"""MiniCPM5Parser: MiniCPM5's calls, which are XML:
+
+    <function name="weather"><param name="city">Paris</param></function>, any number
+
+A value may stand in <![CDATA[...]]>. The value of a parameter is text, and the function's JSON Schema says
+which JSON the text stands for. Each parameter is told when its value is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from penstock_server.protocol.tools import Function
+from penstock_server.tools.parsers import FUNCTION, Parser
+from penstock_server.tools.reading import ArgumentsPiece, CallBegin
+from penstock_server.tools.schemas import arguments_schema
+
+_END = "</function>"
+_CDATA = "<![CDATA["
+_NAME = r"""\s+name\s*=\s*(["'])([^"'<>]{1,200})\1\s*"""
+#: The rest of a call's first tag, up to its bracket.
+_HEAD = re.compile(_NAME)
+_MAX_HEAD = 300
+_FOLLOWING = ("<param", _END)
+#: The first tag of a parameter, or the end of the call.
+_NEXT = re.compile(f"<param{_NAME}>|{_END}")
+#: The end of a value, plain or in CDATA. A model that forgets </param> ends the value with the call.
+_VALUE_END = re.compile(f"</param>|(?={_END})")
+_CDATA_END = re.compile(rf"\]\]>\s*(?:</param>|(?={_END}))")
+_ENTITIES = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+class MiniCPM5Parser(Parser):
+    def __init__(self, functions: Sequence[Function]) -> None:
+        super().__init__(FUNCTION)
+        #: The name of a function -> the schemas of its parameters, by name.
+        self._schemas = {each.name: _parameters(each) for each in functions}
+        self._function = self._parameter = ""
+        self._is_first = True
+
+    def _after_marker(self) -> bool:
+        """Takes the rest of the first tag. A call begins where a parameter or the end of the call follows."""
+        head, bracket, rest = self._pending.partition(">")
+        match = _HEAD.fullmatch(head) if len(head) <= _MAX_HEAD else None
+        follows, is_possible = rest.lstrip(), len(head) <= _MAX_HEAD
+        if bracket:
+            is_possible = match is not None and any(tag.startswith(follows) for tag in _FOLLOWING)
+        if bracket and match and follows.startswith(_FOLLOWING):
+            return self._begin(match[2], rest)
+        if is_possible and not self._is_final:
+            return False
+        self._give_back()
+        return True
+
+    def _begin(self, function: str, rest: str) -> bool:
+        self._function, self._pending, self._is_first = function, rest, True
+        self._events += [CallBegin(function), ArgumentsPiece("{")]
+        self._is_after_call = True
+        self._state = self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        """Takes the next parameter's first tag, or the call's last. What stands in front of it is nothing."""
+        match = _NEXT.search(self._pending)
+        if match is None:
+            # An answer that ends behind a parameter is a call whose last tag the model forgot.
+            return self._is_final and self._end("", _END.startswith(self._pending.strip()))
+        rest = self._pending[match.end() :]
+        if match[2] is None:
+            return self._end(rest, True)
+        self._parameter, self._pending = match[2], rest
+        self._state = self._in_value
+        return True
+
+    def _in_value(self) -> bool:
+        begin = self._pending.lstrip()
+        if _CDATA.startswith(begin) and not self._is_final:
+            return False
+        match = (_CDATA_END if begin.startswith(_CDATA) else _VALUE_END).search(self._pending)
+        if match is None:
+            return self._is_final and self._end("", False)
+        value = self._value(self._pending[: match.start()])
+        separator = "" if self._is_first else ", "
+        self._events.append(ArgumentsPiece(f"{separator}{json.dumps(self._parameter)}: {value}"))
+        self._pending, self._is_first = self._pending[match.end() :], False
+        self._state = self._in_arguments
+        return True
+
+    def _end(self, rest: str, is_whole: bool) -> bool:
+        """Ends the call; the arguments of a call that is cut off stay open."""
+        if is_whole:
+            self._events.append(ArgumentsPiece("}"))
+        self._pending = rest
+        return self._after_call()
+
+    def _after_call(self) -> bool:
+        self._state = self._in_text
+        return True
+
+    def _value(self, text: str) -> str:
+        """The JSON that the text of the current parameter stands for."""
+        if text.lstrip().startswith(_CDATA):
+            text = text.lstrip().removeprefix(_CDATA).replace(f"]]>{_CDATA}", "")
+        else:
+            text = re.sub(r"&(lt|gt|amp|quot|apos);", lambda match: _ENTITIES[match[1]], text.strip())
+        types = _types(self._schemas.get(self._function, {}).get(self._parameter))
+        if "string" in types and not (text == "null" and "null" in types):
+            return json.dumps(text, ensure_ascii=False)
+        return _json(text)
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    properties = arguments_schema(function).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _types(schema: Any) -> list[str]:
+    """The types that a schema names; none where it names them in another way."""
+    if not isinstance(schema, dict):
+        return []
+    types = schema.get("type", [])
+    return types if isinstance(types, list) else [types]
+
+
+def _json(text: str) -> str:
+    """The text itself if it is JSON, else a JSON string. Models at times write Python's True, False, None."""
+    if text in _WORDS:
+        return json.dumps(_WORDS[text])
+    try:
+        json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
