@@ -110,6 +110,11 @@ PLAN = MemoryPlan(
 )
 
 
+def model_spec() -> ModelSpec:
+    """Of a decoder with this vocabulary, whose other numbers nobody asks for."""
+    return ModelSpec("Fake", 8, 1, 1, 1, 8, 8, VOCAB_SIZE, 1000, 1e-5)
+
+
 class FakeModel:
     """The parts of an Engine that the server looks at."""
 
@@ -127,7 +132,7 @@ class FakeModel:
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
-        limits = RequestLimits(SPEC, self.max_model_len, is_context_cut=False, grammars=self.grammars)
+        limits = RequestLimits(model_spec(), self.max_model_len, is_context_cut=False, grammars=self.grammars)
         return limits.validate(request)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ class BatchLayout:
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
-        found = {name: value for name, value in vars(self).items() if value is not None}
+        found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
         return BatchLayout(
             **{
                 name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)

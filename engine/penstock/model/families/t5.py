@@ -51,7 +51,7 @@ class T5(Family):
 
     architectures: ClassVar[tuple[str, ...]] = ("T5ForConditionalGeneration",)
     optional_prefix = ""
-    unused_tensors = (
+    unused_tensors: ClassVar[tuple[str, ...]] = (
         r"^(encoder|decoder)\.embed_tokens\.weight$",
         r"EncDecAttention\.relative_attention_bias\.weight$",
     )
