@@ -125,7 +125,8 @@ class LayerStreamer:
         self._lane.link.synchronize()
 
     def close(self) -> None:
-        """Read nothing more, wait for what is being read into our buffers, and give their memory back."""
+        """Read nothing more, wait for what is being read into our buffers, and give back a GPU's memory. The
+        host's memory is freed when this object and all views of its buffers are gone."""
         self.tiers.close()
         self._lane.close()
         self._views.clear()
