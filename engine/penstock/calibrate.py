@@ -49,7 +49,7 @@ class Calibration:
 
     def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
         """Takes the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if the text
-        is too short or the checkpoint is INT8 already."""
+        is too short, the checkpoint is INT8 already, or a matrix is kept in another format."""
         length = min(LENGTH, opened.spec.max_position_embeddings)
         if num_tokens < length:
             raise ConfigError(
@@ -69,6 +69,12 @@ class Calibration:
             raise ConfigError(
                 "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
             )
+        for tensor in opened.store.tensors.multiplied:
+            if tensor.format.operand_type is not QuantizedTensor:
+                raise ConfigError(
+                    f"{' + '.join(tensor.parts)} is kept as {tensor.format.name}, and calibration rounds "
+                    "INT8 alone: convert without a calibration text"
+                )
         self._kernels, self._listening = kernels, _ListeningKernels(kernels)
         self._plain = opened.family(opened.spec, kernels, length)
         self._family = opened.family(opened.spec, self._listening, length)

@@ -127,8 +127,8 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Stop reading, close the files and free the memory, also that of a GPU. Nothing can be
-        computed afterwards."""
+        """Stop reading, close the files, and free a GPU's memory. Nothing can be computed afterwards. The
+        host's memory is freed when the engine object is gone."""
         self.grammars.close()
         self.model.close()
 

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.engine import Engine
@@ -87,7 +87,7 @@ class EngineThread:
         end = EngineStatus("stopped", 0, 0)
         try:
             self.engine = engine = self._load(self._report_progress)
-            self._tell(self._settle, self._status("ready"))
+            self._tell(self._settle, replace(self.progress, state="ready"))
             while self._obey(engine):
                 self._step(engine)
         except EngineStopped:
@@ -101,13 +101,10 @@ class EngineThread:
         if self.engine is not None:
             self.engine.close()
 
-    def _status(self, state: Literal["ready", "dead"], error: str | None = None) -> EngineStatus:
-        return EngineStatus(state, self.progress.loaded_layers, self.progress.total_layers, error)
-
     def _dead(self, error: str) -> EngineStatus:
         what = "the model can't be loaded" if self.engine is None else "the engine is dead"
         logger.error("%s: %s", what, error)
-        return self._status("dead", error)
+        return replace(self.progress, state="dead", error=error)
 
     def _report_progress(self, loaded: int, total: int) -> None:
         if self._is_stopping:

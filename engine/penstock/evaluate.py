@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,6 @@ from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.sequence import FinishReason
 from penstock.generation.sequence import Sequence as TokenSequence
-from penstock.memory.hardware import num_physical_cores
 from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import Computed, UnquantizedModel
 
@@ -129,15 +128,15 @@ def evaluate(
     """
     _check(engine, reference, max(len(window.token_ids) for window in windows))
     tally, done = _Tally(engine.spec.num_layers), 0
-    num_threads = engine.config.num_threads or num_physical_cores()
     for group in _groups(windows, reference):
         expected = None
         if reference is not None:
-            with _torch_threads(num_threads):
+            with _torch_threads(engine.config.num_threads):
                 expected = reference.forward(torch.tensor([window.token_ids for window in group]))
-        for num_finished in _compare(engine, expected, group, tally):
-            done += num_finished
-            report_progress(done, len(windows))
+        with contextlib.closing(_compare(engine, expected, group, tally)) as steps:
+            for num_finished in steps:
+                done += num_finished
+                report_progress(done, len(windows))
     return tally.result(reference is not None)
 
 
@@ -182,21 +181,38 @@ def _targets(batch: Batch, length: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
 
 
-def _compare(engine: Engine, expected: Computed | None, group: list[Window], tally: _Tally) -> Iterator[int]:
+def _compare(
+    engine: Engine, expected: Computed | None, group: list[Window], tally: _Tally
+) -> Generator[int, None, None]:
     """Let the engine compute windows as prompts whose tokens are scored, and compare. Yields after each step
     how many windows the step finished. Sequences are admitted whole and don't grow, so none is preempted and
-    computed again."""
+    computed again. After an error, or if the caller stops, the engine has no work left."""
     scheduler, length = engine.scheduler, len(group[0].token_ids)
-    for number, window in enumerate(group):
-        request = GenerationRequest(window.token_ids, SamplingParams(max_tokens=0))
-        first_scored = length - window.num_scored
-        scheduler.add(TokenSequence(number, request, length, first_scored=first_scored))
-    while batch := scheduler.schedule():
-        _compare_step(engine, expected, batch, length, tally)
-        finished = scheduler.update(batch, [NOTHING] * len(batch.scheduled))
-        for sequence, _ in finished:
-            scheduler.finish(sequence, FinishReason.LENGTH)
-        yield len(finished)
+    sequences = [_sequence(number, window) for number, window in enumerate(group)]
+    try:
+        for sequence in sequences:
+            scheduler.add(sequence)
+        while batch := scheduler.schedule():
+            try:
+                _compare_step(engine, expected, batch, length, tally)
+            except BaseException:
+                scheduler.rollback(batch)
+                raise
+            finished = scheduler.update(batch, [NOTHING] * len(batch.scheduled))
+            for sequence, _ in finished:
+                scheduler.finish(sequence, FinishReason.LENGTH)
+            yield len(finished)
+    finally:
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                scheduler.finish(sequence, FinishReason.ABORT)
+
+
+def _sequence(number: int, window: Window) -> TokenSequence:
+    """A window as a prompt that wants no answer."""
+    request = GenerationRequest(window.token_ids, SamplingParams(max_tokens=0))
+    length = len(window.token_ids)
+    return TokenSequence(number, request, length, first_scored=length - window.num_scored)
 
 
 def _compare_step(

@@ -15,7 +15,7 @@ import torch
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.executor import Executor
-from penstock.generation.warm_up import largest_step, measure_activations
+from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.cost import StepPrediction, predict_step
 from penstock.memory.direct_io import DirectReader
@@ -62,7 +62,8 @@ class Model:
     default_sampling: dict[str, object]
 
     def close(self) -> None:
-        """Stop reading, close the files and give memory back."""
+        """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
+        is freed when this object and all views of its weights are gone."""
         self.streamer.close()
         self.store.close()
 
@@ -95,8 +96,9 @@ def load_model(
     try:
         ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
         tokenizer = tokenizer or Tokenizer.load(folder, frozenset(ends or ()))
+        advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
         lane = find_lane(config.device)
-        return assemble(opened, tokenizer, config, lane, hardware, cache_folder, _default_sampling(folder))
+        return assemble(opened, tokenizer, config, lane, hardware, cache_folder, advice)
     except BaseException:
         opened.store.close()
         raise
@@ -120,9 +122,12 @@ def assemble(
         undo.callback(lane.close)
         kernels, config = _kernels(config, lane, cache_folder, kernels)
         kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
-        kernels.traits.require(opened.store.tensors.group_size, kv_layout)
+        tensors = opened.store.tensors
+        kernels.traits.require(
+            tensors.group_size, kv_layout, {tensor.format.operand_type for tensor in tensors.multiplied}
+        )
         hardware = lane.describe(hardware or capacities())
-        size = footprint(opened.spec, opened.store.tensors, kv_layout)
+        size = footprint(opened.spec, tensors, kv_layout)
         activation_bytes = _measure_activations(
             opened, kernels, config, kv_layout, context(size, config), lane
         )
@@ -132,7 +137,9 @@ def assemble(
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
         reader = StoreReader(opened.store, resolved.num_threads, direct)
         undo.callback(reader.close)
-        executor, streamer = _begin_reading(opened, reader, plan, resolved, kernels, kv_layout, lane, undo)
+        executor, streamer = _begin_reading(
+            opened, reader, plan, resolved, kernels, kv_layout, lane, size.experts.count_per_token, undo
+        )
         _compare(plan, reader, streamer, resolved)
         undo.pop_all()
     is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
@@ -177,7 +184,9 @@ def _measure_activations(
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
     batch = largest_step(config, longest, num_past, opened.spec)
     num_positions = batch.scheduled[0].sequence.num_tokens
-    without = kernels.without_arithmetic(longest)
+    without: Kernels = kernels.without_arithmetic(longest)
+    if opened.spec.num_experts_per_token:
+        without = ZeroProducts(without)
     try:
         with _room_for(f"the largest step, of {batch.num_tokens} tokens", lane):
             family = opened.family(opened.spec, without, num_positions, lane.torch_device)
@@ -208,6 +217,7 @@ def _begin_reading(
     kernels: Kernels,
     kv_layout: KVLayout,
     lane: Lane,
+    num_experts_per_sweep: int,
     undo: contextlib.ExitStack,
 ) -> tuple[Executor, LayerStreamer]:
     """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
@@ -215,9 +225,7 @@ def _begin_reading(
     spec, tensors = opened.spec, opened.store.tensors
     embedding_there, head_there = reader.begin(tensors.embedding), reader.begin(tensors.head)
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
-    streamer = LayerStreamer(
-        tensors, reader, lane, plan.tiers, footprint(spec, tensors).experts.count_per_token
-    )
+    streamer = LayerStreamer(tensors, reader, lane, plan.tiers, num_experts_per_sweep)
     undo.callback(streamer.close)
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)

@@ -83,9 +83,7 @@ class UnquantizedModel:
         module, _, kind = parameter.rpartition(".")
         if kind == "bias" or self._model.get_submodule(module) is not self._model.get_output_embeddings():
             return parameter
-        tensors = self.store.tensors
-        head = [tensor for tensor in tensors.head if tensor.name == "head"] or tensors.embedding
-        return head[0].parts[0]
+        return self.store.tensors.output_matrix.parts[0]
 
 
 def _without_weights(store: WeightStore) -> Any:

@@ -23,8 +23,6 @@ from cpm_folders import (
 )
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
-from penstock.generation.grammars.grammar import Grammar
-from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.segmentation import MAX_RUN_CHARS, load_segmenter
 from penstock.text.tokenizer import Tokenizer
@@ -66,11 +64,6 @@ def pair(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Pair:
     """A tokenizer, and the original's two functions."""
     folder = folders[request.param]
     return Tokenizer.load(folder), *FORMS[request.param][1](folder)
-
-
-@pytest.fixture(scope="module")
-def cpm1(folders: dict[str, Path]) -> Tokenizer:
-    return Tokenizer.load(folders["CPM-1"])
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -176,14 +169,6 @@ def test_a_prompt_is_plain_text(name: str, folders: dict[str, Path]) -> None:
         assert tokenizer.bos_token_id is None
 
 
-def test_marks_of_cpm1(cpm1: Tokenizer) -> None:
-    ids = encode(cpm1, "天空 窗外\n")
-    assert (ids.count(10), ids[-1]) == (1, 3)
-    assert [cpm1.token_bytes(i) for i in (3, 8, 9, 10)] == [b"\n", b"", b",", b" "]
-    assert cpm1.decode(ids) == "天空 窗外\n"
-    assert cpm1.decode([8, *ids, 7], skip_special_tokens=False) == "天空 窗外\n<eod>"
-
-
 def test_evas_empty_line_counts(folders: dict[str, Path]) -> None:
     tokenizer = Tokenizer.load(folders["EVA"])
     lines = cpm_originals.lines_of(folders["EVA"])
@@ -197,48 +182,6 @@ def test_line_ends_of_another_system(folders: dict[str, Path], tmp_path: Path) -
     for text in ("\r\n".join(lines), "\n".join(lines)):
         (tmp_path / "vocab.txt").write_bytes(text.encode())
         assert Tokenizer.load(tmp_path).vocab_size == len(lines)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"config": {"eos_token_id": 50256}}, {7}),
-        ({"generation_config": {"eos_token_id": 2}, "config": {"eos_token_id": 7}}, {7}),
-        ({"generation_config": {"eos_token_id": 7}}, {7}),
-        ({"generation_config": {"eos_token_id": [7, 12]}}, {7, 12}),
-        ({"generation_config": {"eos_token_id": [1, 2]}}, {7}),
-        ({"tokenizer_config": {"tokenizer_class": "CpmTokenizer", "eos_token": "</s>"}}, {7}),
-    ],
-)
-def test_an_answer_ends_with_eod(
-    files: dict[str, Any], expected: set[int], folders: dict[str, Path], tmp_path: Path
-) -> None:
-    (tmp_path / "spiece.model").write_bytes((folders["CPM-1"] / "spiece.model").read_bytes())
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps({"model_type": "gpt2"} | content))
-    assert Tokenizer.load(tmp_path).eos_token_ids == expected
-
-
-def test_what_transformers_class_adds_is_left_out(cpm1: Tokenizer, tmp_path: Path) -> None:
-    """Its `<cls>` has an id behind the embedding's last row."""
-    save_cpm1(
-        tmp_path, tokenizer_class="CpmTokenizerFast", cls_token="<cls>", eos_token="</s>",
-        additional_special_tokens=["<eop>", "<eod>"], chat_template="{{ messages[0].content }}",
-        added_tokens_decoder={str(cpm1.vocab_size): {"content": "<cls>", "special": True}},
-    )  # fmt: skip
-    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"id": 9999, "content": "<cls>"}]}')
-    tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.vocab_size == cpm1.vocab_size
-    assert tokenizer.encode("天空是蔚蓝色") == cpm1.encode("天空是蔚蓝色")
-    assert tokenizer.has_chat_template
-
-
-@pytest.mark.parametrize("file", ["spiece.model", "chinese_vocab.model", "tokenizer.model"])
-def test_cpm1_is_known_by_its_pieces(file: str, cpm1: Tokenizer, tmp_path: Path) -> None:
-    """CPM-1's own repository has no tokenizer_config.json, and a vocab.json of another kind."""
-    save_cpm1(tmp_path, file)
-    (tmp_path / "vocab.json").write_text("{}")
-    assert Tokenizer.load(tmp_path).encode("天空 窗外") == cpm1.encode("天空 窗外")
 
 
 @pytest.mark.parametrize("name", ["CPM2Tokenizer", "EVATokenizer", "CpmAntTokenizer", "CPMAntTokenizerFast"])
@@ -288,21 +231,6 @@ def test_jieba_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     load_segmenter.cache_clear()
     assert list(load_segmenter()("天空是蔚蓝色")) == ["天空", "是", "蔚蓝色"]
     assert not list(tmp_path.iterdir())
-
-
-def test_cpm1_writes_a_given_text(cpm1: Tokenizer) -> None:
-    """A grammar's tokens are those of the tokenizer, without the mark of a word, which has no text."""
-    grammars = GrammarCompiler(cpm1, cpm1.vocab_size)
-    for text in SENTENCES[:6]:
-        # Half-width as the model's normalizer makes the text.
-        text = cpm1.decode(encode(cpm1, text))
-        matcher, ids = grammars.matcher(Grammar.choice([text])), []
-        while matcher.forced is not None:
-            ids.append(matcher.forced)
-            matcher.advance(matcher.forced)
-        assert matcher.is_complete and not matcher.error
-        assert cpm1.decode(ids) == text
-        assert ids == [i for i in encode(cpm1, text) if i != 8]
 
 
 def test_a_long_run_of_characters_is_cut() -> None:

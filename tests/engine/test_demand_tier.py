@@ -148,6 +148,52 @@ def test_a_reader_that_refuses_is_told_of_and_asked_again() -> None:
     tier.close()
 
 
+def test_a_read_that_failed_before_anybody_waited_is_tried_once_more() -> None:
+    """Reading experts 0 and 1 failed, and 0 was told. The disk is well again before somebody asks for 1."""
+    reader = Reader()
+    reader.failing = {0, 1}
+    tier = tier_of(4, 4, 2, reader)
+    with pytest.raises(CorruptFile, match="expert 0"):
+        gathered(tier, [0, 1])
+    assert isinstance(tier.arrivals.units[expert(1)].read.exception(), CorruptFile)
+    reader.failing = set()
+    assert gathered(tier, [1]) == [1]
+    assert reader.order == [0, 1, 1]
+    tier.close()
+
+
+def test_a_failed_read_gives_its_slot_up_before_experts_that_are_pinned() -> None:
+    """Two slots and a sweep of four: the most recently used expert gives way, and a failed one has no use."""
+    reader = Reader()
+    reader.failing = {0, 1}
+    tier = tier_of(8, 2, 4, reader)
+    with pytest.raises(CorruptFile):
+        gathered(tier, [0, 1])
+    tier.arrivals.units[expert(1)].read.exception()
+    reader.failing = set()
+    for number in (2, 3, 2, 3):
+        gathered(tier, [number])
+    assert reader.order == [0, 1, 2, 3], "expert 1 kept a slot that it does not fill"
+    tier.close()
+
+
+def test_what_a_user_who_is_gone_had_is_taken_back() -> None:
+    """Two gatherings are suspended, as the traceback of an interrupted step keeps them; both are closed late,
+    when the next user has the same experts."""
+    reader = Reader()
+    tier = tier_of(4, 2, 2, reader)
+    gone = [tier.gather([expert(number)]) for number in (0, 1)]
+    buffers = [next(each)[1].buffer for each in gone]
+    assert {buffer.data_ptr() for buffer in tier.take_back()} == {buffer.data_ptr() for buffer in buffers}
+    assert gathered(tier, [2]) == [2]
+    present = tier.gather([expert(2)])
+    _, arrival = next(present)
+    for each in gone:
+        each.close()
+    assert gathered(tier, [0, 1, 3]) and (arrival.buffer == 2).all() and arrival.is_lent
+    tier.close()
+
+
 def test_the_least_recently_used_gives_way_where_a_sweep_fits() -> None:
     reader = Reader()
     tier = tier_of(8, 3, 3, reader)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from units import layer_bytes
 
+from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import (
@@ -24,6 +25,7 @@ from penstock.errors import (
     ComputationError,
     ConfigError,
     ContextOverflow,
+    CorruptFile,
     DeadlineExceeded,
     InvalidParameter,
     QueueTimeout,
@@ -37,6 +39,7 @@ from penstock.kernels import cpu
 from penstock.kernels.cpu import NativeKernels
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.text.tokenizer import NoText
 
 #: KV bytes per block of the tiny model: 2 (K, V) * 3 layers * 2 heads * 16 dims * 2 bytes * 16 tokens.
 BLOCK_BYTES = 2 * 3 * 2 * 16 * 2 * 16
@@ -222,6 +225,20 @@ def test_a_models_own_sampling_parameters_are_taken_as_vllm_takes_them(
         (folder / "generation_config.json").write_text(json.dumps(advice))
     with Engine.load(folder) as engine:
         assert engine.default_sampling == expected
+
+
+def test_a_broken_generation_config_is_found_before_there_is_a_lane(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would close the lane, and a card's memory would stay taken."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "generation_config.json").write_text("{")
+    lanes: list[str] = []
+    monkeypatch.setattr(loader, "find_lane", lanes.append)
+    with pytest.raises(CorruptFile, match=r"generation_config\.json"):
+        Engine.load(folder, tokenizer=NoText())
+    assert not lanes
 
 
 def test_max_tokens_and_the_context_end_an_answer(tiny_llama: Path) -> None:

@@ -232,6 +232,39 @@ def test_what_can_not_be_compared(tmp_path: Path) -> None:
         compare(tmp_path / "two", random_windows([100]), max_model_len=64)
 
 
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_an_error_in_the_middle_leaves_the_engine_without_work(
+    num_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a step, and between two steps; afterwards the engine computes what it computed before."""
+    build("Llama", tmp_path)
+    pieces, steps = random_windows([40] * 3), 0
+    with load(tmp_path, max_num_batched_tokens=16, num_kv_tokens=256) as engine:
+        expected = evaluate(engine, None, pieces)
+        forward = engine.executor.forward
+
+        def fail(*arguments: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps > num_steps:
+                raise KeyboardInterrupt
+            return forward(*arguments)
+
+        monkeypatch.setattr(engine.executor, "forward", fail)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(engine, None, pieces)
+        monkeypatch.undo()
+        assert not engine.has_work and not engine.scheduler.admission.running
+
+        def give_up(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(engine, None, pieces, give_up)
+        assert not engine.has_work
+        assert evaluate(engine, None, pieces) == expected
+
+
 def test_what_is_no_number_is_said(tmp_path: Path) -> None:
     build("Llama", tmp_path / "original")
     convert(open_model(tmp_path / "original").store, tmp_path / "int8")

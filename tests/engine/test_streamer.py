@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,7 +19,7 @@ from units import host_streamer, layer_bytes, layer_key, read_layer
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
-from penstock.memory.host_lane import HostLane
+from penstock.memory.host_lane import HostLane, HostLink
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.plan import TierPlan
 from penstock.memory.pools import MemoryPool
@@ -215,6 +217,79 @@ def test_a_failed_read_ends_the_sweep_and_is_tried_again() -> None:
         list(sweep(streamer))
     reader.failing = set()
     assert list(sweep(streamer)) == list(range(5))
+
+
+def test_many_reads_that_fail_at_once_are_told_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    """More than calls may be nested. A future logs the errors of those it calls."""
+
+    class Gone:
+        def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+            raise OSError("the disk is gone")
+
+        def close(self) -> None: ...
+
+    num_layers = 2 * sys.getrecursionlimit()
+    sizes = {layer_key(index): PAGE for index in range(num_layers)}
+    pool = MemoryPool("weights", num_layers * PAGE)
+    tier = CyclicTier(sizes, Gone(), pool, frozenset(sizes), 0)
+    assert len(tier.arrivals.units) == num_layers and not caplog.records
+    with pytest.raises(OSError, match="gone"):
+        tier.acquire(layer_key(num_layers - 1))
+    tier.close()
+
+
+class RecordingLink(HostLink):
+    """Remembers which buffers are in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_use: list[int] = []
+
+    def acquire(self, target: Tensor, waited_s: float) -> None:
+        self.in_use.append(target.data_ptr())
+
+    def release(self, target: Tensor) -> None:
+        self.in_use.remove(target.data_ptr())
+
+
+def mixture(num_slots: int) -> tuple[LayerStreamer, RecordingLink]:
+    """Two layers with four experts each."""
+    experts = tuple((TensorSpec("x", (4,), ("x",)),) for _ in range(4))
+    layers = layers_of(2).stacks[0].layers
+    lane = HostLane()
+    lane.link = link = RecordingLink()
+    tensors = ModelTensors((), (Stack(DECODER, layers, (experts,) * 2),), ())
+    plan = TierPlan(frozenset(), 1, num_slots)
+    return LayerStreamer(tensors, FakeReader(), lane, (plan,), 2), link
+
+
+def test_an_expert_that_a_layer_leaves_early_is_released() -> None:
+    """Else the next copy into its slot would not wait for what the layer has launched."""
+    streamer, link = mixture(2)
+    with contextlib.closing(streamer.layers()) as layers:
+        for weights in layers:
+            for _ in weights.experts([0, 1, 2]):
+                break
+            assert len(link.in_use) == 1, "the layer alone"
+    assert not link.in_use
+    streamer.close()
+
+
+def test_experts_of_a_step_that_was_given_up_are_taken_back() -> None:
+    """The traceback of an interrupted step keeps the layer's frame, and with it an expert. Two such steps
+    would leave no slot."""
+    streamer, link = mixture(2)
+    kept = []
+    for number in range(4):
+        layers = streamer.layers()
+        experts = next(layers).experts([number])
+        assert next(experts)[0] == number
+        kept += [layers, experts]
+    assert len(link.in_use) == 2, "of the last step alone"
+    while kept:
+        kept.pop(0).close()
+    assert not link.in_use
+    streamer.close()
 
 
 def test_progress_counts_resident_layers() -> None:

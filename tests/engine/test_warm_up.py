@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_convert import Ids
+from test_seams import engine_of, open_mixture, write_mixture
 from tiny_models import build
 
 from penstock.config import EngineConfig, KernelChoice
@@ -69,6 +70,18 @@ def test_partial_results_of_long_contexts_are_measured(
         plan = engine.plan
     assert plan is not None
     assert 0.7 * plan.workspace_bytes < peak_bytes(profiler) <= 1.05 * plan.workspace_bytes
+
+
+def test_no_choice_of_experts_takes_more_than_was_measured(tmp_path: Path) -> None:
+    """A hundred equal tokens, which choose nearly the same experts, and a hundred different ones."""
+    write_mixture(tmp_path / "model")
+    config = EngineConfig(device="cpu", max_num_batched_tokens=128, num_kv_tokens=1024, num_threads=1)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with engine_of(open_mixture(tmp_path / "model"), config) as engine:
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            engine.generate([[7] * 100], params)
+            engine.generate([list(range(3, 103))], params)
+        assert 0.7 * engine.plan.workspace_bytes < peak_bytes(profiler) <= 1.05 * engine.plan.workspace_bytes
 
 
 def peak_bytes(profiler: torch.profiler.profile) -> int:

@@ -20,6 +20,7 @@ from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
+from penstock.kernels import ForwardingKernels, Matrix
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
@@ -27,8 +28,18 @@ from penstock.spec import KVLayout, ModelSpec
 from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
-#: Parameters that need every part of the sampler.
+#: Parameters with which the sampler copies and sorts a row of logits. Grammars and lists of allowed tokens
+#: may copy the row once more, which takes 4 bytes for each token of the vocabulary.
 _PARAMS = SamplingParams(top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
+
+
+class ZeroProducts(ForwardingKernels):
+    """Kernels whose products are zero. The weights of a warm-up are not initialized, and garbage in the
+    output of a router would send each token elsewhere. With zeros, all tokens choose the same experts: no
+    step has more rows for one expert."""
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        return super().linear(x, weight, bias).zero_()
 
 
 def largest_step(

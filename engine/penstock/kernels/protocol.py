@@ -3,6 +3,7 @@ itself before it computes. reference.py defines what each method computes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,9 +35,11 @@ class KernelTraits:
     #: Names of the layouts of keys and values that attention reads.
     kv_layouts: tuple[str, ...]
 
-    def require(self, group_size: int | None, kv_layout: KVLayout) -> None:
+    def require(self, group_size: int | None, kv_layout: KVLayout, matrices: Collection[type] = ()) -> None:
         """Raises ConfigError for weights, keys or values that these kernels do not compute. A `group_size` of
-        0 or None stands for a scale per output channel."""
+        0 or None stands for a scale per output channel. `matrices` are the types of the weights' matrices."""
+        for kind in set(matrices) - set(self.matrices):
+            raise ConfigError(f"{self._refusal(kind)}; choose other --kernels or another checkpoint")
         if kv_layout.name not in self.kv_layouts:
             raise ConfigError(
                 f"the {self.name} kernels of this device can't read keys and values as {kv_layout.name}; "
@@ -50,10 +53,11 @@ class KernelTraits:
 
     def unknown_matrix(self, matrix: Matrix) -> TypeError:
         """The error for a matrix of a type that is not in `matrices`."""
-        names = ", ".join(kind.__name__ for kind in self.matrices)
-        return TypeError(
-            f"the {self.name} kernels compute no product with a {type(matrix).__name__}; they know: {names}"
-        )
+        return TypeError(self._refusal(type(matrix)))
+
+    def _refusal(self, kind: type) -> str:
+        names = ", ".join(known.__name__ for known in self.matrices)
+        return f"the {self.name} kernels compute no product with a {kind.__name__}; they know: {names}"
 
 
 class Kernels(Protocol):

@@ -3,12 +3,14 @@ layers and head are declared by their names in a checkpoint. family.py computes 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from penstock.model.config_values import count, refuse
 from penstock.spec import ModelSpec
+from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 from penstock.weights.weight_format import INT8
 
@@ -69,15 +71,14 @@ class Architecture(ABC):
         """All declared tensors."""
         # A tied model may have a head in its files. That this head is the embedding's matrix was found out
         # when the model was opened.
-        unused = cls.unused_tensors + (
-            (r"^(lm_head|embed_out)\.weight(_scale|_shape)?$",) if spec.is_tied else ()
-        )
+        heads = {cls.head_matrix(spec).parts[0], HEAD} if spec.is_tied else ()
+        unused = tuple(rf"^{re.escape(name)}(_scale|_shape)?$" for name in sorted(heads))
         return ModelTensors(
             cls.embedding_tensors(spec),
             cls.stacks(spec),
             cls.head_tensors(spec),
             cls.optional_prefix,
-            unused,
+            cls.unused_tensors + unused,
         )
 
 

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels import QuantizedTensor
 from penstock.model.registry import find_family
 from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import quantization_config
 from penstock.weights.conversion.unit_files import unit_files
-from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: A random model has this many different layers; the others repeat them, which no measurement notices.
@@ -102,13 +100,8 @@ def write_random(
 def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:
     layout = UnitLayout.of(tensors)
     buffer = torch.empty(layout.num_bytes, dtype=torch.uint8)
-    for _, tensor in LayerWeights.views(layout, buffer).items():
-        if isinstance(tensor, QuantizedTensor):
-            tensor.qweight.random_(-127, 128, generator=generator)
-            tensor.scale.fill_(1 / (73 * tensor.qweight.shape[1] ** 0.5))
-        else:
-            assert isinstance(tensor, Tensor)
-            tensor.fill_(1.0)
+    for slot in layout.slots:
+        slot.tensor.format.fill_random(slot.arrays(buffer), generator)
     return buffer
 
 

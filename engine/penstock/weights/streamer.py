@@ -73,7 +73,8 @@ class LayerStreamer:
         """
         self._num_sweeps += 1
         this_sweep = self._num_sweeps
-        self.tiers.nearest.take_back()
+        for buffer in self.tiers.take_back():
+            self._lane.link.release(buffer)  # what a sweep that was given up has launched may still run
         try:
             yield from self._sweep(stack, this_sweep)
         finally:
@@ -100,12 +101,15 @@ class LayerStreamer:
         """LayerWeights.experts() of a layer."""
         link, tier = self._lane.link, self.tiers.nearest_experts
         assert tier is not None, "this model has no experts"
-        stalled_before = tier.stall_s
+        this_sweep, stalled_before = self._num_sweeps, tier.stall_s
         for key, arrival in tier.gather([layer._replace(expert=number) for number in numbers]):
             assert key.expert is not None
             link.acquire(arrival.buffer, tier.stall_s - stalled_before)
-            yield key.expert, self._views_of(key, arrival.buffer)
-            link.release(arrival.buffer)
+            try:
+                yield key.expert, self._views_of(key, arrival.buffer)
+            finally:
+                if this_sweep == self._num_sweeps:
+                    link.release(arrival.buffer)
             stalled_before = tier.stall_s
 
     def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
@@ -121,7 +125,8 @@ class LayerStreamer:
         self._lane.link.synchronize()
 
     def close(self) -> None:
-        """Read nothing more, wait for what is being read into our buffers, and give their memory back."""
+        """Read nothing more, wait for what is being read into our buffers, and give back a GPU's memory. The
+        host's memory is freed when this object and all views of its buffers are gone."""
         self.tiers.close()
         self._lane.close()
         self._views.clear()

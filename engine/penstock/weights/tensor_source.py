@@ -66,5 +66,6 @@ class TensorSource:
 
 
 def is_transposed(tensor: TensorSpec, entry: TensorEntry) -> bool:
-    """Whether a part is read as [in_features, out_features]. INT8 parts never are."""
-    return tensor.is_transposed and entry.dtype != "I8" and not entry.has_outputs_first
+    """Whether a part is read as [in_features, out_features]. Parts that lie in the checkpoint in the tensor's
+    own format, and parts whose entries give outputs first, never are."""
+    return tensor.is_transposed and not tensor.format.holds(entry) and not entry.has_outputs_first

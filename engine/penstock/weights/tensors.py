@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from penstock.spec import DECODER, UnitKey
-from penstock.weights.weight_format import FLOAT32, Component, Int8, WeightFormat
+from penstock.weights.weight_format import FLOAT32, Component, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -194,15 +194,21 @@ class ModelTensors:
         return {part: tensor for group in self.groups for tensor in group for part in tensor.parts}
 
     @property
-    def is_tied(self) -> bool:
-        """Whether the embedding's matrix serves as the head's."""
-        return all(tensor.name != "head" for tensor in self.head)
-
-    @property
     def output_matrix(self) -> TensorSpec:
-        """The matrix that makes logits: the head's, or the embedding's if the two are tied."""
+        """The matrix that makes logits: the head's own ("head"), or the embedding's if the two are tied."""
         named = {tensor.name: tensor for tensor in (*self.embedding, *self.head)}
         return named.get("head") or named["embedding"]
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding's matrix serves as the head's."""
+        return self.output_matrix not in self.head
+
+    @property
+    def multiplied(self) -> tuple[TensorSpec, ...]:
+        """The matrices by which tokens are multiplied: those of the units, and the one that makes logits."""
+        inner = (tensor for unit in self.units for tensor in unit.tensors if tensor.is_matrix)
+        return *inner, self.output_matrix
 
     @property
     def group_size(self) -> int:
@@ -215,10 +221,7 @@ class ModelTensors:
 
         def group(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(
-                replace(tensor, format=tensor.format.grouped(tensor, group_size))
-                if isinstance(tensor.format, Int8)
-                else tensor
-                for tensor in tensors
+                replace(tensor, format=tensor.format.grouped(tensor, group_size)) for tensor in tensors
             )
 
         stacks = tuple(

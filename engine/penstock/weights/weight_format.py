@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -73,6 +73,10 @@ class WeightFormat(Protocol):
         """Whether tokens are multiplied by the tensor. If so, a layer gets a Matrix, otherwise a Tensor."""
 
     @property
+    def operand_type(self) -> type:
+        """The type of what operand() returns."""
+
+    @property
     def group_size(self) -> int:
         """Inputs that share a scale; 0 where all inputs of an output channel do, or where there is no
         scale."""
@@ -85,6 +89,14 @@ class WeightFormat(Protocol):
 
     def holds(self, entry: TensorEntry) -> bool:
         """Whether the checkpoint holds a tensor's part in this very format, so that the part is copied."""
+
+    def grouped(self, tensor: TensorSpec, group_size: int) -> WeightFormat:
+        """This format with a scale per `group_size` inputs; the format itself where it has no scales. Raises
+        ConfigError if the tensor's inputs don't make whole groups."""
+
+    def scheme(self) -> dict[str, Any] | None:
+        """What compressed-tensors calls the format. {} if the tensor is kept as plain floating point; None if
+        compressed-tensors has no name for the format, so that no converted model can be described."""
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
         """The names in the checkpoint that belong to the tensor. Raises WrongTensor and MissingTensor."""
@@ -107,6 +119,9 @@ class WeightFormat(Protocol):
     def from_rows(self, rows: Tensor) -> Matrix:
         """A matrix of this format from float32 rows [out_features, in_features]. Raises ValueError."""
 
+    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        """Fill the components with values that keep activations about as large as in a trained model."""
+
 
 @dataclass(frozen=True)
 class Float32:
@@ -114,6 +129,7 @@ class Float32:
 
     name = "float32"
     is_matrix = False
+    operand_type: ClassVar[type] = Tensor
     group_size = 0
 
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
@@ -151,8 +167,17 @@ class Float32:
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
         return exact
 
+    def grouped(self, tensor: TensorSpec, group_size: int) -> Float32:
+        return self
+
+    def scheme(self) -> dict[str, Any] | None:
+        return {}
+
     def from_rows(self, rows: Tensor) -> Matrix:
         raise TypeError("float32 tensors are not matrices")
+
+    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        arrays[0].fill_(1.0)
 
 
 @dataclass(frozen=True)
@@ -163,6 +188,7 @@ class Int8:
 
     group_size: int = 0
     is_matrix = True
+    operand_type: ClassVar[type] = QuantizedTensor
 
     @property
     def name(self) -> str:
@@ -183,8 +209,6 @@ class Int8:
         return entry.dtype == "I8"
 
     def grouped(self, tensor: TensorSpec, group_size: int) -> Int8:
-        """This format with scales per group. Raises ConfigError if a tensor's inputs don't make whole
-        groups."""
         if tensor.shape[1] % group_size:
             raise ConfigError(
                 f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups "
@@ -192,8 +216,7 @@ class Int8:
             )
         return Int8(group_size)
 
-    def scheme(self) -> dict[str, Any]:
-        """What compressed-tensors calls the format."""
+    def scheme(self) -> dict[str, Any] | None:
         strategy = {"strategy": "group", "group_size": self.group_size} if self.group_size else {}
         per_channel = {
             "num_bits": 8,
@@ -255,6 +278,11 @@ class Int8:
 
     def from_rows(self, rows: Tensor) -> QuantizedTensor:
         return quantize(rows, self.group_size)
+
+    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        qweight, scale = self.operand(arrays)
+        qweight.random_(-127, 128, generator=generator)  # of variance 73 ** 2
+        scale.fill_(1 / (73 * qweight.shape[1] ** 0.5))
 
 
 #: The formats that most tensors have.

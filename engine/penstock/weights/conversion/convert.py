@@ -49,10 +49,12 @@ def convert(
     """Convert the checkpoint that `store` has opened, or go on where a run was stopped.
 
     report_progress(done, total) is called with bytes after each file. `rounding` takes the place of rounding
-    to the nearest. Raises ConfigError (the target holds something else), CapacityError (the disk
-    is too small), CheckpointError (the source is at fault, or another process is converting there).
+    to the nearest. Raises ConfigError (the target holds something else, or other tools have no name for a
+    format of the weights), CapacityError (the disk is too small), CheckpointError (the source is at fault, or
+    another process is converting there).
     """
     started = time.perf_counter()
+    converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(store.tensors)
     report = ConversionReport(

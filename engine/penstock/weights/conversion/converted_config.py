@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock.errors import ConfigError
+from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.store import WeightStore
-from penstock.weights.tensors import ModelTensors
-from penstock.weights.weight_format import INT8, Int8
+from penstock.weights.tensors import ModelTensors, TensorSpec
+from penstock.weights.weight_format import WeightFormat
 
 #: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
 TIED_HEAD = "penstock_tied_head"
 
 
 def converted_config(store: WeightStore) -> dict[str, Any]:
+    """Raises ConfigError for a model that no config.json can describe."""
     config = store.checkpoint.config | {"quantization_config": quantization_config(store.tensors)}
     if store.tensors.is_tied:
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}
@@ -20,29 +23,66 @@ def converted_config(store: WeightStore) -> dict[str, Any]:
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
-    """What compressed-tensors calls our INT8; modules that stay float32 are named. Embeddings have scales per
-    channel whatever the layers have."""
-    floats = [
-        part.removesuffix(".weight")
-        for tensor in tensors.embedding
-        if not tensor.is_matrix and len(tensor.shape) == 2
-        for part in tensor.parts
-    ]
-    groups = {"Linear Embedding": INT8.scheme()}
-    if tensors.group_size:
-        embeddings = "Embedding lm_head" if tensors.is_tied else "Embedding"
-        groups = {"Linear": Int8(tensors.group_size).scheme(), embeddings: INT8.scheme()}
+    """What compressed-tensors calls our formats. Raises ConfigError for a format without a name there."""
+    _, *others = tensors.groups
+    tables, linear = _kept(tensors.embedding), [kept for group in others for kept in _kept(group)]
+    if tensors.is_tied:
+        linear.append(
+            _Kept(tensors.output_matrix.format, [_module(HEAD)])
+        )  # the file holds a head for others
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{index}": {
-                "targets": targets.split(),
-                "weights": weights,
+                "targets": targets,
+                "weights": _scheme(kind),
                 "format": "int-quantized",  # without it compressed-tensors takes weight-only INT8 for packed
             }
-            for index, (targets, weights) in enumerate(groups.items())
+            for index, (kind, targets) in enumerate(_groups(tables, linear).items())
         },
-        "ignore": floats,
+        "ignore": [name for kept in tables + linear if not _scheme(kept.format) for name in kept.modules],
     }
+
+
+class _Kept(NamedTuple):
+    """Modules of one format."""
+
+    format: WeightFormat
+    modules: list[str]
+
+
+def _kept(tensors: tuple[TensorSpec, ...]) -> list[_Kept]:
+    """The tensors with two dimensions: layers of neurons, and tables whose rows are looked up."""
+    flat = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    return [_Kept(tensor.format, [_module(part) for part in tensor.parts]) for tensor in flat]
+
+
+def _groups(tables: list[_Kept], linear: list[_Kept]) -> dict[WeightFormat, list[str]]:
+    """The targets of each format, except plain floating point. The first linear module's format is that of
+    the class Linear; linear modules of other formats are named."""
+    quantized = [kept for kept in linear if _scheme(kept.format)]
+    groups = {kept.format: ["Linear"] for kept in quantized[:1]}
+    for kept in quantized:
+        if groups.setdefault(kept.format, [])[:1] != ["Linear"]:
+            groups[kept.format] += kept.modules
+    for kept in tables:
+        if _scheme(kept.format):
+            groups.setdefault(kept.format, []).append("Embedding")
+    return groups
+
+
+def _scheme(kind: WeightFormat) -> dict[str, Any]:
+    """WeightFormat.scheme(), {} for plain floating point. Raises ConfigError."""
+    scheme = kind.scheme()
+    if scheme is None:
+        raise ConfigError(
+            f"weights that are kept as {kind.name} can't be converted: compressed-tensors, in whose form "
+            "converted models are written, has no name for this format. Serve the checkpoint unconverted"
+        )
+    return scheme
+
+
+def _module(part: str) -> str:
+    return part.removesuffix(".weight")

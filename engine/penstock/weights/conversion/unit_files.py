@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.spec import DECODER
+from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout
 
 
@@ -30,7 +31,7 @@ def unit_files(tensors: ModelTensors) -> list[UnitFile]:
     if tensors.is_tied:
         # transformers can't share an INT8 matrix between embedding and head, so the file has it twice.
         matrix = tensors.output_matrix
-        head = replace(matrix, parts=("lm_head.weight",))
+        head = replace(matrix, parts=(HEAD,))
         files.append(UnitFile("model-tied-head.safetensors", (matrix,), (head,)))
     return files
 

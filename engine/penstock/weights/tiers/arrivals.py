@@ -44,8 +44,9 @@ class ReadClock:
 
 
 class Arrivals:
-    """`with arrivals:` holds the lock. A read that begins inside the block is watched when the block has
-    ended: watching a read that has ended already calls _on_end() at once, and _on_end() takes the lock."""
+    """`with arrivals:` holds the lock. When the block ends, reads that began in the block and have ended
+    already are counted in a loop: each of them may begin the next read, and a thousand reads that fail at
+    once must not nest a thousand calls. The other reads are watched: _on_end() takes the lock."""
 
     def __init__(
         self, reader: UnitReader, slots: Sequence[Tensor], ask: Callable[[], object] | None = None
@@ -59,8 +60,10 @@ class Arrivals:
         self._slots = slots
         self._ask = ask
         self._clock = ReadClock()
+        #: Bytes and busy seconds of the reads from the tier below.
+        self.traffic = self._clock.traffic
         self._lock = threading.Lock()
-        #: Told when a read has ended, when a unit was released, and when nothing more is read.
+        #: Told when a read has ended, and when nothing more is read.
         self._changed = threading.Condition(self._lock)
         #: Reads that nobody watches yet.
         self._begun: list[Future[int]] = []
@@ -69,15 +72,18 @@ class Arrivals:
         self._lock.acquire()
 
     def __exit__(self, *exc: object) -> None:
-        begun, self._begun = self._begun, []
-        self._lock.release()
-        for read in begun:
+        under_way = []
+        try:
+            while self._begun:
+                read = self._begun.pop(0)
+                if read.done():
+                    self._count(read)
+                else:
+                    under_way.append(read)
+        finally:
+            self._lock.release()
+        for read in under_way:
             read.add_done_callback(self._on_end)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes and busy seconds of the reads from the tier below."""
-        return self._clock.traffic
 
     @property
     def can_read(self) -> bool:
@@ -137,12 +143,16 @@ class Arrivals:
         """Wake all who wait()."""
         self._changed.notify_all()
 
+    def _count(self, read: Future[int]) -> None:
+        """A read has ended."""
+        self._clock.end(read)
+        if self._ask is not None:
+            self._ask()
+        self.changed()
+
     # ------------------------------------------------------------ without the lock
 
     def _on_end(self, read: Future[int]) -> None:
-        """Runs on a reading thread, or on the thread that begins to watch a read that has ended already."""
+        """Runs on a reading thread, or on the thread that begins to watch a read that has just ended."""
         with self:
-            self._clock.end(read)
-            if self._ask is not None:
-                self._ask()
-            self.changed()
+            self._count(read)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals
@@ -100,11 +102,14 @@ class CyclicTier:
                 self.arrivals.forget(key, arrival)
             self._ask()
 
-    def take_back(self) -> None:
-        """Take back what a user acquired who is gone and will not release it."""
+    def take_back(self) -> list[Tensor]:
+        """Take back what a user acquired who is gone and will not release it. Returns the slots' buffers."""
         with self.arrivals:
-            for arrival in self.arrivals.units.values():
+            units = self.arrivals.units.values()
+            lent = [arrival for arrival in units if arrival.is_lent and arrival.slot is not None]
+            for arrival in lent:
                 arrival.is_lent = False
+        return [arrival.buffer for arrival in lent]
 
     def wait_until_loaded(self, report_progress: Callable[[], None]) -> None:
         """Until all resident units are there, while nobody acquires. `report_progress()` is called after each

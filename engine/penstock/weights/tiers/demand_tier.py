@@ -6,7 +6,9 @@ to another. Nothing is read ahead: which expert a token needs is known only in i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
@@ -38,6 +40,8 @@ class DemandTier:
         #: The number of a unit's last use; a unit that was read and never used has none.
         self._last_uses: dict[UnitKey, int] = {}
         self._num_uses = 0
+        #: How often units were taken back from users who were gone.
+        self._num_taken_back = 0
         #: Units that were asked for, and units of these that were there.
         self.num_asked = self.num_hits = 0
         #: Seconds for which gather() and acquire() waited.
@@ -48,15 +52,10 @@ class DemandTier:
         """Bytes that a tier takes from its pool."""
         return min(num_slots, len(sizes)) * max(sizes.values(), default=0)
 
-    @property
-    def streamed_bytes(self) -> int:
-        """Bytes of units that were read because somebody asked."""
-        return self.arrivals.traffic.num_bytes
-
     def gather(self, keys: Sequence[UnitKey]) -> Iterator[tuple[UnitKey, Arrival]]:
         """Each of these units once: first the units that are there, then the others in the order in which
         they arrive. A unit stays until the next one is asked for. Raises what reading raised."""
-        waiting = dict.fromkeys(keys)
+        waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
         with self.arrivals:
             self.num_asked += len(waiting)
             self.num_hits += sum(
@@ -68,7 +67,9 @@ class DemandTier:
             try:
                 yield key, arrival
             finally:
-                self.release(key)
+                # Who was thought to be gone and comes back late takes nothing from the next user.
+                if num_taken_back == self._num_taken_back:
+                    self.release(key)
 
     def acquire(self, key: UnitKey) -> Arrival:
         """Wait for a unit; the unit stays until it is released. Raises what reading raised."""
@@ -79,7 +80,16 @@ class DemandTier:
             arrival = self.arrivals.units.get(key)
             if arrival is not None:  # it was not closed in the meantime
                 arrival.is_lent = False
-            self.arrivals.changed()
+
+    def take_back(self) -> list[Tensor]:
+        """Take back what a user gathered or acquired who is gone and will not release it. Returns the
+        buffers."""
+        with self.arrivals:
+            self._num_taken_back += 1
+            lent = [arrival for arrival in self.arrivals.units.values() if arrival.is_lent]
+            for arrival in lent:
+                arrival.is_lent = False
+        return [arrival.buffer for arrival in lent]
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our slots."""
@@ -87,8 +97,12 @@ class DemandTier:
         self._last_uses.clear()
 
     def _take(self, wanted: Mapping[UnitKey, None]) -> tuple[UnitKey, Arrival]:
-        """Lend one of these units, and have the others read meanwhile. Raises what reading raised."""
+        """Lend one of these units, and have the others read meanwhile. Raises what reading raised. A read
+        that failed before anybody waited for it is tried once more."""
         started = time.perf_counter()
+        with self.arrivals:
+            for key in _failed(self.arrivals.units, wanted):
+                self._drop(key)
         found = None
         while found is None:
             with self.arrivals:
@@ -113,7 +127,7 @@ class DemandTier:
             return None
         arrival = units[key]
         if arrival.has_failed:
-            self._drop(key, arrival)
+            self._drop(key)
         else:
             arrival.is_lent = True
             self._num_uses += 1
@@ -143,11 +157,17 @@ class DemandTier:
             for key, arrival in self.arrivals.units.items()
             if key not in wanted and not arrival.is_lent and arrival.read.done()
         }
-        given_up = victim(idle, self.num_slots, self._num_per_sweep)
+        failed = _failed(self.arrivals.units, idle)
+        given_up = failed[0] if failed else victim(idle, self.num_slots, self._num_per_sweep)
         if given_up is not None:
-            self._drop(given_up, self.arrivals.units[given_up])
+            self._drop(given_up)
         return given_up is not None
 
-    def _drop(self, key: UnitKey, arrival: Arrival) -> None:
+    def _drop(self, key: UnitKey) -> None:
         self._last_uses.pop(key, None)
-        self.arrivals.forget(key, arrival)
+        self.arrivals.forget(key, self.arrivals.units[key])
+
+
+def _failed(units: Mapping[UnitKey, Arrival], keys: Iterable[UnitKey]) -> list[UnitKey]:
+    """Those of `keys` whose reads have failed."""
+    return [key for key in keys if key in units and units[key].has_failed]

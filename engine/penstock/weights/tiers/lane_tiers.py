@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from penstock.memory.lane import Lane
 from penstock.memory.pages import round_up
 from penstock.memory.plan import TierPlan
@@ -96,7 +98,7 @@ class LaneTiers:
     @property
     def streamed_bytes(self) -> int:
         """Bytes of units that came to where they are computed because a sweep needed them."""
-        experts = self.nearest_experts.streamed_bytes if self.nearest_experts is not None else 0
+        experts = self.nearest_experts.arrivals.traffic.num_bytes if self.nearest_experts is not None else 0
         return self.nearest.streamed_bytes + experts
 
     @property
@@ -119,6 +121,11 @@ class LaneTiers:
 
         for tier in reversed(self._dense):
             tier.wait_until_loaded(report)
+
+    def take_back(self) -> list[Tensor]:
+        """Take back the units of a sweep that was given up and not closed. Returns their buffers."""
+        experts = self.nearest_experts.take_back() if self.nearest_experts is not None else []
+        return self.nearest.take_back() + experts
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our buffers."""
