@@ -24,6 +24,7 @@ from penstock.generation.sequence import FinishReason
 from penstock.memory.cost import UNKNOWN
 from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
+from penstock.spec import ModelSpec
 from penstock_server.facade import inside
 from penstock_server.facade.model import ServedModel
 

@@ -36,6 +36,10 @@ class UnquantizedModel:
 
     def __init__(self, opened: OpenModel) -> None:
         """Raises MissingTensor or UnsupportedModel if transformers' model has other parts than ours."""
+        if opened.spec.has_encoder:
+            raise UnsupportedModel(
+                f"{opened.spec.architecture} encodes its prompts, and only decoders are compared so far"
+            )
         self.spec, self.store = opened.spec, opened.store
         self._model = _without_weights(opened.store)
         self._hidden: list[Tensor] = []

@@ -46,7 +46,7 @@ LIMITS = (
     Limits("attention_128_8", (0, 132), (4, 3), "shared memory holds four blocks, on 7.5 three; as above"),
     Limits("attention_128_32", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
     Limits("attention_256_[48]", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
-    Limits("merge_splits", (0, 0), (10, 8), "of 4 warps each: latency is hidden by half of all warps"),
+    Limits("merge_splits", (0, 0), (8, 8), "of 4 warps each: latency is hidden by half of all warps"),
     Limits(
         "activation|combine_[12]|layer_norm|rms_norm|quantize_[12]|rope|write_kv",
         (0, 0), (8, 4), "they wait for memory alone: all warps that there are (7.5 has 32)",

@@ -121,13 +121,12 @@ class BatchLayout:
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
-        found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
-        return BatchLayout(
-            **{
-                name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
-                for name, value in found.items()
-            }
-        )
+        fields: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
+            for name, value in vars(self).items()
+            if value is not None
+        }
+        return BatchLayout(**fields)
 
     @property
     def num_tokens(self) -> int:
