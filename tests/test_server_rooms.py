@@ -20,7 +20,22 @@ OPEN_ROOMS = ("facade", "commands")
 #: What all others may import of it: the names of the package, errors, the config.
 OUTSIDE = {"penstock", "penstock.errors", "penstock.config"}
 #: Parts of an engine that only the facade may touch.
-INSIDE = {"streamer", "scheduler", "executor", "sampler", "grammars", "block_manager"}
+INSIDE = {"streamer", "scheduler", "executor", "sampler", "grammars", "block_manager", "meter"}
+#: What commands may ask an `engine` of their own; facade/inside.py tells them everything else.
+ASKED = {
+    *(
+        "add",
+        "step",
+        "abort",
+        "close",
+        "has_work",
+        "tokenizer",
+        "config",
+        "max_model_len",
+        "default_sampling",
+    ),
+    *("loaded", "wait_until_ready", "wait_until_ended"),  # a ServedEngine
+}
 #: What reads requests and settings, and what --help needs: no torch, whose import takes seconds.
 TORCH_FREE_ROOMS = ("settings", "protocol", "tools", "prompts", "middleware")
 TORCH_FREE = ("cli", "commands.command_line", "serving.listener")
@@ -57,6 +72,16 @@ def test_nobody_reaches_into_the_engine(path: Path) -> None:
     if path == SERVER / "facade" / "inside.py":
         return
     assert not {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)} & INSIDE
+
+
+@pytest.mark.parametrize("path", sorted((SERVER / "commands").glob("*.py")), ids=lambda path: path.name)
+def test_commands_ask_an_engine_for_its_outside(path: Path) -> None:
+    found = {
+        node.attr
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "engine"
+    }
+    assert found <= ASKED
 
 
 def test_the_engine_is_asked_in_one_place() -> None:

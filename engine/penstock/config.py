@@ -59,7 +59,7 @@ class EngineConfig:
     step_time_target_s: float | None = None
     #: Keep computed keys and values, while there is room, for later prompts that begin with the same tokens.
     enable_prefix_caching: bool = True
-    #: Layers that stay in memory; the others are read from disk on each sweep. None: all.
+    #: Layers that stay in memory; the others are read in each sweep. None: as many as fit.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
     num_threads: int | None = None

@@ -137,10 +137,8 @@ class NoTokenLeft(RequestFailed):
 class QueueTimeout(RequestFailed):
     """The request waited for its first step until its time was up; it could be taken later."""
 
-    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
-        """retry_after_s: seconds until there may be room again; None if that is unknown."""
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    #: Seconds until there may be room again; None if that is unknown.
+    retry_after_s: int | None = None
 
 
 class DeadlineExceeded(RequestFailed):

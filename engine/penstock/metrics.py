@@ -25,7 +25,8 @@ class StepStats:
     num_tokens: int
     num_seqs: int
     num_sampled: int
-    #: Bytes of weights read from disk for this step.
+    #: Bytes of weights that came to where layers are computed for this step: from the disk to RAM or, with a
+    #: GPU, over the link to the card.
     streamed_bytes: int
     #: Seconds in which the sweep waited for a layer to arrive.
     stall_s: float
@@ -54,6 +55,9 @@ class EngineMetrics:
     #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    #: Experts that layers asked for, each once in a layer and step, and those that were in memory already.
+    expert_queries: int = 0
+    expert_hits: int = 0
     num_preemptions: int = 0
     num_running: int = 0
     num_waiting: int = 0

@@ -369,7 +369,7 @@ limit = int(line.split()[1]) * 1024 + (32 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 for key in keys:
     store.read_unit(key, buffer)
-print(buffer.numel(), store.checkpoint.num_bytes)
+print(buffer.numel(), sum(entry.num_bytes for entry in store.checkpoint.entries.values()))
 """
 
 

@@ -145,6 +145,11 @@ def choose(item: ScheduledSequence) -> Chosen:
     return Chosen(tuple(tokens))
 
 
+def sampled(batch: Batch) -> list[Sequence]:
+    """The sequences that get a token, in order."""
+    return [item.sequence for item in batch.scheduled if item.is_sampled]
+
+
 def run_step(
     decider: Scheduler,
     cache: PlainCache | None = None,
@@ -202,7 +207,7 @@ def test_a_long_prompt_advances_by_chunks_and_is_sampled_once() -> None:
     for size in (32, 32, 6):
         batch = decider.schedule()
         computed += size
-        assert batch.num_tokens == size and bool(batch.sampled) == (computed == 70)
+        assert batch.num_tokens == size and bool(sampled(batch)) == (computed == 70)
         decider.update(batch, [NOTHING] * len(batch.scheduled))
     assert long.num_computed_tokens == 70
 
@@ -214,7 +219,7 @@ def test_pending_prompts_and_single_tokens_share_a_step() -> None:
     decider.add(second := sequence(1, 50))
     batch = decider.schedule()
     assert [(item.sequence, item.num_new_tokens) for item in batch.scheduled] == [(first, 1), (second, 31)]
-    assert batch.sampled == (first,)
+    assert sampled(batch) == [first]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_stops_it() -> None:
@@ -237,7 +242,7 @@ def test_prompts_of_one_length_end_one_after_the_other() -> None:
         decider.add(sequence(index, 1000))
     first_tokens: list[int] = []
     for step in range(1, 20):
-        first_tokens += [step for seq in run_step(decider).sampled if seq.num_output_tokens == 1]
+        first_tokens += [step for seq in sampled(run_step(decider)) if seq.num_output_tokens == 1]
     assert len(first_tokens) == 4 and first_tokens[0] <= 3 and first_tokens[-1] <= 9
 
 
@@ -677,7 +682,7 @@ def test_single_tokens_are_computed_whatever_they_take() -> None:
         decider.add(sequence(index, 1, num_output=50))
     while len(decider.admission.running) < 60:
         run_step(decider)
-    assert len(run_step(decider).sampled) == 60
+    assert len(sampled(run_step(decider))) == 60
 
 
 # ---------------------------------------------------------------- who comes first
@@ -769,7 +774,7 @@ def test_clients_that_always_have_work_get_as_much(
         batch = run_step(decider)
         for seq, had_started in before.items():
             served[seq.request.client] += seq.num_prompt_tokens * (seq.has_started and not had_started)
-        for seq in batch.sampled:
+        for seq in sampled(batch):
             served[seq.request.client] += 2
         if step == pause:
             started = dict(served)

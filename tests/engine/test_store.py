@@ -305,7 +305,8 @@ plan = TierPlan(frozenset(range(num_resident)), num_slots)
 streamer = LayerStreamer(store.tensors, reader, HostLane(), (plan,))
 for weights in streamer.layers():
     assert not weights.matrix("down").qweight[-1].any()
-print(json.dumps({"layer": layer, "checkpoint": checkpoint.num_bytes, "rss": used_bytes("VmHWM") - before}))
+total = sum(entry.num_bytes for entry in checkpoint.entries.values())
+print(json.dumps({"layer": layer, "checkpoint": total, "rss": used_bytes("VmHWM") - before}))
 """
 
 

@@ -120,7 +120,8 @@ budget = twin.workspace_bytes() + twin.sequence_bytes(16)
 limit = int(line.split()[1]) * 1024 + budget
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 logits = twin.forward(torch.zeros(1, 16, dtype=torch.int64)).logits
-print(json.dumps({"budget": budget, "float32": 2 * opened.store.checkpoint.num_bytes, "shape": logits.shape}))
+total = sum(entry.num_bytes for entry in opened.store.checkpoint.entries.values())
+print(json.dumps({"budget": budget, "float32": 2 * total, "shape": logits.shape}))
 """
 
 

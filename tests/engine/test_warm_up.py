@@ -97,5 +97,6 @@ def test_the_largest_step_is_what_the_config_allows(num_tokens: int, num_seqs: i
     config = EngineConfig(max_num_batched_tokens=num_tokens, max_num_seqs=num_seqs)
     batch = largest_step(config, longest)
     assert batch.num_tokens == min(num_tokens, num_seqs * longest)
-    assert len(batch.sampled) == min(num_seqs, num_tokens)
-    assert max(sequence.num_tokens for sequence in batch.sampled) <= longest
+    sampled = [item.sequence for item in batch.scheduled if item.is_sampled]
+    assert len(sampled) == min(num_seqs, num_tokens)
+    assert max(sequence.num_tokens for sequence in sampled) <= longest

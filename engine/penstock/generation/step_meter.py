@@ -69,6 +69,7 @@ class StepMeter:
             floor_s=expected.floor_s,
             predicted_s=expected.seconds,
         )
+        self.metrics.expert_queries, self.metrics.expert_hits = self._streamer.tiers.expert_counts
         self.measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
 

@@ -174,12 +174,12 @@ class CudaLink:
 
 
 class CudaLane:
-    """A GPU."""
+    """The first GPU."""
 
     choice: Literal["cpu", "cuda"] = "cuda"
 
-    def __init__(self, index: int = 0) -> None:
-        self.torch_device = torch.device("cuda", index)
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", 0)
         self.link = CudaLink(self.torch_device)
         self._pinned = PinnedMemory(ctypes.CDLL("libcuda.so.1"))
         self._memory = CudaMemory(self.torch_device)

@@ -175,11 +175,9 @@ def pinnable_bytes(version: Path = Path("/proc/version")) -> int:
     return min(free_memory_bytes(), total_memory_bytes() // 2 if is_wsl else total_memory_bytes())
 
 
-def capacities(device: DeviceProfile | None = None) -> HardwareProfile:
-    """This machine without measurements: capacities are looked up, rates are 0."""
-    return HardwareProfile(
-        num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0, device=device
-    )
+def capacities() -> HardwareProfile:
+    """This machine without a GPU and without measurements: capacities are looked up, rates are 0."""
+    return HardwareProfile(num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,14 @@ from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_model
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.plan_report import estimated_plan, footprint_of
-from penstock_server.facade.inside import hardware_body, longest_sequence, plan_body
+from penstock_server.facade.inside import (
+    hardware_body,
+    longest_sequence,
+    model_of,
+    predicted_step,
+    served_plan_of,
+    snapshot_of,
+)
 from penstock_server.facade.machine import hardware_lines, profile
 from penstock_server.facade.plan_table import plan_table
 from penstock_server.settings.settings import Settings
@@ -86,17 +93,17 @@ def run_bench(
         found = [_decode(engine, number) for number in sequences]
         if with_prompt:
             found.append(_prompt(engine))
-        assert engine.plan is not None
+        plan = served_plan_of(engine)
         data: dict[str, Any] = {
             "bench": shape or settings.model,
             "first_token_s": first_token_s,
             "steps": [asdict(step) for step in found],
             "hardware": hardware_body(hardware).model_dump(),
-            "host_budget_bytes": engine.plan.host_budget_bytes,
+            "host_budget_bytes": plan.host_budget_bytes,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
         if not is_json:
-            print("\n".join([*plan_table(plan_body(engine.plan)), "", *hardware_lines(hardware), ""]))
+            print("\n".join([*plan_table(plan), "", *hardware_lines(hardware), ""]))
             print(f"first token {first_token_s:.2f} s after the start of loading")
             print("\n".join(step.line for step in found))
             peak = data["peak_rss_bytes"] / 2**30
@@ -184,7 +191,7 @@ def _prompt(engine: Engine) -> Measurement:
 
 
 def _add(engine: Engine, name: str, length: int, seed: int) -> None:
-    tokens = random.Random(seed).choices(range(engine.spec.vocab_size), k=length)
+    tokens = random.Random(seed).choices(range(model_of(engine).vocab_size), k=length)
     engine.add(GenerationRequest(tokens, SamplingParams(temperature=0, ignore_eos=True), name))
 
 
@@ -196,7 +203,8 @@ def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, i
         outputs = engine.step()
         seconds = time.perf_counter() - started
         assert len(outputs) == num_seqs, f"{len(outputs)} of {num_seqs} sequences were in a timed step"
-        assert (step := engine.metrics.last_step) is not None
+        step = snapshot_of(engine).stats.last_step
+        assert step is not None
         samples.append((seconds, step.streamed_bytes, step.stall_s))
     return samples
 
@@ -208,7 +216,7 @@ def _measurement(
     num_tokens: int,
     num_sampled: int,
 ) -> Measurement:
-    step = engine.meter.predict(num_tokens, num_sampled)
+    step = predicted_step(engine, num_tokens, num_sampled)
     seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
     return Measurement(name, num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,7 +19,7 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.quantization_error import QuantizationError
-from penstock.weights.tensors import ModelTensors
+from penstock.weights.tensors import ModelTensors, TensorSpec
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of
 from penstock_server.facade.loading import load_engine, open_source
@@ -151,17 +153,24 @@ def layer_table(
     divergence: Divergence, weights: tuple[QuantizationError, ...], tensors: ModelTensors
 ) -> list[str]:
     """A line for the embedding, for each layer and for the head: the relative error of the hidden states
-    behind it, and the relative error of its worst INT8 tensor."""
+    behind it, and the relative error of its worst INT8 tensor. A layer's experts are tensors of the layer."""
     errors = {error.name: error for error in weights}
-    names = ["embedding", *(f"layer {index}" for index in range(len(tensors.layers))), "head"]
+    layers = [*_layers(tensors)]
+    names = ["embedding", *(f"layer {index}" for index in range(len(layers))), "head"]
     hidden = [None, *divergence.layer_errors, None]
     rows = [f"{'relative error of':12} {'hidden':>9} {'weights':>9}  worst tensor"]
-    for name, error, stack in zip(names, hidden, tensors.groups, strict=True):
-        of_stack = [errors[key] for tensor in stack if (key := ", ".join(tensor.parts)) in errors]
+    for name, error, own in zip(names, hidden, (tensors.embedding, *layers, tensors.head), strict=True):
+        of_own = [errors[key] for tensor in own if (key := ", ".join(tensor.parts)) in errors]
         row = f"{name:17} {'' if error is None else f'{error:.4%}':>9}"
-        if of_stack:
-            worst = max(of_stack, key=lambda item: item.relative)
+        if of_own:
+            worst = max(of_own, key=lambda item: item.relative)
             row += f" {worst.relative:9.4%}  {worst.name}"
-        if of_stack or error is not None:
+        if of_own or error is not None:
             rows.append(row.rstrip())
     return rows
+
+
+def _layers(tensors: ModelTensors) -> Iterator[list[TensorSpec]]:
+    """The tensors of each layer, those of its experts included."""
+    for _, units in itertools.groupby(tensors.units, lambda unit: unit.key[:2]):
+        yield [tensor for unit in units for tensor in unit.tensors]

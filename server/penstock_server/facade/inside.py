@@ -1,6 +1,7 @@
 """Everything that the server knows of an engine's inside. When the inside changes, this file alone changes.
 
-An engine's methods (load, add, step, abort, close) and its tokenizer are the outside, which commands use.
+An engine's methods (load, add, step, abort, close), its tokenizer, its config and its limits are the outside,
+which commands use.
 """
 
 from __future__ import annotations
@@ -51,8 +52,13 @@ def snapshot_of(engine: Engine) -> EngineSnapshot:
 
 
 def served_plan_of(engine: Engine) -> ServedPlanBody:
-    step = step_body(engine.meter.predict(1, 1))
+    step = step_body(predicted_step(engine, 1, 1))
     return ServedPlanBody(**dict(plan_body(engine.plan)), step=step)
+
+
+def predicted_step(engine: Engine, num_tokens: int, num_sampled: int) -> StepPrediction:
+    """The plan's prediction for a step of `num_tokens` tokens that samples after `num_sampled` of them."""
+    return engine.meter.predict(num_tokens, num_sampled)
 
 
 def plan_body(plan: MemoryPlan) -> PlanBody:

@@ -25,10 +25,12 @@ def profile(
     measures_disk: bool = True,
 ) -> HardwareProfile:
     """The profile of this machine and of the disk under `folder` (None: no disk). The first measurement takes
-    some seconds. For the flags see measure_hardware()."""
+    some seconds. For the flags see measure_hardware(): without `measures_disk`, the disk has a kept rate or
+    none."""
     cache = settings.cache_dir / CACHE_FILE
     if is_forced or not cache.exists():
-        print("measuring disk and memory, which takes some seconds", file=sys.stderr)
+        what = "disk and memory" if measures_disk and folder is not None else "memory"
+        print(f"measuring {what}, which takes some seconds", file=sys.stderr)
     config = settings.engine_config()
     return measure_hardware(folder, config, cache, is_forced, keeps_better, measures_disk)
 

@@ -23,6 +23,10 @@ def plan_table(plan: PlanBody) -> list[str]:
     if plan.num_host_slots:
         size = plan.num_host_slots * plan.staging_slot_bytes
         rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, on the way to the GPU"))
+    experts = plan.num_expert_slots, plan.num_host_expert_slots
+    for home, number, text in ((compute, experts[0], ""), ("host", experts[1], ", on the way to the GPU")):
+        if number:
+            rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),

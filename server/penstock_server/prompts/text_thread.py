@@ -16,8 +16,8 @@ MAX_WAITING = 1024
 
 
 class TextThread:
-    """A thread for all tokenizing. It is one thread because a tokenizer can't serve several threads at
-    once."""
+    """A thread for all tokenizing. The tokenizer could serve several threads at once, but they would take
+    cores from the engine."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="text")

@@ -36,6 +36,10 @@ class PlanBody(Told):
     num_staging_slots: int
     num_host_slots: int
     staging_slot_bytes: int
+    #: Experts that have room on the compute device, and on the host on the way to a GPU.
+    num_expert_slots: int
+    num_host_expert_slots: int
+    expert_slot_bytes: int
     block_size: int
     num_kv_blocks: int
     kv_bytes: int
@@ -83,7 +87,7 @@ class LastStep(Told):
     num_tokens: int
     num_seqs: int
     num_sampled: int
-    #: Bytes of weights that the step read.
+    #: Bytes of weights that came to the compute device for the step.
     streamed_bytes: int
     #: Seconds for which the step waited for layers.
     stall_s: float
@@ -118,6 +122,9 @@ class StatsBody(Told):
     fast_forwarded_tokens: int
     prefix_cache_queries: int
     prefix_cache_hits: int
+    #: Experts that layers asked for, and those that were in memory already.
+    expert_queries: int
+    expert_hits: int
     num_preemptions: int
     num_running: int
     num_waiting: int

@@ -145,7 +145,7 @@ class Settings:
     block_size: int = engine_setting("block_size", "tokens per block of keys and values, a multiple of 16")
     resident_layers: int | None = engine_setting(
         "num_resident_layers",
-        "layers that stay in memory, the others are read from disk in each step; default: all that fit",
+        "layers that stay in memory, the others are read in each step; default: as many as fit",
     )
     activations: Activations = engine_setting(
         "activations",

@@ -74,6 +74,8 @@ class EngineCollector(Collector):
                 "Generated tokens that a grammar forced, without a step of their own",
                 now.fast_forwarded_tokens,
             ),
+            ("penstock:expert_queries", "Experts that layers asked for", now.expert_queries),
+            ("penstock:expert_hits", "Experts that were in memory when asked for", now.expert_hits),
             ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
             ("penstock:steps", "Sweeps of the weights", now.num_steps),
             ("penstock:step_seconds", "Seconds in steps", now.step_seconds),

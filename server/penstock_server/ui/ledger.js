@@ -27,6 +27,11 @@ export function ledger(plan) {
     rows.push(["staging", compute, staging(plan.num_staging_slots), count(plan.num_staging_slots, "slot")]);
   if (plan.num_host_slots)
     rows.push(["staging", "RAM", staging(plan.num_host_slots), "on the way to the GPU"]);
+  const experts = (slots) => slots * plan.expert_slot_bytes;
+  if (plan.num_expert_slots)
+    rows.push(["experts", compute, experts(plan.num_expert_slots), count(plan.num_expert_slots, "slot")]);
+  if (plan.num_host_expert_slots)
+    rows.push(["experts", "RAM", experts(plan.num_host_expert_slots), "on the way to the GPU"]);
   rows.push(["keys and values", compute, plan.kv_bytes, count(plan.num_kv_tokens, "token")]);
   rows.push(["activations", compute, plan.workspace_bytes, "at the largest step"]);
   const budgets = [["RAM", plan.host_used_bytes, plan.host_budget_bytes]];

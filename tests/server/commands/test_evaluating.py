@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from test_seams import open_mixture, write_mixture
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from penstock.engine import Engine
-from penstock.evaluate import GROUP_BYTES
+from penstock.evaluate import GROUP_BYTES, Divergence
 from penstock.memory.hardware import HardwareProfile
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
+from penstock.weights.quantization_error import QuantizationError
 from penstock_server import cli
 from penstock_server.commands import evaluating
 
@@ -102,6 +104,20 @@ def test_an_int8_folder_against_itself_shows_all_but_the_weights(
     assert 100 * kl[0] < kl[1]
     output = run(capsys, *flags)
     assert ", dequantized " in output and "not the error of the weights" in output
+
+
+def test_the_table_of_a_mixture_has_a_line_for_each_layer(tmp_path: Path) -> None:
+    """Its experts belong to the layer: here one of them is the layer's worst tensor."""
+    write_mixture(tmp_path / "model")
+    tensors = open_mixture(tmp_path / "model").store.tensors
+    worst = "model.layers.1.experts.3.down.weight"
+    errors = tuple(
+        QuantizationError(part, 0.5 if part == worst else 0.25, 0.0, 0.0)
+        for part in ("prelude.0.down.weight", "model.layers.1.o_proj.weight", worst, "lm_head.weight")
+    )
+    found = evaluating.layer_table(Divergence(1.0, 0.0, 0.0, 1.0, (0.0,) * 5), errors, tensors)
+    assert [line[:9].rstrip() for line in found[1:]] == [*(f"layer {index}" for index in range(5)), "head"]
+    assert [line.split("  ")[-1] for line in found[1:]][3] == worst
 
 
 def test_convert_to_is_evaluated_against_its_source(

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_seams import engine_of, open_mixture, write_mixture
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.plan import gib
 from penstock_server.facade import inside
 from penstock_server.facade.plan_table import plan_table
 
@@ -49,6 +51,27 @@ def test_its_plan(engine: Engine) -> None:
     assert plan.step.seconds > 0 and plan.num_kv_tokens == 256
     rows = [row for row in plan_table(plan) if row.startswith("3 layers")]
     assert len(rows) == 1 and rows[0].endswith("resident")
+
+
+def test_the_plans_lines_add_up(tmp_path: Path) -> None:
+    """For a mixture of experts, whose slots take memory of their own."""
+    write_mixture(tmp_path / "model")
+    with engine_of(
+        open_mixture(tmp_path / "model"), EngineConfig(device="cpu", num_kv_tokens=4096)
+    ) as engine:
+        plan = inside.served_plan_of(engine)
+        greedy = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        engine.generate([[5, 9, 3], [7] * 20], greedy)
+        stats = inside.snapshot_of(engine).stats
+    assert plan.num_expert_slots == 15 and plan.num_host_expert_slots == 0
+    layers = sum(layer.num_bytes for layer in plan.layers)
+    others = plan.embedding_bytes + plan.head_bytes + plan.kv_bytes + plan.workspace_bytes
+    assert layers + others + 15 * plan.expert_slot_bytes == plan.host_used_bytes
+    (line,) = (line for line in plan_table(plan) if line.startswith("experts"))
+    assert line.split() == ["experts", "host", *gib(15 * plan.expert_slot_bytes).split(), "15", "slots"]
+    # With room for all, an expert is read once.
+    assert stats.expert_queries - stats.expert_hits <= 15 < stats.expert_queries
+    assert stats.expert_hits > 0
 
 
 @pytest.mark.parametrize("num_seqs", [1, 3, 4])

@@ -29,6 +29,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     totals.prompt_tokens, totals.generated_tokens, totals.num_preemptions = 40, 50, 6
     totals.num_running, totals.num_waiting = 2, 1
     totals.prefix_cache_queries, totals.prefix_cache_hits = 40, 16
+    totals.expert_queries, totals.expert_hits = 60, 45
     totals.kv_blocks_used, totals.kv_blocks_total = 5, 20
     found = samples(metrics)
     assert found["penstock:steps_total"] == 3
@@ -39,6 +40,7 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["penstock:fast_forwarded_tokens_total"] == 7
     assert found["vllm:num_preemptions_total"] == 6
     assert found["vllm:prefix_cache_queries_total"] == 40 and found["vllm:prefix_cache_hits_total"] == 16
+    assert (found["penstock:expert_queries_total"], found["penstock:expert_hits_total"]) == (60, 45)
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (2, 1)
     assert found["vllm:num_requests_waiting_by_reason/capacity"] == 1
     assert found["vllm:num_requests_waiting_by_reason/deferred"] == 0

@@ -59,10 +59,5 @@ class Batch:
     def num_rows(self) -> int:
         return sum(item.num_rows for item in self.scheduled)
 
-    @property
-    def sampled(self) -> tuple[Sequence, ...]:
-        """The sequences that get a token, in order."""
-        return tuple(item.sequence for item in self.scheduled if item.is_sampled)
-
     def __bool__(self) -> bool:
         return bool(self.scheduled)

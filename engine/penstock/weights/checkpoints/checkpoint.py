@@ -73,11 +73,6 @@ class Checkpoint:
     def close(self) -> None:
         self._files.close()
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(entry.num_bytes for entry in self.entries.values())
-
     def entry(self, name: str) -> TensorEntry:
         """Where a tensor lies. Raises MissingTensor."""
         if name not in self.entries:

@@ -102,6 +102,12 @@ class LaneTiers:
         return self.nearest.streamed_bytes + experts
 
     @property
+    def expert_counts(self) -> tuple[int, int]:
+        """Experts that layers asked for, and those of them that were there."""
+        tier = self.nearest_experts
+        return (tier.num_asked, tier.num_hits) if tier is not None else (0, 0)
+
+    @property
     def traffic(self) -> dict[str, Traffic]:
         """Everything that each link carried since the start. Reads of experts from the disk have a name of
         their own."""
