@@ -78,7 +78,11 @@ class PlainCache:
             seq = item.sequence
             for position in range(seq.num_computed_tokens, end_of(item)):
                 slot = seq.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                self.slots[slot] = "half computed" if is_failing else self.value(item, position)
+                value = self.value(item, position)
+                # A token whose K and V are there already gets the same bits again, in each layer that is
+                # reached.
+                if not is_failing or self.slots.get(slot) != value:
+                    self.slots[slot] = "half computed" if is_failing else value
         for item in batch.scheduled if not is_failing else ():
             seq = item.sequence
             for position in range(end_of(item)):

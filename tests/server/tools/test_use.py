@@ -27,11 +27,12 @@ from penstock_server.prompts.questions import read_chat
 from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.call_filters import FirstCall
+from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
 from penstock_server.tools.parsers import HermesParser, Llama3Parser, MistralParser
 from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events
-from .chat_templates import HERMES, LLAMA3, MISTRAL, PLAIN
+from .chat_templates import HERMES, LLAMA3, MINICPM5, MISTRAL, PLAIN
 from .folding import parse
 
 PARAMETERS = {
@@ -67,7 +68,13 @@ def use_of(template: str = HERMES, parser: Any = "auto", model: Any = None, **fi
 
 
 @pytest.mark.parametrize(
-    ("template", "parser"), [(HERMES, HermesParser), (LLAMA3, Llama3Parser), (MISTRAL, MistralParser)]
+    ("template", "parser"),
+    [
+        (HERMES, HermesParser),
+        (LLAMA3, Llama3Parser),
+        (MISTRAL, MistralParser),
+        (MINICPM5, MiniCPM5Parser),
+    ],
 )
 def test_the_parser_is_the_templates(template: str, parser: type) -> None:
     assert isinstance(use_of(template).parser(), parser)
@@ -147,6 +154,23 @@ def test_a_single_call_ends_the_answer_where_a_grammar_can_say_so() -> None:
     for template, is_bound in ((HERMES, True), (PLAIN, True), (LLAMA3, False), (MISTRAL, False)):
         use = use_of(template, parallel_tool_calls=False)
         assert (use.binding.bind(SamplingParams()).grammar is not None) == is_bound
+
+
+def test_minicpm5s_tags_are_special_tokens(tmp_path: Path) -> None:
+    """The tokenizer has parts of tags as special tokens, which an answer leaves out by default."""
+    save_byte_tokenizer(tmp_path)
+    backend = Tokenizer.load(tmp_path).backend
+    tags = ["<function", "<param", "</param>", "</function>"]
+    backend.add_special_tokens({"extra_special_tokens": tags})
+    special = Tokenizer(backend, frozenset({1}))
+    special.tool_template = MINICPM5
+    use = ToolUse.of(request().as_conversation.tools, special, "auto")
+    params = use.binding.bind(SamplingParams(skip_special_tokens=True))
+    call = '<function name="weather"><param name="city">Paris</param></function>'
+    detokenizer = Detokenizer(special, [5], skip_special_tokens=params.skip_special_tokens)
+    pieces = [detokenizer.add(token_id) for token_id in special.encode(call)]
+    found = parse(use.parser(), [*pieces, detokenizer.finish()])
+    assert (found.text, found.named) == ("", [("weather", '{"city": "Paris"}')])
 
 
 def test_schemas_are_checked_where_they_bind() -> None:
