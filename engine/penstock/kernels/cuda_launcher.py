@@ -19,7 +19,7 @@ THREADS = 256
 
 #: The kernels' parameters: a letter for the type of each, Pointer, Number (64 bits), Int (32 bits) or Float.
 _LINEAR = "PPIIPPPIIP"
-_ATTENTION = "PNPPIIIIIPIPPIFFIPPPI"
+_ATTENTION = "PNPPIIIIIPIPPPIFFIPPIIPPPI"
 SIGNATURES: dict[str, str] = {
     "rms_norm": "PNIPFFP",
     "layer_norm": "PNIPPFP",
@@ -30,7 +30,7 @@ SIGNATURES: dict[str, str] = {
     "quantize_2": "PNIIPP",
     "combine_1": "PIIPIPPIP",
     "combine_2": "PIIPIPPIP",
-    "merge_splits": "PIIIPPIIP",
+    "merge_splits": "PIIIPPPIIP",
     **{f"attention_{width}_{height}": _ATTENTION for width, heights in HEIGHTS.items() for height in heights},
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
     **{f"tiled_{height}_{parts}": _LINEAR for height in (4, 8, "any") for parts in (1, 2)},
