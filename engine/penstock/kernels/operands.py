@@ -109,6 +109,8 @@ class BatchLayout:
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
     query_start: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs], the step's tokens included
+    #: RopeSpec.frequency_length() of each token's sequence, int64 [num_tokens]; None where all are 0.
+    rope_lengths: Tensor | None = None
     #: int32 [num_seqs]: every token of sequence s sees the sequence's first prefix_lens[s] keys, also those
     #: behind the token; at most context_lens[s]. None: a token sees the keys up to its own position, and no
     #: others.
@@ -116,8 +118,6 @@ class BatchLayout:
     #: Where the encoded inputs of the same tokens' sequences lie, for a decoder that attends to them: all
     #: keys are in the prefix. None in models without an encoder.
     cross: BatchLayout | None = None
-    #: RopeSpec.frequency_length() of each token's sequence, int64 [num_tokens]; None where all are 0.
-    rope_lengths: Tensor | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
