@@ -42,7 +42,7 @@ LIMITS = (
     Limits("tiled_4_2", (0, 0), (2, 2), "4 registers fewer would make it three blocks on 6.1"),
     Limits("tiled_(8|any)_[12]", (0, 448), (2, 2), "64 sums a thread; later cards seldom come here"),
     Limits("attention_64_8", (8, 156), (5, 4), "the compiler itself trades registers for blocks"),
-    Limits("attention_64_32", (24, 8), (3, 2), "shared memory holds three blocks"),
+    Limits("attention_64_32", (24, 8), (2, 2), "the bias by distance takes the registers of a third"),
     Limits("attention_128_8", (0, 132), (4, 3), "shared memory holds four blocks, on 7.5 three; as above"),
     Limits("attention_128_32", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
     Limits("attention_256_[48]", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
