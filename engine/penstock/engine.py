@@ -23,7 +23,7 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
 from penstock.loader import Model, load_model
-from penstock.memory.cost import StepPrediction
+from penstock.memory.cost import Predict
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.text.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class Engine:
         model: Model,
         plan: MemoryPlan,
         config: ResolvedConfig,
-        predict: Callable[[int, int], StepPrediction],
+        predict: Predict,
         drafter: Drafter = NO_DRAFTS,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,

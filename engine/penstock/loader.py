@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.generation.executor import Executor
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
-from penstock.memory.cost import StepPrediction, predict_step
+from penstock.memory.cost import Predict, predict_step
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import (
     HardwareProfile,
@@ -76,7 +76,7 @@ class LoadedModel:
     plan: MemoryPlan
     config: ResolvedConfig
     #: (num_tokens, num_sampled) of a step -> how long it should take.
-    predict: Callable[[int, int], StepPrediction]
+    predict: Predict
 
 
 def load_model(

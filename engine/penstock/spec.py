@@ -197,6 +197,16 @@ class ModelFootprint:
     encoder_elements: int = 0
 
     @property
+    def encoder_bytes(self) -> int:
+        """Bytes of the layers that are swept once for each request."""
+        return sum(self.layer_bytes[: self.num_encoder_layers])
+
+    @property
+    def decoder_bytes(self) -> int:
+        """Bytes of the layers that each step sweeps, without experts."""
+        return sum(self.layer_bytes[self.num_encoder_layers :])
+
+    @property
     def num_layers(self) -> int:
         return len(self.layer_bytes)
 

@@ -247,5 +247,18 @@ def test_policies_are_functions_of_numbers() -> None:
     assert next_in_cycle(cycle, 5, "fa", "", True, True) == "b"
     assert last_in_cycle(cycle, 2, "adb") == "b"
     assert last_in_cycle(cycle, 0, "adb") == "d"
+    # "A" and "B" are an encoder's: a sweep passes them once, and goes round in the others.
+    cycle = "ABcde"
+    assert [next_in_cycle(cycle, 0, taken, "", True, True, 2) for taken in ("A", "AB", "ABc")] == list("Bcd")
+    assert [next_in_cycle(cycle, 4, taken, "", True, True, 2) for taken in ("e", "ce", "cde")] == [
+        "c",
+        "d",
+        None,
+    ]
+    assert next_in_cycle(cycle, 4, "cde", "B", True, True, 2) == "B", "a resident unit has its own place"
+    assert next_in_cycle(cycle, 3, "cde", "A", True, False, 2) is None
+    assert next_in_cycle(cycle, 1, "cdeB", "", True, True, 2) is None
+    assert last_in_cycle(cycle, 3, "cAd", 2) == "A" and last_in_cycle(cycle, 3, "cd", 2) == "c"
+    assert last_in_cycle(cycle, 0, "cd", 2) == "d"
     assert victim({"a": 3, "b": 1}, 4, 4) == "b" and victim({"a": 3, "b": 1}, 4, 5) == "a"
     assert victim({}, 4, 4) is None

@@ -20,8 +20,10 @@ from penstock.engine import Engine
 from penstock.errors import InvalidParameter
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.model.registry import open_model
+from penstock.spec import DECODER, ENCODER, UnitKey
 from penstock.text.tokenizer import NoText
 from penstock.weights.quantize import quantize
+from penstock.weights.tiers.readers import StoreReader
 
 VOCAB_SIZE = 160
 SMALL: dict[str, Any] = {
@@ -180,6 +182,32 @@ def test_any_company_gives_the_same_bits(built: tuple[Path, Any], tmp_path: Path
             if name != "preempted":
                 assert torch.equal(mine.logits[0], logits), name
         other.close()
+
+
+def test_a_decoding_step_reads_no_layer_of_the_encoder(
+    built: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even ahead of time: the next step may have nothing to encode."""
+    submit, read = StoreReader.submit, []
+
+    def watch(self: StoreReader, key: UnitKey, buffer: Tensor) -> Any:
+        read.append(key.stack)
+        return submit(self, key, buffer)
+
+    monkeypatch.setattr(StoreReader, "submit", watch)
+    engine = load(built[0], num_resident_layers=0)
+    for request_id in ("first", "second"):
+        read.clear()
+        engine.add(GenerationRequest(PROMPTS[3], GREEDY, request_id, cache_salt=request_id))
+        engine.step()
+        assert ENCODER in read or request_id == "first"  # the loader may have read all of them ahead
+        read.clear()
+        for _ in range(4):
+            assert engine.step()
+        engine.streamer.tiers.wait_until_loaded()
+        assert set(read) == {DECODER}
+        engine.abort(request_id)
+    engine.close()
 
 
 def test_equal_inputs_are_encoded_once(built: tuple[Path, Any]) -> None:

@@ -53,6 +53,8 @@ footprints = st.builds(
     hidden_size=st.integers(1, 10**4),
     widest_layer=st.integers(1, 10**5),
     vocab_size=st.integers(1, 10**5),
+    num_encoder_layers=st.integers(0, 1),
+    encoder_elements=st.integers(0, 10**10),
     rope=st.builds(
         RopeSpec, rotary_dim=st.integers(2, 256), short_length=st.integers(0, 10**5),
         scaling=st.sampled_from(["default", "longrope", "dynamic"]),
@@ -93,6 +95,16 @@ def test_streamed_layers_are_spread_evenly(num_layers: int, num_resident: int) -
 
 def test_none_means_all_layers() -> None:
     assert resident_layers(5, None) == {0, 1, 2, 3, 4}
+
+
+@given(num_layers=st.integers(1, 60), num_resident=st.integers(0, 70), num_encoder=st.integers(0, 60))
+def test_an_encoders_layers_stay_last(num_layers: int, num_resident: int, num_encoder: int) -> None:
+    """A request sweeps them once, the decoder's layers once for each of its tokens."""
+    num_encoder = min(num_encoder, num_layers)
+    resident = resident_layers(num_layers, num_resident, num_encoder)
+    decoder = {index for index in resident if index >= num_encoder}
+    assert len(resident) == min(num_layers, num_resident)
+    assert len(decoder) == min(num_resident, num_layers - num_encoder)
 
 
 @given(model=footprints, hardware=machines, config=configs)
@@ -254,6 +266,26 @@ def test_solar_without_a_gpu_in_6_gib() -> None:
     whole = plan_memory(model, hardware, EngineConfig())
     assert len(whole.resident) == 48 and whole.num_staging_slots == 0
     assert predict_step(whole, model, hardware, config, 1, 1).binding == "memory"
+
+
+def test_cpm_2_on_a_gtx_1060() -> None:
+    """11 billion parameters in 6 GiB of device memory. The layers that stay on the card are the decoder's,
+    and a decoding step streams no layer of the encoder."""
+    model, hardware = shape("cpm-2"), machine(16 * GIB, GTX_1060)
+    config = EngineConfig(max_num_seqs=4, num_kv_tokens=1024, max_model_len=512)
+    plan = plan_memory(model, hardware, config)
+    assert plan.num_encoder_layers == 48 and len(plan.step_layers) == 24
+    assert min(plan.resident) >= 48 and len(plan.resident) == pytest.approx(18, abs=3)
+    assert plan.layer_bytes("disk") == 0
+    step = predict_step(plan, model, hardware, config, 1, 1)
+    assert step.floor_s == pytest.approx((24 - len(plan.resident)) * 226.5e6 / 12e9, rel=0.01)
+    encoding = predict_step(plan, model, hardware, config, 1, 1, 100)
+    assert encoding.terms["host to device"] - step.floor_s == pytest.approx(
+        model.encoder_bytes / 12e9, rel=0.01
+    )
+    assert encoding.num_encoded == 100
+    operations = 4 * 100 * model.encoder_elements
+    assert encoding.terms["arithmetic"] - step.terms["arithmetic"] == pytest.approx(operations / 17e12)
 
 
 def test_a_fast_link_waits_for_the_hosts_memory() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from penstock.generation.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
-from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
+from penstock.memory.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.weights.streamer import LayerStreamer
@@ -21,11 +20,10 @@ class StepMeter:
         self,
         plan: MemoryPlan,
         streamer: LayerStreamer,
-        predict: Callable[[int, int], StepPrediction],
+        predict: Predict,
         max_num_seqs: int,
     ) -> None:
-        """`predict` says how long a step of (num_tokens, num_sampled) should take by what was measured of
-        the hardware."""
+        """`predict` says how long a step should take by what was measured of the hardware."""
         self.predict = predict
         #: What the steps so far say, for hardware that was not measured.
         self.measured = MeasuredSteps()
@@ -56,8 +54,8 @@ class StepMeter:
 
     def record(self, batch: Batch, outputs: list[RequestOutput]) -> None:
         """The step has ended, and its requests gained these outputs."""
-        num_tokens = batch.num_tokens
-        expected = self.predict(num_tokens, batch.num_rows)
+        num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
+        expected = self.predict(num_tokens, batch.num_rows, num_encoded)
         stats = StepStats(
             duration_s=time.perf_counter() - self._began_s,
             num_tokens=num_tokens,
@@ -70,7 +68,8 @@ class StepMeter:
             predicted_s=expected.seconds,
         )
         self.metrics.expert_queries, self.metrics.expert_hits = self._streamer.tiers.expert_counts
-        self.measured.record(num_tokens, stats.duration_s)
+        if not num_encoded:  # the time of an encoder's sweep says nothing about other steps
+            self.measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
 
     def look_at(self, scheduler: Scheduler) -> None:

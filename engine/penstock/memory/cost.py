@@ -1,6 +1,7 @@
 """StepPrediction: how long a step takes by a plan. Pure.
 
-A step reads every weight once, streams what is not resident, and multiplies. At best these three overlap
+A step reads every weight once, streams what is not resident, and multiplies. An encoder's weights take part
+only in a step that encodes a prompt. At best these three overlap
 wholly: the floor that physics sets is max(bytes / rate of each link, bytes of weights / rate of the memory,
 operations / rate). The prediction is what to expect: links still overlap with computing, but a product takes
 as long as products with this number of rows were measured to take, and the rest of a layer takes time of its
@@ -10,11 +11,13 @@ own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile, ProductRates
-from penstock.memory.plan import MemoryPlan
+from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.spec import ModelFootprint
 
 #: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
@@ -26,7 +29,8 @@ ELEMENT_S = 0.5e-9
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A step of `num_tokens` tokens, of which `num_sampled` are sampled."""
+    """A step of `num_tokens` tokens, of which `num_sampled` are sampled, and that encodes prompts of
+    `num_encoded` tokens together."""
 
     num_tokens: int
     num_sampled: int
@@ -35,6 +39,7 @@ class StepPrediction:
     seconds: float
     #: What the step's products take, by measured rates of products.
     products_s: float = 0.0
+    num_encoded: int = 0
 
     @property
     def floor_s(self) -> float:
@@ -46,6 +51,12 @@ class StepPrediction:
         computing = {"memory", "arithmetic"} & self.terms.keys()
         names = computing if computing and self.products_s > self.floor_s else self.terms.keys()
         return max(names, key=lambda name: self.terms[name])
+
+
+class Predict(Protocol):
+    """predict_step() of one engine."""
+
+    def __call__(self, num_tokens: int, num_sampled: int, num_encoded: int = 0, /) -> StepPrediction: ...
 
 
 #: The prediction where nothing was measured.
@@ -90,18 +101,24 @@ def predict_step(
     config: EngineConfig,
     num_tokens: int,
     num_sampled: int,
+    num_encoded: int = 0,
 ) -> StepPrediction:
-    """How long a step takes. A rate that is unknown (0, or no disk was measured) has no term."""
+    """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
+    unknown (0, or no disk was measured) has no term."""
     rows = config.rows_per_token
-    operations = 2 * rows * (num_tokens * footprint.token_elements + num_sampled * footprint.head_elements)
+    elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
+    operations = 2 * rows * (elements + num_sampled * footprint.head_elements)
     lane = hardware.lane
     asked_bytes, missing_bytes = _expert_bytes(plan, footprint, num_tokens)
-    layer_bytes = sum(footprint.layer_bytes) + asked_bytes
-    streamed_bytes = plan.streamed_bytes + missing_bytes
-    disk_bytes = plan.layer_bytes("disk") + missing_bytes
+    layer_bytes = footprint.decoder_bytes + asked_bytes
+    encoder_bytes = footprint.encoder_bytes if num_encoded else 0
+    swept = plan.layers if num_encoded else plan.step_layers
+    streamed_bytes = missing_bytes + _sum_bytes(layer for layer in swept if not layer.is_resident)
+    disk_bytes = missing_bytes + _sum_bytes(layer for layer in swept if layer.home == "disk")
+    weight_bytes = layer_bytes + encoder_bytes + footprint.head_elements
     amounts = {
         # Streamed weights are written to memory before they are read.
-        "memory": (layer_bytes + footprint.head_elements + streamed_bytes, lane.memory_gbps),
+        "memory": (weight_bytes + streamed_bytes, lane.memory_gbps),
         "arithmetic": (operations, lane.int8_gops),
         "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
         "host to device": (streamed_bytes, lane.link_gbps),
@@ -117,12 +134,17 @@ def predict_step(
     floor_s = products_s = max(terms.values())
     if lane.products:
         products_s = layer_bytes * _seconds_per_byte(lane.products, rows * num_tokens)
+        products_s += encoder_bytes * _seconds_per_byte(lane.products, rows * num_encoded)
         products_s += footprint.head_elements * _seconds_per_byte(lane.products, rows * num_sampled)
         products_s += streamed_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
-    elements = 0.0 if lane.has_own_memory else num_tokens * footprint.token_elements / footprint.hidden_size
-    other_s = LAYER_OVERHEAD_S * len(plan.layers) + ELEMENT_S * elements
+    vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
+    other_s = LAYER_OVERHEAD_S * len(swept) + ELEMENT_S * vectors
     seconds = max(floor_s, products_s) + other_s
-    return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s)
+    return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s, num_encoded)
+
+
+def _sum_bytes(layers: Iterable[LayerPlacement]) -> int:
+    return sum(layer.num_bytes for layer in layers)
 
 
 def _expert_bytes(plan: MemoryPlan, footprint: ModelFootprint, num_tokens: int) -> tuple[int, int]:

@@ -71,6 +71,8 @@ class MemoryPlan:
     #: Experts that have room on the host, on their way to a GPU.
     num_host_expert_slots: int = 0
     expert_slot_bytes: int = 0
+    #: The first so many layers are swept once for each request, the others in each step.
+    num_encoder_layers: int = 0
 
     @property
     def tiers(self) -> tuple[TierPlan, ...]:
@@ -96,9 +98,14 @@ class MemoryPlan:
         return sum(layer.num_bytes for layer in self.layers if layer.home == home)
 
     @property
+    def step_layers(self) -> tuple[LayerPlacement, ...]:
+        """The layers that each step sweeps."""
+        return self.layers[self.num_encoder_layers :]
+
+    @property
     def streamed_bytes(self) -> int:
         """Bytes of layers that each step streams."""
-        return sum(layer.num_bytes for layer in self.layers if not layer.is_resident)
+        return sum(layer.num_bytes for layer in self.step_layers if not layer.is_resident)
 
     @property
     def device_used_bytes(self) -> int:
@@ -121,14 +128,25 @@ class MemoryPlan:
         return used + self.head_bytes + self.kv_bytes + self.workspace_bytes + staging
 
 
-def resident_layers(num_layers: int, num_resident: int | None) -> frozenset[int]:
+def resident_layers(num_layers: int, num_resident: int | None, num_encoder: int = 0) -> frozenset[int]:
     """Which layers stay in memory; `num_resident` None means all. The streamed layers are spread evenly among
-    the others, so that reading a streamed layer hides behind the computing of the layers before it."""
+    the others, so that reading a streamed layer hides behind the computing of the layers before it.
+
+    The first `num_encoder` layers are an encoder's: a request sweeps them once, and the decoder's layers for
+    each of its tokens. So an encoder's layer stays only if all layers of the decoder do."""
     if num_resident is None or num_resident >= num_layers:
         return frozenset(range(num_layers))
+    num_decoder = num_layers - num_encoder
+    encoder = _spread(num_encoder, max(0, num_resident - num_decoder))
+    decoder = _spread(num_decoder, min(num_resident, num_decoder))
+    return frozenset(encoder) | {num_encoder + index for index in decoder}
+
+
+def _spread(num_layers: int, num_resident: int) -> set[int]:
+    """So many resident layers, with the others spread evenly among them."""
     num_streamed = num_layers - num_resident
     streamed = {(i * num_layers + num_layers - 1) // num_streamed for i in range(num_streamed)}
-    return frozenset(range(num_layers)) - streamed
+    return set(range(num_layers)) - streamed
 
 
 def gib(num_bytes: float) -> str:

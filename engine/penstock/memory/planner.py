@@ -78,10 +78,11 @@ class _Layers:
         self.slot_bytes = max(self.sizes, default=0)
         self.expert_bytes = round_up(footprint.experts.num_bytes)
         self._num_experts = footprint.experts.count
+        self.num_encoder_layers = footprint.num_encoder_layers
         most = len(self.sizes)
         counts = range(most, -1, -1) if num_forced is None else (min(num_forced, most),)
         #: Sets of resident layers to choose from, the largest first.
-        self._choices = [resident_layers(most, count) for count in counts]
+        self._choices = [resident_layers(most, count, self.num_encoder_layers) for count in counts]
 
     @property
     def least_bytes(self) -> int:
@@ -115,8 +116,9 @@ class _Layers:
     def pinned_tier(self, streamed: Sequence[int], room: int) -> TierPlan | None:
         """The tier that feeds a GPU and keeps as many as possible of the `streamed` layers. The layers that
         the GPU keeps pass through this tier once."""
+        num_encoder = sum(index < self.num_encoder_layers for index in streamed)
         choices = (
-            frozenset(streamed[index] for index in resident_layers(len(streamed), count))
+            frozenset(streamed[index] for index in resident_layers(len(streamed), count, num_encoder))
             for count in range(len(streamed), -1, -1)
         )
         return self._first(choices, room)
@@ -226,6 +228,7 @@ class _Planner:
             num_expert_slots=tier.num_expert_slots,
             num_host_expert_slots=host.num_expert_slots,
             expert_slot_bytes=self.layers.expert_bytes,
+            num_encoder_layers=self.layers.num_encoder_layers,
         )
 
     def _search(self) -> tuple[int, TierPlan]:

@@ -24,13 +24,13 @@ NUM_DISTINCT = 2
 
 def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
     """The numbers by which the memory plan knows a model."""
-    output = tensors.output_matrix
+    output, num_encoder_layers = tensors.output_matrix, tensors.num_encoder_layers
     return ModelFootprint(
         layer_bytes=tuple(UnitLayout.of(layer).num_bytes for layer in tensors.layers),
         embedding_bytes=UnitLayout.of(tensors.embedding).num_bytes,
         head_bytes=UnitLayout.of(tensors.head).num_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
-        layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers),
+        layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers[num_encoder_layers:]),
         head_elements=output.num_elements,
         max_position_embeddings=spec.max_position_embeddings,
         hidden_size=spec.hidden_size,
@@ -42,6 +42,8 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOA
         shared_head_bytes=UnitLayout.of((output,)).num_bytes if tensors.is_tied else 0,
         rope=spec.rope,
         experts=_experts(tensors, spec.num_experts_per_token),
+        num_encoder_layers=num_encoder_layers,
+        encoder_elements=sum(_matrix_elements(layer) for layer in tensors.layers[:num_encoder_layers]),
     )
 
 

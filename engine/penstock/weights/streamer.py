@@ -35,7 +35,9 @@ class LayerStreamer:
         self._cycle = tuple(key for key in self._units if key.expert is None)
         self._stacks = {stack.name: len(stack.layers) for stack in tensors.stacks}
         #: Where the units are, and what was read of them.
-        self.tiers = LaneTiers(self._units, reader, lane, plans, num_experts_per_sweep)
+        self.tiers = LaneTiers(
+            self._units, reader, lane, plans, num_experts_per_sweep, tensors.num_encoder_layers
+        )
         self._num_sweeps = 0
         self._views: dict[tuple[UnitKey, int], LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread

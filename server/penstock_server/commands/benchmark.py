@@ -187,7 +187,8 @@ def _prompt(engine: Engine) -> Measurement:
         _add(engine, "prompt", length, seed)
         samples += _timed(engine, 1, 1)
         engine.abort("prompt")
-    return _measurement(engine, f"prompt of {length}", samples, length, 1)
+    tokens = (1, 1, length) if engine.spec.has_encoder else (length, 1)
+    return _measurement(engine, f"prompt of {length}", samples, *tokens)
 
 
 def _add(engine: Engine, name: str, length: int, seed: int) -> None:
@@ -215,10 +216,13 @@ def _measurement(
     samples: list[tuple[float, int, float]],
     num_tokens: int,
     num_sampled: int,
+    num_encoded: int = 0,
 ) -> Measurement:
-    step = predicted_step(engine, num_tokens, num_sampled)
+    step = predicted_step(engine, num_tokens, num_sampled, num_encoded)
     seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
-    return Measurement(name, num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled)
+    return Measurement(
+        name, num_encoded or num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled
+    )
 
 
 def _peak_rss_bytes() -> int:

@@ -99,7 +99,8 @@ def predictions(
         for n in NUM_SEQS
         if n <= min(config.max_num_seqs, plan.num_kv_blocks)
     }
-    return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, PROMPT, 1)}
+    tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
+    return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, *tokens)}
 
 
 def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: HardwareProfile) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def million_token_prices(steps: dict[str, StepPrediction], price_per_hour: float
     step makes tokens of answers; a step with a prompt reads tokens of prompts."""
     per_second = price_per_hour / 3600
     return {
-        name: per_second * step.seconds / step.num_tokens * 1e6
+        name: per_second * step.seconds / (step.num_encoded or step.num_tokens) * 1e6
         for name, step in steps.items()
         if step.num_tokens  # 0 where no rate is known
     }
@@ -126,7 +127,7 @@ def step_table(steps: dict[str, StepPrediction], prices: dict[str, float]) -> li
     is one, and the resource that limits the step."""
     lines = []
     for name, step in steps.items():
-        rate = step.num_tokens / step.seconds if step.seconds else float("inf")
+        rate = (step.num_encoded or step.num_tokens) / step.seconds if step.seconds else float("inf")
         price = f"  {prices[name]:9.2f} per million tokens" if name in prices else ""
         lines.append(
             f"{name:20} {step.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s{price}  waits for {step.binding}"

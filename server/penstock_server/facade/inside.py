@@ -56,9 +56,10 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
     return ServedPlanBody(**dict(plan_body(engine.plan)), step=step)
 
 
-def predicted_step(engine: Engine, num_tokens: int, num_sampled: int) -> StepPrediction:
-    """The plan's prediction for a step of `num_tokens` tokens that samples after `num_sampled` of them."""
-    return engine.meter.predict(num_tokens, num_sampled)
+def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:
+    """The plan's prediction for a step of `num_tokens` tokens that samples after `num_sampled` of them, and
+    that encodes prompts of `num_encoded` tokens together."""
+    return engine.meter.predict(num_tokens, num_sampled, num_encoded)
 
 
 def plan_body(plan: MemoryPlan) -> PlanBody:

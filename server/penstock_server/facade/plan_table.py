@@ -48,11 +48,14 @@ def _workspace_text(plan: PlanBody) -> str:
 
 def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:
     rows: list[tuple[str, str, int, str]] = []
-    for home in ("device", "host", "disk"):
-        sizes = [layer.num_bytes for layer in plan.layers if layer.home == home]
-        if sizes:
-            text = "resident" if home == compute else "streamed in each step"
-            rows.append((f"{len(sizes)} layers", home, sum(sizes), text))
+    encoder, decoder = plan.layers[: plan.num_encoder_layers], plan.layers[plan.num_encoder_layers :]
+    kinds = (("encoder ", encoder, "streamed for each prompt"), ("", decoder, "streamed in each step"))
+    for name, layers, streamed in kinds:
+        for home in ("device", "host", "disk"):
+            sizes = [layer.num_bytes for layer in layers if layer.home == home]
+            if sizes:
+                text = "resident" if home == compute else streamed
+                rows.append((f"{len(sizes)} {name}layers", home, sum(sizes), text))
     return rows
 
 

@@ -56,6 +56,8 @@ class PlanBody(Told):
     #: Bytes that each step reads.
     streamed_bytes: int
     num_resident_layers: int
+    #: The first so many layers are an encoder's: a prompt is swept through them once.
+    num_encoder_layers: int
     num_kv_tokens: int
 
 
@@ -64,6 +66,8 @@ class StepBody(Told):
 
     num_tokens: int
     num_sampled: int
+    #: Tokens of prompts that an encoder reads in the step.
+    num_encoded: int
     #: Link or unit -> the seconds for which the step keeps it busy.
     terms: dict[str, float]
     seconds: float

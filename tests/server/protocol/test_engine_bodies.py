@@ -46,11 +46,13 @@ PLAN = [
     "device_used_bytes",
     "streamed_bytes",
     "num_resident_layers",
+    "num_encoder_layers",
     "num_kv_tokens",
 ]
 STEP = [
     "num_tokens",
     "num_sampled",
+    "num_encoded",
     "terms.memory",
     "terms.arithmetic",
     "terms.disk",

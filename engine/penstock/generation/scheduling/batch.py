@@ -54,6 +54,12 @@ class Batch:
     encoded: tuple[Sequence, ...] = ()
 
     @property
+    def num_encoded(self) -> int:
+        """Tokens of the inputs that are encoded."""
+        inputs = (sequence.encoder for sequence in self.encoded)
+        return sum(each.num_tokens for each in inputs if each is not None)
+
+    @property
     def num_tokens(self) -> int:
         return sum(item.num_new_tokens + len(item.drafts) for item in self.scheduled)
 

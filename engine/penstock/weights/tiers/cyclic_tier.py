@@ -31,9 +31,11 @@ class CyclicTier:
         resident: frozenset[UnitKey],
         num_slots: int,
         passing: frozenset[UnitKey] = frozenset(),
+        num_once: int = 0,
     ) -> None:
         """Begins to read. `sizes` are the units' bytes in whole pages, in the order of a sweep; `pool` has
-        room for pool_bytes(); `passing` units are needed just once."""
+        room for pool_bytes(); `passing` units are needed just once. Only some steps sweep the first
+        `num_once` units: they are never read ahead of the next step."""
         streamed = [size for key, size in sizes.items() if key not in resident]
         num_slots = min(num_slots, len(streamed))
         if streamed and num_slots < 1:
@@ -41,6 +43,7 @@ class CyclicTier:
         self.resident = resident
         self.num_slots = num_slots
         self._cycle = tuple(sizes)
+        self._num_once = num_once
         self._index = {key: index for index, key in enumerate(self._cycle)}
         slot_bytes = max(streamed, default=0)
         slots = [pool.allocate(f"staging.{i}", slot_bytes) for i in range(num_slots)]
@@ -86,7 +89,8 @@ class CyclicTier:
 
     def release(self, key: UnitKey) -> None:
         """Give a unit back; a resident unit stays."""
-        position = (self._index[key] + 1) % len(self._cycle)
+        index = self._index[key] + 1
+        position = index if index < len(self._cycle) else self._num_once % index
         if key in self._settled:
             self._position = position
             return
@@ -166,7 +170,7 @@ class CyclicTier:
         staged = {
             other for other, each in self.arrivals.units.items() if each.slot is not None and not each.is_lent
         }
-        last = last_in_cycle(self._cycle, self._position, staged)
+        last = last_in_cycle(self._cycle, self._position, staged, self._num_once)
         assert last is not None, "all slots are lent"
         given_up = self.arrivals.units[last]
         while not given_up.read.done():  # the slot is free only when nobody writes into it any more
@@ -189,6 +193,7 @@ class CyclicTier:
             self.resident,
             bool(arrivals.free_slots),
             arrivals.can_read,
+            self._num_once,
         )
 
 

@@ -31,14 +31,17 @@ class LaneTiers:
         lane: Lane,
         plans: Sequence[TierPlan],
         num_experts_per_sweep: int,
+        num_encoder_layers: int = 0,
     ) -> None:
-        """Begins to read. `units` are in the order of a sweep. Raises CapacityError before anything is
+        """Begins to read. `units` are in the order of a sweep; the first `num_encoder_layers` dense units are
+        swept once for each request, the others in each step. Raises CapacityError before anything is
         read."""
         sizes = {key: round_up(unit.num_bytes) for key, unit in units.items()}
         dense = {key: size for key, size in sizes.items() if key.expert is None}
         experts = {key: size for key, size in sizes.items() if key.expert is not None}
         cycle = tuple(dense)
         self._lane = lane
+        self._num_once = num_encoder_layers
         self._resident = [frozenset(cycle[index] for index in plan.resident) for plan in plans]
         self._pools = self._allocate(dense, experts, plans)
         #: The memory where layers are computed.
@@ -78,7 +81,8 @@ class LaneTiers:
         below = LinkReader(self._dense[-1], self._lane.link) if index else reader
         # Units that a nearer memory keeps pass through the farther ones once.
         passing = frozenset[UnitKey]().union(*self._resident[index + 1 :])
-        self._dense.append(CyclicTier(sizes, below, pool, self._resident[index], plan.num_slots, passing))
+        resident = self._resident[index]
+        self._dense.append(CyclicTier(sizes, below, pool, resident, plan.num_slots, passing, self._num_once))
 
     @property
     def num_resident(self) -> int:

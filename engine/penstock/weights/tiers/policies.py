@@ -1,11 +1,14 @@
 """Which unit is read next, and which unit gives its place up: pure functions of keys and numbers.
 
-A sweep meets dense units in a cycle, so the next units are known (`next_in_cycle`, `last_in_cycle`). Tokens
-ask for experts, and only the past uses of the experts are known (`victim`)."""
+Sweeps meet dense units in a cycle, so the next units are known (`next_in_cycle`, `last_in_cycle`). Tokens
+ask for experts, and only the past uses of the experts are known (`victim`).
+
+An encoder's units come first in the order, and are not in the cycle (`num_once` units): after the encoder, a
+sweep goes on to the decoder, and after the decoder comes the decoder of the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -18,26 +21,36 @@ def next_in_cycle(
     resident: Container[Key],
     has_slot: bool,
     can_read_ahead: bool,
+    num_once: int = 0,
 ) -> Key | None:
     """The unit to read; None if there is none. Candidates are units that are neither there nor on their way
     (`taken`) and that have a place: a `resident` unit has its own, any other unit needs a free slot. The
     candidate that the sweep meets first is read. The unit at which the sweep stands is read in any case,
-    other units only if `can_read_ahead`."""
-    for ahead in range(len(cycle) if can_read_ahead else 1):
-        key = cycle[(position + ahead) % len(cycle)]
+    other units only if `can_read_ahead`. Units that the sweep has passed and that are not in the cycle are
+    read last, and only if they are resident."""
+    if not can_read_ahead:
+        key = cycle[position]
+        return key if key not in taken and (has_slot or key in resident) else None
+    for key in _upcoming(cycle, position, num_once):
         if key not in taken and (has_slot or key in resident):
             return key
-    return None
+    passed = cycle[: min(position, num_once)]
+    return next((key for key in passed if key in resident and key not in taken), None)
 
 
-def last_in_cycle(cycle: Sequence[Key], position: int, staged: Container[Key]) -> Key | None:
+def last_in_cycle(
+    cycle: Sequence[Key], position: int, staged: Container[Key], num_once: int = 0
+) -> Key | None:
     """The unit that gives its slot up when all slots hold units of a sweep that ended early: the unit of
-    `staged` that the sweep meets last. None if no unit of `staged` is in the cycle."""
-    for ahead in reversed(range(len(cycle))):
-        key = cycle[(position + ahead) % len(cycle)]
-        if key in staged:
-            return key
-    return None
+    `staged` that the sweep meets last, or never. None if no unit of `staged` is in `cycle`."""
+    order = [*_upcoming(cycle, position, num_once), *cycle[: min(position, num_once)]]
+    return next((key for key in reversed(order) if key in staged), None)
+
+
+def _upcoming(cycle: Sequence[Key], position: int, num_once: int) -> Iterator[Key]:
+    """The units that sweeps meet from `position` on, each once."""
+    yield from cycle[position:]
+    yield from cycle[num_once:position]
 
 
 def victim(last_uses: Mapping[Key, int], num_slots: int, num_per_sweep: int) -> Key | None:
