@@ -25,10 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         _check_contradictions(options)
-        needs_model = (
-            options.command not in ("hardware", "doctor") and getattr(options, "shape", None) is None
-        )
-        settings = make_settings(vars(options), os.environ, needs_model)
+        _check_table(options)
+        settings = make_settings(vars(options), os.environ, _needs_model(options))
         return _run(options, settings)
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -42,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has closed the pipe. Python's last flush goes to /dev/null instead.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _needs_model(options: argparse.Namespace) -> bool:
+    has_others = getattr(options, "shape", None) is not None or getattr(options, "table", False)
+    return options.command not in ("hardware", "doctor") and not has_others
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
@@ -61,6 +64,15 @@ def _check_contradictions(options: argparse.Namespace) -> None:
     has_more = given - {"command", "model", "verify", "target"} or getattr(options, "target", None)
     if getattr(options, "verify", False) and has_more:
         raise ConfigError("--verify takes the folder that was converted, and nothing else")
+
+
+def _check_table(options: argparse.Namespace) -> None:
+    """Raises ConfigError for flags that name a model or a machine beside --table."""
+    names = ("model", "revision", "shape", "card", "price_per_hour", "json")
+    others = [name for name in names if getattr(options, name, None)]
+    if getattr(options, "table", False) and others:
+        flags = ["MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in others]
+        raise ConfigError(f"--table shows known models on known machines: leave out {' and '.join(flags)}")
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> int:
@@ -89,8 +101,10 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
             settings, options.text, options.against, options.context, options.stride, options.json
         )
     if options.command in ("plan", "hardware"):
-        from penstock_server.commands import plan_report
+        from penstock_server.commands import model_table, plan_report
 
+        if options.command == "plan" and options.table:
+            return model_table.run_table(settings)
         if options.command == "plan":
             return plan_report.run_plan(
                 settings, options.shape, options.card, options.price_per_hour, options.json

@@ -119,14 +119,14 @@ def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(open_page: Ope
 def test_a_busy_server_is_asked_again(open_page: OpenPage) -> None:
     full = [QueueFull("2 requests run or wait", 2)]
     engine = FakeAsyncEngine()
-    generate = engine.generate
+    submit = engine.submit
 
-    def generate_later(*arguments: Any, **options: Any) -> Any:
+    def submit_later(request: Any) -> Any:
         if full:
             raise full.pop()
-        return generate(*arguments, **options)
+        return submit(request)
 
-    engine.generate = generate_later  # type: ignore[method-assign]
+    engine.submit = submit_later  # type: ignore[method-assign]
     with serving(engine) as url:
         page = open_page(url)
         say(page, "Hello")

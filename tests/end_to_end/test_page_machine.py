@@ -137,17 +137,6 @@ def test_nothing_moves_when_the_plan_comes(open_page: OpenPage, width: int, card
         assert page.evaluate(top) == before
 
 
-def test_an_engine_without_a_plan_has_no_strip(open_page: OpenPage) -> None:
-    engine = FakeAsyncEngine()
-    with serving(engine) as url:
-        page = open_page(url, reduced_motion="reduce")
-        expect(page.locator("#state")).to_have_text("ready")
-        engine.model.metrics.num_running = 1
-        expect(page.locator("#state")).to_have_text("working")
-        expect(page.locator("#caption")).to_have_text("")
-        expect(page.get_by_role("button", name="What lies where")).to_have_count(0)
-
-
 def test_what_lies_where_is_closed_when_the_server_is_gone(open_page: OpenPage) -> None:
     engine = planned_engine()
     with serving(engine) as url:

@@ -137,6 +137,23 @@ def test_a_broken_cache_is_measured_again(tmp_path: Path, content: str) -> None:
     assert len(measured.calls) == 3
 
 
+def test_kept_rates_say_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest rate counts, and rates that were just measured are not kept ones."""
+    cache = tmp_path / "hardware.json"
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    assert hardware_profile(None, IDLE, cache).kept_since_s is None
+    monkeypatch.setattr("time.time", lambda: 2000.0)
+    assert hardware_profile(tmp_path, IDLE, cache).kept_since_s == 1000.0
+    assert hardware_profile(tmp_path, IDLE, cache, is_forced=True).kept_since_s is None
+    assert hardware_profile(None, IDLE, cache).kept_since_s == 1000.0  # no rate was better
+    hardware_profile(None, BUSY, cache, is_forced=True, keeps_better=False)
+    assert hardware_profile(None, IDLE, cache).kept_since_s == 2000.0
+    # A file of an earlier Penstock does not say when: the time at which it was written counts.
+    kept_rates.write(cache, kept_rates.read(cache))
+    os.utime(cache, (1500.0, 1500.0))
+    assert hardware_profile(tmp_path, IDLE, cache).kept_since_s == 1500.0
+
+
 def disk_key(folder: Path) -> str:
     return f"disk {os.stat(folder).st_dev}"
 

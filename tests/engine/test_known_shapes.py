@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.model.known_shapes import SHAPES, find_shape
+from penstock.model.known_shapes import REPOSITORIES, SHAPES, find_shape
 
 
 def test_a_shape_is_found_by_its_name() -> None:
@@ -16,8 +16,13 @@ def test_a_shape_is_found_by_its_name() -> None:
 
 
 def test_unknown_shapes_are_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'gpt-5' is not known; known shapes: tinyllama-1\.1b, "):
+    with pytest.raises(ConfigError, match=r"'gpt-5' is not known; known shapes: cpm-1, cpm-2, "):
         find_shape("gpt-5")
+
+
+def test_repositories_are_those_of_shapes() -> None:
+    assert set(SHAPES) - set(REPOSITORIES) == {"cpm-2"} and not set(REPOSITORIES) - set(SHAPES)
+    assert len(set(REPOSITORIES.values())) == len(REPOSITORIES)
 
 
 def test_names_are_known_without_torch() -> None:

@@ -4,8 +4,8 @@ Sources: capacities, memory rates and FP32 rates are from the vendor's data shee
 four times FP32, since dp4a does four multiplications and additions where FP32 does one; INT8 rates of tensor
 cores are from the data sheets, for dense INT8. A product gets INT8_SHARE of either. Pinned copies from host
 to device reach 75-85% of PCIe's nominal rate (12.1 GB/s were measured on a Tesla P100 with PCIe 3.0 x16); the
-RTX 4060 has eight PCIe lanes. The V100 has dp4a, and tensor cores without INT8. This project measured none of
-these numbers.
+RTX 4060 has eight PCIe lanes. The V100 (the SXM2 card; a PCIe card has 56 TOPS) has dp4a, and tensor cores
+without INT8. This project measured none of these numbers.
 
 The P100 has compute capability 6.0 and no dp4a. None of our kernels serves there but torch's, which copy
 weights to float64 for each product. The INT8 rate of the P100 is therefore the FP64 rate of its data sheet,
@@ -80,13 +80,18 @@ def find_card(name: str) -> DeviceProfile:
 
 
 def card_notes(card: DeviceProfile) -> list[str]:
-    """What serves on a card that our kernels don't know."""
+    """Where the figures of a card come from, and what serves on a card that our kernels don't know."""
+    share = (
+        f"{card.name}: figures of its data sheet. Its INT8 rate here is {INT8_SHARE:.0%} of the data sheet's "
+        f"peak of {card.int8_gops / 1000 / INT8_SHARE:.4g} TOPS, because products reach no more"
+    )
     if card.compute_capability >= DP4A:
-        return []
+        return [share]
     major, minor = card.compute_capability
     return [
-        f"{card.name} has compute capability {major}.{minor} and no dp4a, which our CUDA kernels need. "
-        "torch's kernels serve there; they copy weights to float64. Compare with --device cpu"
+        f"{card.name}: figures of its data sheet. It has compute capability {major}.{minor} and no dp4a, "
+        "which our CUDA kernels need. torch's kernels serve there; they copy weights to float64. The INT8 "
+        f"rate is therefore {INT8_SHARE:.0%} of twice the peak of float64. Compare with --device cpu"
     ]
 
 

@@ -4,6 +4,7 @@ looked up; rates are measured, and kept from one start to the next."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,6 +81,8 @@ class HardwareProfile:
     device: DeviceProfile | None = None
     #: Rates of products on the CPU with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
+    #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
+    kept_since_s: float | None = None
 
     @property
     def lane(self) -> LaneProfile:
@@ -211,10 +214,13 @@ def hardware_profile(
     the file keeps the better of old and new rates or, without `keeps_better`, the new ones."""
     num_cores = num_physical_cores()
     kept = kept_rates.read(cache) if cache is not None else {}
+    times = kept_rates.read_times(cache) if cache is not None else {}
     new: dict[str, kept_rates.Rates] = {}
+    used: list[str] = []  # the keys of kept rates that are in the profile
 
     def rates_of(key: str, measured: Callable[[], kept_rates.Rates]) -> kept_rates.Rates:
         if key in kept and not is_forced:
+            used.append(key)
             return kept[key]
         return new.setdefault(key, measured())
 
@@ -225,13 +231,14 @@ def hardware_profile(
         if measure_disk is not None:
             disk = DiskProfile(**rates_of(key, lambda: asdict(measure_disk(folder))))
         elif key in kept:
+            used.append(key)
             disk = DiskProfile(**kept[key])
     if device is not None:
         machine = _machine_key(num_cores, measure.kernels)
         card_key = f"{device.name} with {measure.device_kernels} in {machine}"
         device = replace(device, **rates_of(card_key, measure.device))
     if new and cache is not None:
-        _keep(cache, kept, new, keeps_better)
+        _keep(cache, kept, times, new, keeps_better)
     return HardwareProfile(
         num_cores=num_cores,
         ram_bytes=total_memory_bytes(),
@@ -241,6 +248,7 @@ def hardware_profile(
         disk=disk,
         device=device,
         products=_without_dips(rates["products"]),
+        kept_since_s=min((times[key] for key in used), default=None),
     )
 
 
@@ -255,13 +263,19 @@ def _machine_rates(measure: Measure, num_cores: int) -> kept_rates.Rates:
 
 
 def _keep(
-    cache: Path, kept: dict[str, kept_rates.Rates], new: dict[str, kept_rates.Rates], keeps_better: bool
+    cache: Path,
+    kept: dict[str, kept_rates.Rates],
+    times: dict[str, float],
+    new: dict[str, kept_rates.Rates],
+    keeps_better: bool,
 ) -> None:
     """Write the measured rates, and warn of rates that are far below the kept ones."""
     lower = [text for key, rates in new.items() for text in kept_rates.far_below(kept.get(key), rates)]
     kept_rates.tell(lower, replaces=not keeps_better)
-    found = {key: kept_rates.better(kept.get(key), rates) for key, rates in new.items()}
-    kept_rates.write(cache, kept | (found if keeps_better else new))
+    better = {key: kept_rates.better(kept.get(key), rates) for key, rates in new.items()}
+    found = better if keeps_better else new
+    now = {key: time.time() for key, rates in found.items() if not kept_rates.equal(rates, kept.get(key))}
+    kept_rates.write(cache, kept | found, times | now)
 
 
 def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:

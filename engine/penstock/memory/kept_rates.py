@@ -36,13 +36,25 @@ def read(path: Path) -> dict[str, Rates]:
         return {}
 
 
-def write(path: Path, rates: dict[str, Rates]) -> None:
+def read_times(path: Path) -> dict[str, float]:
+    """When the rates of each key were measured, in seconds since 1970. Where the file doesn't say, the time
+    at which the file was written counts."""
+    rates = read(path)
+    try:
+        times = json.loads(path.read_text()).get("measured_s", {}) if rates else {}
+        return {key: float(times.get(key, path.stat().st_mtime)) for key in rates}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write(path: Path, rates: dict[str, Rates], measured_s: dict[str, float] | None = None) -> None:
     """Write the file as a whole or not at all. Where the folder can't be written, the next start measures
     again, which takes some seconds."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"format_version": CACHE_VERSION, "rates": rates}, indent=2))
+        content = {"format_version": CACHE_VERSION, "rates": rates, "measured_s": measured_s or {}}
+        temporary.write_text(json.dumps(content, indent=2))
         os.replace(temporary, path)
     except OSError as error:
         logger.warning("measured rates can't be kept in %s: %s", path, error.strerror)
@@ -64,6 +76,11 @@ def _better(kept: Any, new: Any) -> Any:
         return max(kept, new)
     before = {rows: rate for rows, rate in kept}
     return [(rows, max(rate, before.get(rows, rate))) for rows, rate in new]
+
+
+def equal(new: Rates, kept: Rates | None) -> bool:
+    """Whether nothing changes if `new` is kept. JSON makes lists of tuples."""
+    return json.dumps(new, sort_keys=True) == json.dumps(kept, sort_keys=True)
 
 
 def far_below(kept: Rates | None, new: Rates) -> list[str]:

@@ -18,7 +18,8 @@ from penstock.weights.conversion.converted_config import quantization_config
 from penstock.weights.conversion.unit_files import unit_files
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
-#: A random model has this many different layers; the others repeat them, which no measurement notices.
+#: A random model has this many different layers of a form; the others repeat them, which no measurement
+#: notices.
 NUM_DISTINCT = 2
 
 
@@ -74,22 +75,21 @@ def write_random(
     CapacityError if the disk is too small, and CheckpointError if another process is writing there.
     """
     family = find_family(config)
-    tensors = family.model_tensors(family.read_spec(config))
+    spec = family.read_spec(config)
+    tensors = family.model_tensors(spec)
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):
         check_space(folder, total)
         generator = torch.Generator().manual_seed(0)
-        layers: list[Tensor] = []
+        made: dict[object, list[Tensor]] = {}
         done = 0
         for index, file in enumerate(files):
-            is_layer = 1 <= index <= len(tensors.units)
-            if is_layer and len(layers) == NUM_DISTINCT:
-                buffer = layers[index % NUM_DISTINCT]
-            else:
-                buffer = _random(file.tensors, generator)
-                layers += [buffer] if is_layer else []
-            head = layer_file.header(file.stored, _even_parts(file.stored, config))
+            alike = made.setdefault(tuple((tensor.name, tensor.shape) for tensor in file.tensors), [])
+            if len(alike) < NUM_DISTINCT:
+                alike.append(_random(file.tensors, generator))
+            buffer = alike[index % len(alike)]
+            head = layer_file.header(file.stored, _part_rows(file.stored, spec))
             layer_file.write(folder / file.name, head, buffer)
             done += file.num_bytes
             if report_progress is not None:
@@ -107,17 +107,12 @@ def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tens
     return buffer
 
 
-def _even_parts(tensors: tuple[TensorSpec, ...], config: dict[str, Any]) -> dict[str, int]:
-    """Rows of each part of Llama's fused matrices: q, k, v and gate, up."""
-    parts = [part for tensor in tensors if len(tensor.parts) > 1 for part in tensor.parts]
-    if not parts:  # a family whose checkpoints have fused matrices names its sizes as it likes
-        return {}
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rows = {
-        "q_proj": config["num_attention_heads"] * head_dim,
-        "k_proj": config["num_key_value_heads"] * head_dim,
-        "v_proj": config["num_key_value_heads"] * head_dim,
-        "gate_proj": config["intermediate_size"],
-        "up_proj": config["intermediate_size"],
-    }
-    return {part: rows[part.split(".")[-2]] for part in parts}
+def _part_rows(tensors: tuple[TensorSpec, ...], spec: ModelSpec) -> dict[str, int]:
+    """Rows of each part of a fused matrix. Of queries, keys and values, the last two have the rows of
+    `num_kv_heads`; the parts of every other matrix are equal."""
+    kv, rows = spec.num_kv_heads * spec.head_dim, dict[str, int]()
+    for tensor in tensors:
+        num_parts, total = len(tensor.parts), tensor.shape[0]
+        sizes = (total - 2 * kv, kv, kv) if num_parts == 3 else (total // num_parts,) * num_parts
+        rows |= zip(tensor.parts, sizes, strict=True) if num_parts > 1 else ()
+    return rows

@@ -127,6 +127,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--price-per-hour", type=_price, metavar="PRICE",
         help="what an hour of the machine costs: the plan then tells the price of a million tokens",
     )  # fmt: skip
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="a table of well-known models on some ordinary machines, in Markdown",
+    )
     _add_json(parser)
     add_flags(parser, "plan")
 

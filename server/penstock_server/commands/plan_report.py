@@ -19,9 +19,10 @@ from penstock.memory.planner import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
-from penstock.spec import KV_LAYOUTS, ModelFootprint
+from penstock.spec import KV_LAYOUTS, ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.formats import check_quantization, read_config
 from penstock.weights.checkpoints.hub import find_config
+from penstock.weights.tensors import ModelTensors
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
 from penstock_server.facade.plan_table import plan_table
@@ -29,6 +30,8 @@ from penstock_server.settings.settings import Settings
 
 #: The numbers of sequences for which a step is predicted, and the tokens of the prompt.
 NUM_SEQS, PROMPT = (1, 8, 32), 512
+#: What a plan with an invented card takes from this machine.
+HOST_NOTE = "Memory, disk and processor are those of this machine, with its measured rates"
 
 
 def run_plan(
@@ -42,7 +45,7 @@ def run_plan(
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
-        assumptions += card_notes(device)
+        assumptions += [*card_notes(device), HOST_NOTE]
     plan = estimated_plan(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
     prices = {} if price_per_hour is None else million_token_prices(steps, price_per_hour)
@@ -71,10 +74,15 @@ def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: Engi
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
     """The facts about a model that a plan needs, from config.json. Raises UnsupportedModel, InvalidConfig."""
+    spec, tensors = tensors_of(config_json, config)
+    return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
+
+
+def tensors_of(config_json: dict[str, Any], config: EngineConfig) -> tuple[ModelSpec, ModelTensors]:
+    """A model's numbers, and its tensors as they would be computed with. Raises as footprint_of() does."""
     family, spec = read_spec(config_json)
     group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
-    tensors = tensors.grouped(group_size) if group_size else tensors
-    return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
+    return spec, tensors.grouped(group_size) if group_size else tensors
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:

@@ -19,21 +19,27 @@ def report(settings: Settings, is_json: bool) -> int:
     """Prints a line for each tensor, and names the worst in the last line. Raises CheckpointError."""
     store = open_source(settings).store
     errors = list(tqdm(quantization_errors(store), unit="tensor", disable=not sys.stderr.isatty()))
+    num_matrices = sum(tensor.is_matrix for tensors in store.tensors.groups for tensor in tensors)
     store.close()
     if is_json:
         print(json.dumps([TensorError.model_validate(error).model_dump() for error in errors]))
     else:
-        print("\n".join(table(errors)))
+        print("\n".join(table(errors, num_matrices - len(errors))))
     return 0
 
 
-def table(errors: list[QuantizationError]) -> list[str]:
-    """The errors as lines of text."""
+def table(errors: list[QuantizationError], num_kept: int) -> list[str]:
+    """The errors as lines of text. `num_kept`: the matrices that the checkpoint has in INT8."""
     if not errors:
         return ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
     worst = max(errors, key=lambda error: error.relative)
     lines = [_COLUMNS, *(_line(error) for error in errors), ""]
-    return [*lines, f"{len(errors)} tensors; the worst is {worst.name}: {worst.relative:.2%} of its norm"]
+    lines.append(
+        f"{len(errors)} of {len(errors) + num_kept} matrices are quantized; the worst is {worst.name}: "
+        f"{worst.relative:.2%} of its norm"
+    )
+    kept = f"{num_kept} matrices are INT8 in the checkpoint already, and lose nothing"
+    return [*lines, kept] if num_kept else lines
 
 
 def _line(error: QuantizationError) -> str:

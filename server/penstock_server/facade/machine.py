@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from penstock.errors import CapacityError
@@ -56,6 +57,12 @@ def hardware_lines(hardware: HardwareProfile) -> list[str]:
         way = "direct" if disk.is_direct else "through the page cache"
         asked = f"{disk.block_bytes >> 20} MiB blocks, {disk.depth} in flight"
         lines.append(f"disk {disk.read_gbps:.2f} GB/s ({way}, {asked})")
+    if hardware.kept_since_s is not None:
+        when = datetime.fromtimestamp(hardware.kept_since_s)
+        lines.append(
+            f"these rates were measured on {when:%Y-%m-%d} at {when:%H:%M} and kept; "
+            "`penstock hardware --remeasure` measures them again: run it while nothing else runs"
+        )
     if hardware.device is not None:
         card = hardware.device
         lines.append(

@@ -179,6 +179,8 @@ class HardwareBody(Told):
     device: DeviceBody | None
     #: (rows, 1e9 bytes of weights a second) of products.
     products: tuple[tuple[int, float], ...]
+    #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
+    kept_since_s: float | None
 
 
 def told(kind: type[BaseModel], value: object, **computed: Any) -> dict[str, Any]:

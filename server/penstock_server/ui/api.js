@@ -2,6 +2,7 @@
 
 import { eventData } from "./sse.js";
 import { recall, remember } from "./storage.js";
+import { words } from "./words.js";
 
 const KEY = "penstock.key";
 
@@ -37,16 +38,15 @@ async function send(path, { body, signal } = {}) {
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(
-      `The server at ${location.host} can't be reached. It may have stopped, or the network is down.`,
-    );
+    throw new ApiError(words("unreachable", { host: location.host }));
   }
 }
 
 async function failure(answer) {
   const retryAfterS = Number.parseInt(answer.headers.get("Retry-After"), 10) || null;
   const { error } = await answer.json().catch(() => ({}));
-  const message = error?.message ?? `The server answered ${answer.status} ${answer.statusText}.`;
+  const message =
+    error?.message ?? words("serverAnswered", { status: `${answer.status} ${answer.statusText}` });
   return new ApiError(message, {
     status: answer.status,
     code: error?.code ?? null,
@@ -90,5 +90,4 @@ export async function* stream(path, body, signal) {
   throw brokenOff();
 }
 
-const brokenOff = () =>
-  new ApiError("The connection broke off before the answer was complete.", { code: "connection_lost" });
+const brokenOff = () => new ApiError(words("brokenOff"), { code: "connection_lost" });

@@ -8,6 +8,7 @@ import { markdown } from "./markdown.js";
 import { emptyStage } from "./empty.js";
 import { samplingFields } from "./sampling.js";
 import { Reader } from "./spoken.js";
+import { words } from "./words.js";
 
 const PATH = "v1/chat/completions";
 
@@ -86,9 +87,9 @@ export class Chat {
           answer.reasoning = (answer.reasoning ?? "") + text;
           this.#page.grow(conversation);
         },
-        onWait: (words) => this.#page.notify(conversation, words),
+        onWait: (reason) => this.#page.notify(conversation, reason),
       });
-      reader.end(answer.figures.finish === "stopped" ? "Stopped." : "The answer is complete.");
+      reader.end(answer.figures.finish === "stopped" ? words("stopped") : words("answerDone"));
     } catch (error) {
       answer.figures = error.figures;
       answer.error = error.message;
@@ -112,7 +113,7 @@ export class Chat {
   #message(node) {
     const isUser = node.role === "user";
     const isGrowing = !isUser && this.#isGrowing(node);
-    const name = isUser ? "You" : (this.#page.modelName() ?? "Model");
+    const name = isUser ? words("you") : (this.#page.modelName() ?? words("model"));
     const body = element("div", { class: "body" });
     const view = element(
       "article",
@@ -141,7 +142,7 @@ export class Chat {
       element(
         "details",
         { class: "thoughts", open: body.querySelector(".thoughts")?.open ?? false },
-        element("summary", {}, "Thoughts"),
+        element("summary", {}, words("thoughts")),
         element("div", {}, node.reasoning),
       );
     body.replaceChildren(...[thoughts, markdown(node.content)].filter(Boolean));
@@ -156,7 +157,7 @@ export class Chat {
         disabled: this.#page.isRunning(this.#conversation),
         onclick: () => this.#again(node),
       },
-      "Try again",
+      words("tryAgain"),
     );
     return element("div", { class: "failure" }, element("p", {}, node.error), again);
   }
@@ -167,30 +168,26 @@ export class Chat {
     const disabled = this.#page.isRunning(this.#conversation);
     const tools = [
       this.#branches(node, disabled),
-      iconButton("copy", "Copy", (event) => copyText(node.content, event.currentTarget)),
+      iconButton("copy", words("copy"), (event) => copyText(node.content, event.currentTarget)),
     ];
     if (isUser)
-      tools.push(iconButton("edit", "Edit and send again", () => this.#edit(node, view), { disabled }));
-    else tools.push(iconButton("again", "Answer again", () => this.#again(node), { disabled }));
+      tools.push(iconButton("edit", words("editAndSend"), () => this.#edit(node, view), { disabled }));
+    else tools.push(iconButton("again", words("answerAgain"), () => this.#again(node), { disabled }));
     if (!isUser && node.content && node.figures?.finish !== "stop") {
       tools.push(
         element(
           "button",
           { type: "button", class: "button small", disabled, onclick: () => this.#continue(node) },
-          "Go on",
+          words("goOn"),
         ),
       );
     }
-    const words = isUser
-      ? ""
-      : node.figures
-        ? answerFigures(node.figures)
-        : "not finished: the page was left";
+    const sentence = isUser ? "" : node.figures ? answerFigures(node.figures) : words("pageWasLeft");
     return element(
       "div",
       { class: "foot" },
       element("div", { class: "tools" }, tools.filter(Boolean)),
-      words && element("p", { class: "figures" }, words),
+      sentence && element("p", { class: "figures" }, sentence),
     );
   }
 
@@ -206,9 +203,9 @@ export class Chat {
     return element(
       "span",
       { class: "branches" },
-      iconButton("previous", "Previous version", go(-1), { disabled: isLocked || at === 0 }),
+      iconButton("previous", words("previousVersion"), go(-1), { disabled: isLocked || at === 0 }),
       element("span", {}, `${at + 1}/${siblings.length}`),
-      iconButton("next", "Next version", go(1), { disabled: isLocked || at === siblings.length - 1 }),
+      iconButton("next", words("nextVersion"), go(1), { disabled: isLocked || at === siblings.length - 1 }),
     );
   }
 
@@ -219,7 +216,7 @@ export class Chat {
   #edit(node, view) {
     const input = element("textarea", {
       rows: Math.min(12, node.content.split("\n").length + 1),
-      "aria-label": "Edit the message",
+      "aria-label": words("editMessage"),
     });
     input.value = node.content;
     const form = element(
@@ -229,8 +226,12 @@ export class Chat {
       element(
         "div",
         { class: "dialog-actions" },
-        element("button", { type: "button", class: "button small", onclick: () => this.render() }, "Cancel"),
-        element("button", { type: "submit", class: "button small primary" }, "Send as a new branch"),
+        element(
+          "button",
+          { type: "button", class: "button small", onclick: () => this.render() },
+          words("cancel"),
+        ),
+        element("button", { type: "submit", class: "button small primary" }, words("sendBranch")),
       ),
     );
     form.addEventListener("submit", (event) => {

@@ -5,6 +5,7 @@ import { answerFigures } from "./figures.js";
 import { generate } from "./generation.js";
 import { samplingFields } from "./sampling.js";
 import { Reader } from "./spoken.js";
+import { words } from "./words.js";
 
 const PATH = "v1/completions";
 /** The default of max_tokens. OpenAI's own default, 16, is too short for the page. */
@@ -26,8 +27,8 @@ export class Completion {
     this.#paper = element("textarea", {
       id: "paper",
       class: "paper",
-      "aria-label": "Text to complete",
-      placeholder: "Once upon a time",
+      "aria-label": words("textToComplete"),
+      placeholder: words("onceUpon"),
       spellcheck: "false",
       readonly: isRunning,
     });
@@ -40,7 +41,7 @@ export class Completion {
     this.#paper.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.#page.submit();
     });
-    const copy = element("button", { type: "button", class: "button small" }, "Copy");
+    const copy = element("button", { type: "button", class: "button small" }, words("copy"));
     copy.addEventListener("click", () => copyText(conversation.text, copy));
     const foot = element(
       "div",
@@ -84,7 +85,7 @@ export class Completion {
     reader.begin();
     try {
       conversation.figures = await this.#ask(signal, reader);
-      reader.end(conversation.figures.finish === "stopped" ? "Stopped." : "The completion is done.");
+      reader.end(conversation.figures.finish === "stopped" ? words("stopped") : words("completionDone"));
     } catch (error) {
       conversation.error = error.message;
       reader.end(error.message);
@@ -118,7 +119,7 @@ export class Completion {
         this.#page.grow(conversation);
       },
       onReasoning: () => {},
-      onWait: (words) => this.#page.notify(conversation, words),
+      onWait: (reason) => this.#page.notify(conversation, reason),
     });
   }
 

@@ -6,6 +6,8 @@
 // or asking again makes a sibling, so that no message is lost. `text` is the text of a completion, and
 // `before` that text before the last answer.
 
+import { words } from "./words.js";
+
 /** A new id. It begins with a letter, because an object does not keep the order of keys that are numbers. */
 const makeId = () =>
   `m${Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(36)).join("")}`;
@@ -64,7 +66,7 @@ export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = conversation.mode === "chat" ? pathOf(conversation)[0]?.content : conversation.text;
   const line = (first ?? "").trim().split("\n")[0];
-  if (!line) return conversation.mode === "chat" ? "New chat" : "New completion";
+  if (!line) return conversation.mode === "chat" ? words("newChat") : words("newCompletion");
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }
 

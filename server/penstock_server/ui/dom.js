@@ -1,5 +1,7 @@
 // Functions that make elements. Text stays text: no function here turns a string into HTML.
 
+import { words } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** element("button", {class: "x", onclick: f, hidden: true}, "text", child, null). null and false are left
@@ -60,12 +62,12 @@ export function iconButton(name, label, onclick, attributes = {}) {
 /** Copies a text, and says so on the button for a moment. Browsers have a clipboard in a secure context only. */
 export async function copyText(text, button) {
   const before = button.getAttribute("aria-label") ?? button.textContent;
-  const say = (words) => {
-    if (button.hasAttribute("aria-label")) button.setAttribute("aria-label", words);
-    else button.textContent = words;
-    button.classList.toggle("done", words !== before);
+  const say = (label) => {
+    if (button.hasAttribute("aria-label")) button.setAttribute("aria-label", label);
+    else button.textContent = label;
+    button.classList.toggle("done", label !== before);
   };
-  say((await writeClipboard(text)) ? "Copied" : "Can't copy");
+  say((await writeClipboard(text)) ? words("copied") : words("cannotCopy"));
   setTimeout(() => say(before), 1500);
 }
 

@@ -1,19 +1,23 @@
 // The stage before the first message: a drawing of a power station, and some questions to ask.
 
 import { element, svg } from "./dom.js";
+import { inEnglish, words } from "./words.js";
 
-const IDEAS = ["Tell me a story about a fox.", "What is 7 plus 5?", "Who are you?"];
+const IDEAS = ["ideaStory", "ideaSum", "ideaWho"];
+/** The model that comes with Penstock. It was taught English alone. */
+const DEMO = "demo";
 
 export function emptyStage(model, ask) {
+  const ideas = IDEAS.map(model === DEMO ? inEnglish : (key) => words(key));
   return element(
     "div",
     { class: "empty" },
     drawing(),
-    element("p", { class: "empty-lead" }, model ? `Ask ${model} something.` : "Ask something."),
+    element("p", { class: "empty-lead" }, model ? words("askModel", { model }) : words("ask")),
     element(
       "ul",
       { class: "ideas" },
-      IDEAS.map((text) =>
+      ideas.map((text) =>
         element(
           "li",
           {},
@@ -21,6 +25,7 @@ export function emptyStage(model, ask) {
         ),
       ),
     ),
+    model === DEMO && element("p", { class: "hint" }, words("demoHint")),
   );
 }
 

@@ -1,5 +1,7 @@
 // Numbers as people read them.
 
+import { count, words } from "./words.js";
+
 export function seconds(value) {
   if (value == null) return "–";
   if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
@@ -26,20 +28,20 @@ export function rate(value) {
 }
 
 export const percent = (part) => `${Math.round(100 * part)}%`;
-export const count = (number, one, many = `${one}s`) =>
-  `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
-const FINISH = { length: "ended at the limit", stopped: "stopped", tool_calls: "asks for a tool" };
+const FINISH = { length: "endedAtLimit", stopped: "wasStopped", tool_calls: "asksForTool" };
 
 /** One line with the figures of an answer: tokens, time and rate. */
 export function answerFigures(figures) {
   const parts = [];
   if (figures.outputTokens)
-    parts.push(`${figures.isCounted ? "" : "≈ "}${count(figures.outputTokens, "token")}`);
-  if (figures.tokensPerS) parts.push(`${rate(figures.tokensPerS)} tokens/s`);
-  if (figures.firstTokenS != null) parts.push(`first after ${seconds(figures.firstTokenS)}`);
-  if (figures.promptTokens != null) parts.push(`prompt ${count(figures.promptTokens, "token")}`);
-  if (figures.cachedTokens) parts.push(`${figures.cachedTokens.toLocaleString("en")} of them cached`);
-  if (FINISH[figures.finish]) parts.push(FINISH[figures.finish]);
+    parts.push(`${figures.isCounted ? "" : "≈ "}${count(figures.outputTokens, "tokens")}`);
+  if (figures.tokensPerS) parts.push(words("tokensPerS", { rate: rate(figures.tokensPerS) }));
+  if (figures.firstTokenS != null) parts.push(words("firstAfter", { time: seconds(figures.firstTokenS) }));
+  if (figures.promptTokens != null)
+    parts.push(words("promptOf", { tokens: count(figures.promptTokens, "tokens") }));
+  if (figures.cachedTokens)
+    parts.push(words("cached", { tokens: figures.cachedTokens.toLocaleString("en") }));
+  if (FINISH[figures.finish]) parts.push(words(FINISH[figures.finish]));
   return parts.join(" · ");
 }

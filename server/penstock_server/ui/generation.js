@@ -2,6 +2,7 @@
 
 import { ApiError, health, stream } from "./api.js";
 import { whenAllowed } from "./key.js";
+import { words } from "./words.js";
 
 const WAIT_S = 5;
 
@@ -93,7 +94,7 @@ const isForLater = (error) =>
 
 async function countDown(seconds, signal, onWait) {
   for (let left = seconds; left > 0; left -= 1) {
-    onWait(`The server is busy. Trying again in ${left} s.`);
+    onWait(words("busy", { seconds: left }));
     await pause(1000, signal);
   }
 }
@@ -102,8 +103,8 @@ async function untilLoaded(signal, onWait) {
   for (;;) {
     const now = await health(signal);
     if (now.status !== "loading") return;
-    const progress = now.total_layers ? `, ${now.loaded_layers} of ${now.total_layers} layers` : "";
-    onWait(`Loading${progress}. Your message is sent when that is done.`);
+    const progress = { loaded: now.loaded_layers, total: now.total_layers };
+    onWait(words(now.total_layers ? "loadingLayersThenSent" : "loadingThenSent", progress));
     await pause(500, signal);
   }
 }

@@ -2,6 +2,7 @@
 
 import { ApiError, apiKey, setApiKey } from "./api.js";
 import { byId } from "./dom.js";
+import { words } from "./words.js";
 
 let asking = null;
 
@@ -29,11 +30,8 @@ export function askForKey(isWanted = true) {
 function showDialog(isWanted) {
   const dialog = byId("key-dialog");
   const input = byId("key");
-  byId("key-title").textContent = isWanted ? "This server asks for an API key" : "API key";
-  byId("key-text").textContent =
-    isWanted && apiKey()
-      ? "It does not accept the one that this browser keeps."
-      : "Whoever runs the server has it.";
+  byId("key-title").textContent = words(isWanted ? "keyAsked" : "apiKey");
+  byId("key-text").textContent = words(isWanted && apiKey() ? "keyRefused" : "keyWhence");
   byId("key-forget").hidden = !apiKey();
   input.value = "";
   dialog.returnValue = "";

@@ -1,41 +1,62 @@
 // The memory plan as a table, as `penstock plan` prints it.
 
 import { element } from "./dom.js";
-import { bytes, count, seconds } from "./figures.js";
+import { bytes, seconds } from "./figures.js";
+import { count, words } from "./words.js";
+
+/** What a step waits for, as the plan calls it -> the key of its words. */
+const BINDINGS = {
+  disk: "waitsForDisk",
+  "host to device": "waitsForLink",
+  memory: "waitsForMemory",
+  arithmetic: "waitsForArithmetic",
+};
+const waitingFor = (binding) => (BINDINGS[binding] ? words(BINDINGS[binding]) : binding);
 
 /** The elements of the table, made of the answer of GET /v1/plan. */
 export function ledger(plan) {
-  const compute = plan.has_gpu ? "GPU" : "RAM";
-  const homes = { disk: "disk", host: plan.has_gpu ? "pinned RAM" : "RAM", device: "GPU" };
+  const [ram, gpu] = [words("ram"), words("gpu")];
+  const compute = plan.has_gpu ? gpu : ram;
+  const homes = { disk: words("diskHome"), host: plan.has_gpu ? words("pinnedRam") : ram, device: gpu };
   const rows = [
-    ["embedding", "RAM", plan.embedding_bytes, ""],
-    ["head", compute, plan.head_bytes, ""],
+    [words("embedding"), ram, plan.embedding_bytes, ""],
+    [words("head"), compute, plan.head_bytes, ""],
   ];
   for (const home of ["device", "host", "disk"]) {
     const layers = plan.layers.filter((layer) => layer.home === home);
     if (layers.length === 0) continue;
     const size = layers.reduce((sum, layer) => sum + layer.num_bytes, 0);
     rows.push([
-      count(layers.length, "layer"),
+      count(layers.length, "layers"),
       homes[home],
       size,
-      layers[0].is_resident ? "resident" : "streamed in each step",
+      words(layers[0].is_resident ? "resident" : "streamedEachStep"),
     ]);
   }
   const staging = (slots) => slots * plan.staging_slot_bytes;
   if (plan.num_staging_slots)
-    rows.push(["staging", compute, staging(plan.num_staging_slots), count(plan.num_staging_slots, "slot")]);
+    rows.push([
+      words("staging"),
+      compute,
+      staging(plan.num_staging_slots),
+      count(plan.num_staging_slots, "slots"),
+    ]);
   if (plan.num_host_slots)
-    rows.push(["staging", "RAM", staging(plan.num_host_slots), "on the way to the GPU"]);
+    rows.push([words("staging"), ram, staging(plan.num_host_slots), words("onTheWay")]);
   const experts = (slots) => slots * plan.expert_slot_bytes;
   if (plan.num_expert_slots)
-    rows.push(["experts", compute, experts(plan.num_expert_slots), count(plan.num_expert_slots, "slot")]);
+    rows.push([
+      words("experts"),
+      compute,
+      experts(plan.num_expert_slots),
+      count(plan.num_expert_slots, "slots"),
+    ]);
   if (plan.num_host_expert_slots)
-    rows.push(["experts", "RAM", experts(plan.num_host_expert_slots), "on the way to the GPU"]);
-  rows.push(["keys and values", compute, plan.kv_bytes, count(plan.num_kv_tokens, "token")]);
-  rows.push(["activations", compute, plan.workspace_bytes, "at the largest step"]);
-  const budgets = [["RAM", plan.host_used_bytes, plan.host_budget_bytes]];
-  if (plan.has_gpu) budgets.push(["GPU", plan.device_used_bytes, plan.device_budget_bytes]);
+    rows.push([words("experts"), ram, experts(plan.num_host_expert_slots), words("onTheWay")]);
+  rows.push([words("keysAndValues"), compute, plan.kv_bytes, count(plan.num_kv_tokens, "tokens")]);
+  rows.push([words("activations"), compute, plan.workspace_bytes, words("atLargestStep")]);
+  const budgets = [[ram, plan.host_used_bytes, plan.host_budget_bytes]];
+  if (plan.has_gpu) budgets.push([gpu, plan.device_used_bytes, plan.device_budget_bytes]);
   return [
     element(
       "table",
@@ -46,9 +67,8 @@ export function ledger(plan) {
         element(
           "tr",
           {},
-          ["What", "Where", "Bytes", ""].map((text) =>
-            element("th", { scope: "col" }, text || element("span", { class: "unseen" }, "Remark")),
-          ),
+          ["what", "where", "bytes"].map((key) => element("th", { scope: "col" }, words(key))),
+          element("th", { scope: "col" }, element("span", { class: "unseen" }, words("remark"))),
         ),
       ),
       element(
@@ -67,13 +87,13 @@ export function ledger(plan) {
       ),
     ),
     ...budgets.map(([name, used, budget]) =>
-      element("p", {}, `${name}: ${bytes(used)} of a budget of ${bytes(budget)}`),
+      element("p", {}, words("budget", { place: name, used: bytes(used), budget: bytes(budget) })),
     ),
     plan.step.seconds > 0 &&
       element(
         "p",
         {},
-        `A step of one token should take ${seconds(plan.step.seconds)}; it waits for ${plan.step.binding}.`,
+        words("stepShould", { time: seconds(plan.step.seconds), what: waitingFor(plan.step.binding) }),
       ),
     ...[...plan.notes, ...plan.warnings].map((text) => element("p", {}, text)),
   ].filter(Boolean);

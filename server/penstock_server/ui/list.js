@@ -3,6 +3,7 @@
 import { titleOf } from "./conversation.js";
 import { download, element, icon, iconButton } from "./dom.js";
 import { deleteConversation, exportAll, importAll, listConversations, saveConversation } from "./store.js";
+import { words } from "./words.js";
 
 /** `page` opens conversations and says which one is open. */
 export class ConversationList {
@@ -21,24 +22,26 @@ export class ConversationList {
       element(
         "div",
         { class: "panel-head" },
-        element("h2", {}, "Conversations"),
+        element("h2", {}, words("conversations")),
         element(
           "button",
           { type: "button", class: "button small", onclick: () => this.#page.openNew() },
           icon("more"),
-          "New",
+          words("newConversation"),
         ),
       ),
-      items.length > 0
-        ? element("ul", {}, items)
-        : element("p", { class: "hint" }, "None is kept yet."),
+      items.length > 0 ? element("ul", {}, items) : element("p", { class: "hint" }, words("noneKept")),
       element(
         "div",
         { class: "list-foot" },
-        element("button", { type: "button", class: "button small", onclick: () => this.#export() }, "Export"),
+        element(
+          "button",
+          { type: "button", class: "button small", onclick: () => this.#export() },
+          words("export"),
+        ),
         this.#importButton(),
       ),
-      element("p", { class: "hint" }, "They stay in this browser."),
+      element("p", { class: "hint" }, words("theyStay")),
     );
   }
 
@@ -53,7 +56,7 @@ export class ConversationList {
         onclick: () => this.#page.open(conversation.id),
       },
       element("span", { class: "item-title" }, title),
-      conversation.mode === "completion" && element("span", { class: "item-mode" }, "completion"),
+      conversation.mode === "completion" && element("span", { class: "item-mode" }, words("ofCompletion")),
     );
     const item = element(
       "li",
@@ -62,8 +65,8 @@ export class ConversationList {
       element(
         "span",
         { class: "item-tools" },
-        iconButton("edit", `Rename “${title}”`, () => this.#rename(conversation, item)),
-        iconButton("remove", `Delete “${title}”`, () => this.#delete(conversation, title)),
+        iconButton("edit", words("rename", { title }), () => this.#rename(conversation, item)),
+        iconButton("remove", words("remove", { title }), () => this.#delete(conversation, title)),
       ),
     );
     return item;
@@ -72,7 +75,7 @@ export class ConversationList {
   #rename(conversation, item) {
     const input = element("input", {
       value: titleOf(conversation),
-      "aria-label": "Name",
+      "aria-label": words("name"),
       maxlength: "120",
     });
     const finish = (isKept) => {
@@ -96,7 +99,7 @@ export class ConversationList {
   }
 
   #delete(conversation, title) {
-    if (!confirm(`Delete “${title}”? This can't be undone.`)) return;
+    if (!confirm(words("confirmRemove", { title }))) return;
     this.#page.stopRunning(conversation.id);
     deleteConversation(conversation.id);
     this.#page.deleted(conversation.id);
@@ -112,7 +115,7 @@ export class ConversationList {
       accept: "application/json,.json",
       class: "unseen",
       tabindex: "-1",
-      "aria-label": "File to import",
+      "aria-label": words("importFile"),
     });
     input.addEventListener("change", async () => {
       try {
@@ -123,7 +126,11 @@ export class ConversationList {
       }
     });
     return [
-      element("button", { type: "button", class: "button small", onclick: () => input.click() }, "Import"),
+      element(
+        "button",
+        { type: "button", class: "button small", onclick: () => input.click() },
+        words("import"),
+      ),
       input,
     ];
   }

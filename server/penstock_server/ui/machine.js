@@ -7,6 +7,7 @@ import { whenAllowed } from "./key.js";
 import { ledger } from "./ledger.js";
 import { Readings } from "./readings.js";
 import { Strip } from "./strip.js";
+import { words } from "./words.js";
 
 const BUSY_MS = 250;
 const LOADING_MS = 500;
@@ -74,12 +75,15 @@ export class Machine {
       this.#strip.load(now.loaded_layers, now.total_layers);
       this.#onState(
         "loading",
-        now.total_layers ? `loading, ${now.loaded_layers} of ${now.total_layers} layers` : "loading",
+        words(now.total_layers ? "loadingLayers" : "loading", {
+          loaded: now.loaded_layers,
+          total: now.total_layers,
+        }),
       );
       this.#delay = LOADING_MS;
       return false;
     }
-    if (now.status !== "ok") throw new Error(`the engine is ${now.status}`);
+    if (now.status !== "ok") throw new Error(words("engineIs", { state: now.status }));
     const models = await whenAllowed(() => get("v1/models"));
     const plan = await get("v1/plan").catch((error) => (error.status === 404 ? null : Promise.reject(error)));
     const stats = await get("v1/engine/stats");
@@ -99,20 +103,18 @@ export class Machine {
     this.#steps = stats.num_steps;
     this.#strip.sample(stats.current_layer, stats.last_step?.duration_s, isRunning);
     this.#readings.show(stats, isRunning || hasMoved);
-    this.#onState(isRunning ? "working" : "ready", isRunning ? "working" : "ready");
+    this.#onState(isRunning ? "working" : "ready", words(isRunning ? "working" : "ready"));
     this.#delay = isRunning || hasMoved ? BUSY_MS : Math.min(IDLE_MS, 1.5 * this.#delay);
   }
 
   #lose(error) {
     this.#isKnown = false;
-    const words = { 0: "can't be reached", 401: "needs a key" }[error.status] ?? "not ready";
-    this.#strip.clear(
-      error.status === 401 ? "No key, no view of the machine" : "Nothing is known of the machine now",
-    );
+    const reason = { 0: "cannotBeReached", 401: "needsKey" }[error.status] ?? "notReady";
+    this.#strip.clear(words(error.status === 401 ? "noKeyNoView" : "nothingKnown"));
     this.#readings.clear();
     byId("ledger").hidden = byId("ledger-toggle").hidden = true;
     byId("ledger-toggle").setAttribute("aria-expanded", "false");
-    this.#onState(error.status === 401 ? "locked" : "away", words);
+    this.#onState(error.status === 401 ? "locked" : "away", words(reason));
     // A cancelled dialog does not come back by itself.
     if (error.status === 401) this.#refusedKey = apiKey();
     this.#delay = error.status === 401 ? Infinity : Math.min(AWAY_MS, Math.max(1000, 1.5 * this.#delay));

@@ -13,6 +13,7 @@ import { say } from "./spoken.js";
 import { isStorageFull } from "./storage.js";
 import * as store from "./store.js";
 import { prepareTheme } from "./theme.js";
+import { count, fillWords, words } from "./words.js";
 
 const SAVE_EVERY_MS = 1000;
 const isTouched = matchMedia("(pointer: coarse)");
@@ -22,17 +23,18 @@ class Page {
   stage = byId("stage");
   #conversation = store.lastConversation();
   #view = null;
-  #running = new Map(); // conversation id -> {conversation, controller, words, savedAt}
+  #running = new Map(); // conversation id -> {conversation, controller, reason, savedAt}
   #list = new ConversationList(this, byId("list"));
   #model = null;
   #pending = false;
   #panels = new Panels();
   #machine = new Machine(
-    (state, words) => this.#showState(state, words),
+    (state, sentence) => this.#showState(state, sentence),
     (model) => this.#showModel(model),
   );
 
   start() {
+    fillWords();
     prepareTheme();
     prepareKeyDialog();
     this.#prepareButtons();
@@ -60,7 +62,7 @@ class Page {
   begin(conversation) {
     if (this.isRunning(conversation)) return null;
     const controller = new AbortController();
-    this.#running.set(conversation.id, { conversation, controller, words: null, savedAt: 0 });
+    this.#running.set(conversation.id, { conversation, controller, reason: null, savedAt: 0 });
     this.warn(null);
     this.save(conversation);
     this.#machine.wake();
@@ -96,27 +98,24 @@ class Page {
   }
 
   /** Shows the reason for which an answer waits; null: it waits no more. */
-  notify(conversation, words) {
+  notify(conversation, reason) {
     const run = this.#running.get(conversation.id);
-    const isMore = Boolean(run?.words);
-    if (run) run.words = words;
-    if (conversation === this.#conversation) this.warn(words, isMore);
+    const isMore = Boolean(run?.reason);
+    if (run) run.reason = reason;
+    if (conversation === this.#conversation) this.warn(reason, isMore);
   }
 
   /** `isQuiet`: screen readers don't read the words, for instance if only the remaining seconds have changed. */
-  warn(words, isQuiet = false) {
+  warn(sentence, isQuiet = false) {
     const notice = byId("notice");
     notice.ariaLive = isQuiet ? "off" : "assertive";
-    notice.hidden = !words;
-    if (notice.textContent !== (words ?? "")) notice.textContent = words ?? "";
+    notice.hidden = !sentence;
+    if (notice.textContent !== (sentence ?? "")) notice.textContent = sentence ?? "";
   }
 
   save(conversation) {
     if (!isEmpty(conversation)) store.saveConversation(conversation);
-    if (isStorageFull())
-      this.warn(
-        "The browser's storage is full: delete conversations, or export them, before you leave this page.",
-      );
+    if (isStorageFull()) this.warn(words("storageFull"));
     this.#list.render();
     byId("title").textContent = titleOf(this.#conversation);
   }
@@ -168,7 +167,7 @@ class Page {
     this.#view =
       conversation.mode === "chat" ? new Chat(this, conversation) : new Completion(this, conversation);
     store.rememberOpen(conversation.id);
-    this.warn(this.#running.get(conversation.id)?.words ?? null);
+    this.warn(this.#running.get(conversation.id)?.reason ?? null);
     this.#list.render();
     this.#showSettings();
     this.rerender(conversation);
@@ -186,16 +185,15 @@ class Page {
     byId("composer").dataset.mode = conversation.mode;
     byId("prompt").hidden = byId("prompt-label").hidden = !isChat;
     document.querySelector(".skip").href = isChat ? "#prompt" : "#paper";
-    byId("send").textContent = isChat ? "Send" : "Complete";
+    byId("send").textContent = words(isChat ? "send" : "complete");
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
     byId("undo").hidden = isChat || !this.#view.canUndo;
-    const keys = isChat
-      ? isTouched.matches
-        ? []
-        : ["Enter sends", "Shift+Enter: new line"]
-      : ["Ctrl+Enter completes"];
-    byId("keys").textContent = [...keys, isRunning && "Esc stops"].filter(Boolean).join(" · ");
+    const keys = isChat ? (isTouched.matches ? [] : ["enterSends", "newLine"]) : ["ctrlEnterCompletes"];
+    byId("keys").textContent = [...keys, isRunning && "escStops"]
+      .filter(Boolean)
+      .map((key) => words(key))
+      .join(" · ");
     if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
     // If the pressed button disappears, the focus must go elsewhere.
     if (byId("composer").contains(focused) && focused.hidden) byId(isRunning ? "stop" : "send").focus();
@@ -225,17 +223,17 @@ class Page {
     );
   }
 
-  #showState(state, words) {
+  #showState(state, sentence) {
     const place = byId("state");
     place.dataset.state = state;
-    if (place.textContent !== words) place.textContent = words;
+    if (place.textContent !== sentence) place.textContent = sentence;
   }
 
   #showModel(model) {
     const isOther = this.modelName() !== model.id;
     this.#model = model;
     byId("model").textContent = model.max_model_len
-      ? `${model.id} · ${model.max_model_len.toLocaleString("en")} tokens`
+      ? words("modelTokens", { model: model.id, tokens: count(model.max_model_len, "tokens") })
       : model.id;
     document.title = `${model.id} · Penstock`;
     if (isOther) this.rerender(this.#conversation);
@@ -286,7 +284,7 @@ class Page {
       if (this.#panels.isOver) this.#panels.uncover();
       else if (this.isRunning(this.#conversation)) {
         this.stopRunning();
-        say("Stopped.");
+        say(words("stopped"));
       }
     });
   }

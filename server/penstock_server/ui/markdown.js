@@ -4,6 +4,7 @@
 import { copyText, element } from "./dom.js";
 import DOMPurify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
+import { words } from "./words.js";
 
 const escape = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
@@ -12,7 +13,7 @@ marked.use({
   renderer: {
     // HTML tags are shown as text: models write about HTML more often than in HTML.
     html: ({ text }) => escape(text),
-    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || "image")}</a>`,
+    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || words("image"))}</a>`,
   },
 });
 
@@ -61,7 +62,7 @@ export function markdown(text) {
   for (const input of fragment.querySelectorAll("input")) {
     input.type = "checkbox"; // only task lists have inputs
     input.disabled = true;
-    input.setAttribute("aria-label", input.parentElement?.textContent.trim() || "task");
+    input.setAttribute("aria-label", input.parentElement?.textContent.trim() || words("task"));
   }
   // Headings of an answer have a lower level than the page's own headings.
   for (const heading of fragment.querySelectorAll("h1, h2")) {
@@ -73,20 +74,29 @@ export function markdown(text) {
 }
 
 function wrapTable(table) {
-  const box = element("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table" });
+  const box = element("div", {
+    class: "table-box",
+    tabindex: "0",
+    role: "region",
+    "aria-label": words("table"),
+  });
   table.replaceWith(box);
   box.append(table);
 }
 
 function wrapCode(pre) {
   const language = /language-([\w+#.-]+)/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "";
-  const copy = element("button", { type: "button", class: "code-copy", "aria-label": "Copy code" }, "Copy");
+  const copy = element(
+    "button",
+    { type: "button", class: "code-copy", "aria-label": words("copyCode") },
+    words("copy"),
+  );
   copy.addEventListener("click", () => copyText(pre.textContent, copy));
-  const head = element("div", { class: "code-head" }, element("span", {}, language || "text"), copy);
+  const head = element("div", { class: "code-head" }, element("span", {}, language || words("text")), copy);
   const box = element("div", { class: "code-box" }, head);
   pre.replaceWith(box);
   pre.tabIndex = 0; // the keyboard must be able to scroll it
   pre.setAttribute("role", "region");
-  pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
+  pre.setAttribute("aria-label", words(language ? "codeIn" : "code", { language }));
   box.append(pre);
 }

@@ -2,7 +2,8 @@
 // and values, the queue.
 
 import { element, svg } from "./dom.js";
-import { byteRate, count, percent, rate, seconds } from "./figures.js";
+import { byteRate, percent, rate, seconds } from "./figures.js";
+import { count, words } from "./words.js";
 
 /** The seconds, and the least number of steps, over which rates are taken. */
 const WINDOW_S = 3;
@@ -60,11 +61,11 @@ export class Readings {
     this.#plan = plan;
     this.#window = new Window();
     this.#shown = {
-      tokens: reading("Tokens/s", "spark"),
-      step: reading("Step", "bar"),
+      tokens: reading(words("tokensPerSTitle"), "spark"),
+      step: reading(words("step"), "bar"),
       ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "bar")])),
-      kv: reading("KV cache", "bar"),
-      queue: reading("Sequences"),
+      kv: reading(words("kvCache"), "bar"),
+      queue: reading(words("sequences")),
     };
     this.#place.replaceChildren(...Object.values(this.#shown).map((each) => each.view));
   }
@@ -79,7 +80,7 @@ export class Readings {
     this.#history = [...this.#history.slice(1), tokens];
     this.#shown.tokens.set(
       tokens ? rate(tokens) : "0",
-      `${stats.generated_tokens.toLocaleString("en")} since the start`,
+      words("sinceStart", { tokens: stats.generated_tokens.toLocaleString("en") }),
     );
     this.#shown.tokens.draw(this.#history);
     this.#showStep(stats.last_step);
@@ -88,19 +89,28 @@ export class Readings {
     const used = stats.kv_blocks_total ? stats.kv_blocks_used / stats.kv_blocks_total : 0;
     this.#shown.kv.set(
       percent(used),
-      `${stats.kv_blocks_used.toLocaleString("en")} of ${count(stats.kv_blocks_total, "block")}`,
+      words("blocksOf", {
+        used: stats.kv_blocks_used.toLocaleString("en"),
+        blocks: count(stats.kv_blocks_total, "blocks"),
+      }),
     );
     this.#shown.kv.fill(used);
-    this.#shown.queue.set(`${stats.num_running}`, `running, ${stats.num_waiting} waiting`);
+    this.#shown.queue.set(`${stats.num_running}`, words("runningWaiting", { waiting: stats.num_waiting }));
   }
 
   #showStep(step) {
     const expected = this.#plan?.step.seconds;
-    if (!step) return this.#shown.step.set("–", expected ? `predicted ${seconds(expected)}` : "none yet");
-    const words = step.predicted_s
-      ? `predicted ${seconds(step.predicted_s)}, ${percent(step.floor_s / step.duration_s)} of floor`
-      : `of ${count(step.num_tokens, "token")}`;
-    this.#shown.step.set(seconds(step.duration_s), words);
+    if (!step) {
+      const expectation = words(expected ? "predicted" : "noneYet", { time: seconds(expected) });
+      return this.#shown.step.set("–", expectation);
+    }
+    const sentence = step.predicted_s
+      ? words("predictedFloor", {
+          time: seconds(step.predicted_s),
+          percent: percent(step.floor_s / step.duration_s),
+        })
+      : words("stepOf", { tokens: count(step.num_tokens, "tokens") });
+    this.#shown.step.set(seconds(step.duration_s), sentence);
     const longest = Math.max(step.duration_s, step.predicted_s);
     this.#shown.step.fill(step.duration_s / longest, step.predicted_s / longest);
   }
@@ -110,9 +120,9 @@ export class Readings {
     const shown = this.#shown[name];
     if (this.#plan && !this.#plan.streamed_bytes) {
       shown.fill(null);
-      return shown.set("idle", "every layer is resident");
+      return shown.set(words("idle"), words("allResident"));
     }
-    shown.set(now ? byteRate(now) : "0", able ? `of ${byteRate(able)} measured` : "no rate was measured");
+    shown.set(now ? byteRate(now) : "0", words(able ? "ofMeasured" : "noRate", { rate: byteRate(able) }));
     shown.fill(able ? Math.min(1, now / able) : null);
   }
 
@@ -126,12 +136,13 @@ export class Readings {
   }
 }
 
-const linkTitle = (name) => (name === "disk" ? "From disk" : name === "host to device" ? "To the GPU" : name);
+const LINKS = { disk: "fromDisk", "host to device": "toGpu" };
+const linkTitle = (name) => (LINKS[name] ? words(LINKS[name]) : name);
 
 /** One instrument. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */
 function reading(title, kind) {
   const value = element("b", {}, "–");
-  const words = element("span", { class: "words" });
+  const remark = element("span", { class: "words" });
   const fill = element("i", { class: "fill" });
   const mark = element("i", { class: "mark", hidden: true });
   const line = svg("polyline", {});
@@ -152,13 +163,13 @@ function reading(title, kind) {
     "div",
     { class: "reading" },
     element("dt", {}, title),
-    element("dd", {}, value, picture, words),
+    element("dd", {}, value, picture, remark),
   );
   return {
     view,
     set(text, sentence) {
       if (value.textContent !== text) value.textContent = text;
-      if (words.textContent !== sentence) words.textContent = sentence;
+      if (remark.textContent !== sentence) remark.textContent = sentence;
     },
     fill(part, marked = null) {
       picture.hidden = part === null;

@@ -2,30 +2,31 @@
 // model's own default.
 
 import { element } from "./dom.js";
+import { words } from "./words.js";
 
 const number = (text) => (text === "" ? undefined : Number(text));
 
-//: As the API calls them.
+/** `name` as the API calls the field; `label` and `hint` are keys of words. */
 const FIELDS = [
   {
     name: "temperature",
-    label: "Temperature",
+    label: "temperature",
     min: 0,
     max: 2,
     step: 0.05,
-    hint: "0 always takes the likeliest token",
+    hint: "temperatureHint",
   },
   {
     name: "top_p",
-    label: "Top p",
+    label: "topP",
     min: 0.01,
     max: 1,
     step: 0.01,
-    hint: "tokens that make up this probability",
+    hint: "topPHint",
   },
-  { name: "top_k", label: "Top k", min: -1, step: 1, hint: "so many of the likeliest; -1 is all" },
-  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "the longest answer" },
-  { name: "seed", label: "Seed", step: 1, hint: "the same seed gives the same answer" },
+  { name: "top_k", label: "topK", min: -1, step: 1, hint: "topKHint" },
+  { name: "max_tokens", label: "maxTokens", min: 1, step: 1, hint: "maxTokensHint" },
+  { name: "seed", label: "seed", step: 1, hint: "seedHint" },
 ];
 
 /** The filled-in fields of the panel, as fields of a request. */
@@ -52,19 +53,19 @@ export function settingsPanel(settings, isChat, onChange, onClose) {
     element(
       "div",
       { class: "panel-head" },
-      element("h2", {}, "Settings"),
-      element("button", { type: "button", class: "button small", onclick: onClose }, "Close"),
+      element("h2", {}, words("settings")),
+      element("button", { type: "button", class: "button small", onclick: onClose }, words("close")),
     ),
-    isChat && textField("system", "System prompt", "what the model is told first", settings, change, 5),
-    element("h3", {}, "Sampling"),
-    element("p", { class: "hint" }, "An empty field is the model's own default."),
+    isChat && textField("system", "systemPrompt", "systemPromptHint", settings, change, 5),
+    element("h3", {}, words("sampling")),
+    element("p", { class: "hint" }, words("samplingHint")),
     element(
       "div",
       { class: "fields" },
       FIELDS.map((field) => numberField(field, settings, change)),
     ),
-    textField("stop", "Stop", "one string per line; \\n is a line end", settings, change, 2),
-    element("button", { type: "button", class: "button small", onclick: reset }, "Back to the defaults"),
+    textField("stop", "stopStrings", "stopStringsHint", settings, change, 2),
+    element("button", { type: "button", class: "button small", onclick: reset }, words("backToDefaults")),
   ].filter(Boolean);
 }
 
@@ -76,7 +77,7 @@ function numberField({ name, label, min, max, step, hint }, settings, change) {
     max,
     step,
     value: settings[name],
-    placeholder: "default",
+    placeholder: words("standard"),
     "aria-describedby": `hint-${name}`,
     inputmode: "decimal",
   });
@@ -87,9 +88,9 @@ function numberField({ name, label, min, max, step, hint }, settings, change) {
   return element(
     "div",
     { class: "field" },
-    element("label", { for: input.id }, label),
+    element("label", { for: input.id }, words(label)),
     input,
-    element("p", { class: "hint", id: `hint-${name}` }, hint),
+    element("p", { class: "hint", id: `hint-${name}` }, words(hint)),
   );
 }
 
@@ -103,8 +104,8 @@ function textField(name, label, hint, settings, change, rows) {
   return element(
     "div",
     { class: "field" },
-    element("label", { for: input.id }, label),
+    element("label", { for: input.id }, words(label)),
     input,
-    element("p", { class: "hint", id: `hint-${name}` }, hint),
+    element("p", { class: "hint", id: `hint-${name}` }, words(hint)),
   );
 }

@@ -2,8 +2,10 @@
 // listen to an answer that is read out token by token.
 
 import { byId } from "./dom.js";
+import { words } from "./words.js";
 
 const EVERY_MS = 2500;
+const SENTENCE_ENDS = [". ", "! ", "? ", "\n", "。", "！", "？"];
 
 export class Reader {
   #told = 0;
@@ -11,7 +13,7 @@ export class Reader {
   #timer = null;
 
   begin() {
-    say("Answering.");
+    say(words("answering"));
   }
 
   /** Takes the whole text of the answer as it is now. */
@@ -19,20 +21,20 @@ export class Reader {
     this.#text = text;
     this.#timer ??= setTimeout(() => {
       this.#timer = null;
-      this.#tell(Math.max(...[". ", "! ", "? ", "\n"].map((end) => this.#text.lastIndexOf(end))) + 1);
+      this.#tell(Math.max(...SENTENCE_ENDS.map((end) => this.#text.lastIndexOf(end))) + 1);
     }, EVERY_MS);
   }
 
-  end(words) {
+  end(remark) {
     clearTimeout(this.#timer);
-    this.#tell(this.#text.length, words);
+    this.#tell(this.#text.length, remark);
   }
 
-  #tell(until, words = "") {
+  #tell(until, remark = "") {
     const next = this.#text.slice(this.#told, until).trim();
     this.#told = Math.max(this.#told, until);
-    if (next || words) say(`${next} ${words}`.trim());
+    if (next || remark) say(`${next} ${remark}`.trim());
   }
 }
 
-export const say = (words) => (byId("spoken").textContent = words);
+export const say = (sentence) => (byId("spoken").textContent = sentence);

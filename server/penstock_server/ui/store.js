@@ -2,6 +2,7 @@
 
 import { newConversation, readConversation } from "./conversation.js";
 import { namesWith, recall, recallJson, remember } from "./storage.js";
+import { words } from "./words.js";
 
 const PREFIX = "penstock.conversation.";
 const OPEN = "penstock.open";
@@ -39,11 +40,10 @@ export function importAll(text) {
   try {
     data = JSON.parse(text);
   } catch {
-    throw new Error("This file is no JSON, so it can't be an export of Penstock's.");
+    throw new Error(words("importNoJson"));
   }
   const found = Array.isArray(data?.conversations) ? data.conversations.map(readConversation) : [null];
-  if (found.includes(null))
-    throw new Error("This file is no export of Penstock's conversations; nothing was added.");
+  if (found.includes(null)) throw new Error(words("importNoExport"));
   found.reverse().forEach(saveConversation);
   return found.length;
 }

@@ -3,13 +3,14 @@
 // A marker shows the layer that is being computed.
 
 import { element } from "./dom.js";
-import { bytes, count, seconds } from "./figures.js";
+import { bytes, seconds } from "./figures.js";
+import { count, words } from "./words.js";
 
 /** The shortest time in which a sweep is shown; a faster sweep could not be seen. */
 const SHORTEST_SHOWN_S = 0.9;
 
-const NAMES = { disk: "Disk", host: "RAM", device: "GPU" };
-const PLACES = { disk: "on disk", host: "in RAM", device: "on the GPU" };
+const NAMES = { disk: "disk", host: "ram", device: "gpu" };
+const PLACES = { disk: "onDisk", host: "inRam", device: "onGpu" };
 const isStill = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Strip {
@@ -39,7 +40,9 @@ export class Strip {
       this.#place.dataset.state = "loading";
     }
     this.#cells.forEach((cell, index) => cell.classList.toggle("absent", index >= loaded));
-    this.#describe(total ? `Loading: ${loaded} of ${count(total, "layer")} in memory` : "Loading");
+    this.#describe(
+      words(total ? "loadingStripOf" : "loadingStrip", { loaded, layers: count(total, "layers") }),
+    );
   }
 
   /** `plan` as GET /v1/plan has it. */
@@ -48,25 +51,27 @@ export class Strip {
       plan.layers.some((layer) => layer.home === home),
     );
     const sums = {};
-    const parts = [count(plan.layers.length, "layer")];
+    const parts = [count(plan.layers.length, "layers")];
     for (const home of homes) {
       const there = plan.layers.filter((layer) => layer.home === home);
-      const kind = home === "host" && plan.has_gpu ? "pinned " : "";
-      sums[home] =
-        `${kind}${there.length} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
-      parts.push(`${there.length} ${PLACES[home]}`);
+      const isPinned = home === "host" && plan.has_gpu;
+      const number = isPinned ? words("pinnedLayers", { layers: there.length }) : there.length;
+      sums[home] = `${number} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
+      parts.push(words(PLACES[home], { number: there.length }));
     }
     this.#build(plan.layers, homes, sums);
     this.#place.dataset.state = "ready";
-    const streamed = plan.streamed_bytes ? `${bytes(plan.streamed_bytes)} are` : "nothing is";
-    this.summary = `${parts.join(", ")}; ${streamed} streamed in a sweep.`;
+    this.summary = words(plan.streamed_bytes ? "streamedSummary" : "residentSummary", {
+      parts: parts.join(words("listComma")),
+      bytes: bytes(plan.streamed_bytes),
+    });
     this.#describe(this.summary);
   }
 
-  clear(words) {
+  clear(sentence) {
     this.#stop();
     this.#place.dataset.state = "away";
-    this.#describe(words);
+    this.#describe(sentence);
   }
 
   /** Takes the newest state: the layer that is being computed (null: none), and the time of a sweep, if known. */
@@ -97,7 +102,12 @@ export class Strip {
     });
     this.#streamed = layers.flatMap((layer, index) => (layer.is_resident ? [] : [index]));
     const lanes = homes.map((home) =>
-      element("p", { class: `lane ${home}` }, element("b", {}, NAMES[home]), sums[home] && ` ${sums[home]}`),
+      element(
+        "p",
+        { class: `lane ${home}` },
+        element("b", {}, words(NAMES[home])),
+        sums[home] && ` ${sums[home]}`,
+      ),
     );
     this.#place.replaceChildren(
       element("div", { class: "lanes" }, lanes),
@@ -136,8 +146,10 @@ export class Strip {
       cell.classList.toggle("next", index === next && index !== current);
     });
     const slower = stepS && stepS < SHORTEST_SHOWN_S ? Math.round(SHORTEST_SHOWN_S / stepS) : 1;
-    if (slower > 1) this.#caption.textContent = `A sweep takes ${seconds(stepS)}; shown ${slower}× slower.`;
-    else this.#caption.textContent = `Layer ${current + 1} of ${total}`;
+    this.#caption.textContent =
+      slower > 1
+        ? words("shownSlower", { time: seconds(stepS), times: slower })
+        : words("layerOf", { layer: current + 1, total });
   }
 
   #stop() {
@@ -148,8 +160,8 @@ export class Strip {
     this.#caption.textContent = this.#place.dataset.state === "ready" ? this.summary : "";
   }
 
-  #describe(words) {
-    this.#place.setAttribute("aria-label", words);
-    this.#caption.textContent = words;
+  #describe(sentence) {
+    this.#place.setAttribute("aria-label", sentence);
+    this.#caption.textContent = sentence;
   }
 }

@@ -2,6 +2,7 @@
 
 import { byId, icon } from "./dom.js";
 import { recall, remember } from "./storage.js";
+import { words } from "./words.js";
 
 const NAME = "penstock.theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
@@ -11,7 +12,7 @@ export function prepareTheme() {
   const show = () => {
     const theme = recall(NAME) ?? "system";
     document.documentElement.dataset.theme = theme;
-    const label = `Colours: ${theme}. Change to ${NEXT[theme]}`;
+    const label = words("colours", { theme: words(theme), next: words(NEXT[theme]) });
     button.setAttribute("aria-label", label);
     button.title = label;
     button.replaceChildren(icon(theme));

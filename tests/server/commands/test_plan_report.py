@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_what_serves_on_a_card_without_dp4a(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
+    assert "processor are those of this machine" in text and "28% of the data sheet's peak" in text
     assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text
 
 
@@ -150,6 +152,18 @@ def test_a_disk_that_can_not_be_measured_is_assumed_and_that_is_said(
     text = run(capsys, *flags)
     assert f"({error}): 2.0 GB/s assumed" in text and "waits for disk" in text
     assert len(json.loads(run(capsys, *flags, "--json"))["assumptions"]) == 1
+
+
+def test_rates_that_were_kept_are_told_with_their_date(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates of a busy hour would mislead every later plan without a word."""
+    assert "kept" not in run(capsys, "hardware", ".")
+    kept = dataclasses.replace(MACHINE, kept_since_s=datetime(2026, 5, 4, 3, 2).timestamp())
+    monkeypatch.setattr(machine, "measure_hardware", lambda *_: kept)
+    for command in (["hardware", "."], ["plan", "--shape", "cpm-1"]):
+        text = run(capsys, *command)
+        assert "measured on 2026-05-04 at 03:02 and kept" in text and "hardware --remeasure" in text
 
 
 def test_wrong_usage_is_told_before_anything_is_measured(

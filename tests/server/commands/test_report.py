@@ -9,6 +9,7 @@ import numpy
 import pytest
 from safetensors.numpy import load_file
 
+from penstock.weights.quantization_error import QuantizationError
 from penstock_server import cli
 from penstock_server.commands.report import table
 
@@ -28,12 +29,19 @@ def test_each_tensor_has_its_line(tiny_llama: Path, capsys: pytest.CaptureFixtur
 
     assert cli.main(["report", str(tiny_llama)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(rows) + 3
+    assert len(lines) == len(rows) + 3 and lines[-1].startswith(f"{len(rows)} of {len(rows)} matrices")
     worst = max(rows.values(), key=lambda row: row["relative"])
     assert worst["name"] in lines[-1] and f"{worst['relative']:.2%}" in lines[-1]
 
 
+def test_matrices_that_are_int8_already_are_counted() -> None:
+    """As in the demo model, whose embedding alone is quantized when it is read."""
+    lines = table([QuantizationError("embedding", 0.01, 0.02, 3.0)], 25)
+    assert lines[-2].startswith("1 of 26 matrices are quantized; the worst is embedding: 1.00%")
+    assert lines[-1] == "25 matrices are INT8 in the checkpoint already, and lose nothing"
+
+
 def test_nothing_to_report_and_nothing_to_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert table([]) == ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
+    assert table([], 3) == ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
     assert cli.main(["report", str(tmp_path / "nothing")]) == 1
     assert "penstock:" in capsys.readouterr().err

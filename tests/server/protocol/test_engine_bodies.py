@@ -120,6 +120,7 @@ HARDWARE = [
     "device.int8_gops",
     "device.pinnable_bytes",
     "products",
+    "kept_since_s",
 ]
 
 CONFIG = EngineConfig(host_memory_bytes=6 << 30)

@@ -1,0 +1,60 @@
+"""The table of well-known models: what it says, and that the READMEs have it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.config import EngineConfig
+from penstock.model.known_shapes import REPOSITORIES, SHAPES
+from penstock_server import cli
+from penstock_server.commands.model_table import MACHINES, NO_ROOM, model_table
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    return model_table(EngineConfig())
+
+
+def cells(line: str) -> list[str]:
+    return line.strip("| ").split(" | ")
+
+
+def test_every_model_has_its_line(lines: list[str]) -> None:
+    rows = [cells(line) for line in lines[2:]]
+    assert [row[1] for row in rows] == list(SHAPES)
+    assert {row[0] for row in rows} >= set(REPOSITORIES.values())
+    assert {len(row) for row in rows} == {len(cells(lines[0]))} == {4 + len(MACHINES)}
+    # A byte for each parameter; scales, norms and GPT-2's positions have four.
+    sizes = {row[1]: row[2] for row in rows}
+    assert sizes["cpm-1"] == "2.7 GB" and sizes["solar-10.7b"] == "10.7 GB" and sizes["cpm-2"] == "11.1 GB"
+
+
+def test_a_faster_machine_is_faster_and_more_sequences_get_more(lines: list[str]) -> None:
+    for line in lines[2:]:
+        rates = [cell.split(" / ") for cell in cells(line)[4:] if cell != NO_ROOM]
+        assert rates, line
+        for alone, together in rates:
+            assert float(together) >= float(alone) > 0
+        assert [float(alone) for alone, _ in rates] == sorted(float(alone) for alone, _ in rates)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_readme_has_the_table_that_the_command_prints(name: str, lines: list[str]) -> None:
+    """`penstock plan --table` prints it; the translation has heads of its own."""
+    text = (ROOT / name).read_text()
+    names = "|".join(map(re.escape, SHAPES))
+    rows = re.findall(rf"^\|.*\| (?:{names}) \|.*\|$", text, re.MULTILINE)
+    assert rows == lines[2:], f"put the lines of `penstock plan --table` into {name}"
+    assert name != "README.md" or "\n".join(lines) in text
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], lines: list[str]) -> None:
+    assert cli.main(["plan", "--table"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    assert cli.main(["plan", "--table", "--card", "T4", "owner/name"]) == 2
+    assert "leave out MODEL and --card" in capsys.readouterr().err
