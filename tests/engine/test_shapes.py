@@ -66,8 +66,12 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     if spec.num_encoder_layers == 0:
         assert found.num_layers == own_config.num_hidden_layers
         assert sum(found.layer_bytes) == layers
-        in_layers = (p.numel() for n, p in matrices.items() if re.search(r"\.\d+\.", n))
-        assert found.layer_elements == sum(in_layers)
+    in_layers = {n: p.numel() for n, p in matrices.items() if re.search(r"\.\d+\.", n)}
+    # An encoder-decoder makes keys and values of the encoded prompt once, in layers of their own.
+    encoded = [n for n in in_layers if re.search(r"^encoder\.|EncDecAttention\.[kv]\.", n)]
+    assert found.num_encoder_layers == (2 * own_config.num_hidden_layers if encoded else 0)
+    assert found.encoder_elements == sum(in_layers[n] for n in encoded)
+    assert found.layer_elements == sum(in_layers.values()) - found.encoder_elements
 
 
 def test_a_random_model_of_another_family_is_a_model(tmp_path: Path) -> None:
