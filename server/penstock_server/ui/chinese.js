@@ -125,6 +125,7 @@ export const CHINESE = {
   // figures of an answer
   tokens: "{n} 个 token",
   layers: "{n} 层",
+  encoderLayers: "{n} 层编码器",
   blocks: "{n} 块",
   slots: "{n} 个槽",
   tokensPerS: "{rate} token/秒",
@@ -197,6 +198,7 @@ export const CHINESE = {
   activations: "激活值",
   resident: "常驻",
   streamedEachStep: "每一步都要读入",
+  streamedEachPrompt: "每个提示词都要读入一次",
   onTheWay: "传到显卡之前",
   atLargestStep: "最大的一步所需",
   budget: "{place}：用了 {used}，上限 {budget}",

@@ -126,6 +126,7 @@ export const ENGLISH = {
   // figures of an answer
   tokens: "{n} token|{n} tokens",
   layers: "{n} layer|{n} layers",
+  encoderLayers: "{n} encoder layer|{n} encoder layers",
   blocks: "{n} block|{n} blocks",
   slots: "{n} slot|{n} slots",
   tokensPerS: "{rate} tokens/s",
@@ -198,6 +199,7 @@ export const ENGLISH = {
   activations: "activations",
   resident: "resident",
   streamedEachStep: "streamed in each step",
+  streamedEachPrompt: "streamed for each prompt",
   onTheWay: "on the way to the GPU",
   atLargestStep: "at the largest step",
   budget: "{place}: {used} of a budget of {budget}",

@@ -13,6 +13,19 @@ const BINDINGS = {
 };
 const waitingFor = (binding) => (BINDINGS[binding] ? words(BINDINGS[binding]) : binding);
 
+/** A row for each home that some of the `layers` have. */
+function layerRows(key, layers, streamed, homes) {
+  const found = ["device", "host", "disk"].map((home) => layers.filter((layer) => layer.home === home));
+  return found
+    .filter((there) => there.length > 0)
+    .map((there) => [
+      count(there.length, key),
+      homes[there[0].home],
+      there.reduce((sum, layer) => sum + layer.num_bytes, 0),
+      words(there[0].is_resident ? "resident" : streamed),
+    ]);
+}
+
 /** The elements of the table, made of the answer of GET /v1/plan. */
 export function ledger(plan) {
   const [ram, gpu] = [words("ram"), words("gpu")];
@@ -22,17 +35,11 @@ export function ledger(plan) {
     [words("embedding"), ram, plan.embedding_bytes, ""],
     [words("head"), compute, plan.head_bytes, ""],
   ];
-  for (const home of ["device", "host", "disk"]) {
-    const layers = plan.layers.filter((layer) => layer.home === home);
-    if (layers.length === 0) continue;
-    const size = layers.reduce((sum, layer) => sum + layer.num_bytes, 0);
-    rows.push([
-      count(layers.length, "layers"),
-      homes[home],
-      size,
-      words(layers[0].is_resident ? "resident" : "streamedEachStep"),
-    ]);
-  }
+  for (const [key, layers, streamed] of [
+    ["encoderLayers", plan.layers.slice(0, plan.num_encoder_layers), "streamedEachPrompt"],
+    ["layers", plan.layers.slice(plan.num_encoder_layers), "streamedEachStep"],
+  ])
+    rows.push(...layerRows(key, layers, streamed, homes));
   const staging = (slots) => slots * plan.staging_slot_bytes;
   if (plan.num_staging_slots)
     rows.push([

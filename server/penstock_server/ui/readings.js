@@ -126,13 +126,18 @@ export class Readings {
     shown.fill(able ? Math.min(1, now / able) : null);
   }
 
+  /** The layers that each step sweeps; an encoder's come before them. */
+  get #stepLayers() {
+    return this.#plan.layers.slice(this.#plan.num_encoder_layers);
+  }
+
   /** The measured rate of the link, computed from the plan's prediction; 0 if unknown. */
   #ableRate(name) {
     const busyS = this.#plan?.step.terms[name];
     if (!busyS) return 0;
     const isDisk = (layer) => layer.home === "disk";
     const sum = (layers) => layers.reduce((total, layer) => total + layer.num_bytes, 0);
-    return (name === "disk" ? sum(this.#plan.layers.filter(isDisk)) : this.#plan.streamed_bytes) / busyS;
+    return (name === "disk" ? sum(this.#stepLayers.filter(isDisk)) : this.#plan.streamed_bytes) / busyS;
   }
 }
 
