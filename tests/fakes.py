@@ -19,7 +19,7 @@ from penstock.generation.generation_request import GenerationRequest, SamplingPa
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
-from penstock.generation.request_limits import RequestLimits
+from penstock.generation.request_limits import BeamRoom, RequestLimits
 from penstock.generation.sequence import FinishReason
 from penstock.memory.cost import UNKNOWN
 from penstock.memory.plan import LayerPlacement, MemoryPlan
@@ -133,7 +133,13 @@ class FakeModel:
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
-        limits = RequestLimits(model_spec(), self.max_model_len, is_context_cut=False, grammars=self.grammars)
+        limits = RequestLimits(
+            model_spec(),
+            self.max_model_len,
+            is_context_cut=False,
+            grammars=self.grammars,
+            beam_room=BeamRoom(self.config.max_num_seqs, PLAN.num_kv_blocks, PLAN.block_size),
+        )
         return limits.validate(request)
 
 
