@@ -15,8 +15,8 @@ from penstock.generation.scheduling.sequence_group import SequenceGroup, branch
 from penstock.generation.sequence import Sequence
 from penstock.text.tokenizer import Tokenizer
 
-#: Lets sequences take the places of a group: Admission.replace().
-Replace = Callable[[SequenceGroup, list[tuple[Sequence, Sequence]]], None]
+#: Admission.replace(): lets other sequences take the places of a group.
+ContinueAs = Callable[[SequenceGroup, list[tuple[Sequence, Sequence]]], None]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class BeamRequest(Request):
     """A search. Its only output comes at its end."""
 
     def __init__(
-        self, sequence: Sequence, tokenizer: Tokenizer, params: BeamParams, replace: Replace
+        self, sequence: Sequence, tokenizer: Tokenizer, params: BeamParams, continue_as: ContinueAs
     ) -> None:
         """Raises RequestFailed if the tokenizer can't take the prompt."""
         super().__init__(sequence, tokenizer)
         self._params = params
-        self._replace = replace
+        self._continue_as = continue_as
         self._group = SequenceGroup(sequence, params.num_beams)
         max_length = sequence.max_total_tokens - sequence.num_prompt_tokens
         self._search = BeamSearch(params, Beam(sequence, self._answer, self._gain), max_length)
@@ -70,36 +70,37 @@ class BeamRequest(Request):
         if not all(map(self._is_computed, self._search.beams)):
             return None
         try:
-            is_over = self._take_round()
+            branches = self._take_round()
         except Exception:  # whatever a tokenizer raises must not cost the other requests
             return self._failed(self._without_text())
-        return self._end() if is_over else None
+        if not self._search.beams:
+            return self._end()
+        self._continue_as(self._group, branches)
+        self.sequence = self._search.beams[0].sequence
+        self._chosen.clear()
+        return None
 
     def _is_computed(self, beam: Beam) -> bool:
-        """A beam that was preempted is computed again, although its proposals are known: its blocks are gone."""
+        """A beam that was preempted is computed again, although its proposals are known: its blocks are
+        gone."""
         return beam.sequence in self._chosen and not beam.sequence.num_pending_tokens
 
-    def _take_round(self) -> bool:
-        """True if the search is over."""
-        parents, chosen = self._search.beams, [self._chosen[beam.sequence] for beam in self._search.beams]
+    def _take_round(self) -> list[tuple[Sequence, Sequence]]:
+        """The next beams. Returns their sequences, each with the one that it goes on from; [] at the search's
+        end."""
+        parents = self._search.beams
+        chosen = [self._chosen[beam.sequence] for beam in parents]
         came_from: dict[Sequence, Sequence] = {}
 
         def extend(candidate: Candidate) -> Beam:
-            parent, token = (
-                parents[candidate.beam],
-                chosen[candidate.beam].proposals[candidate.proposal].token,
-            )
-            beam = parent.extended(token, candidate.total)
+            parent, own = parents[candidate.beam], chosen[candidate.beam].proposals
+            beam = parent.extended(own[candidate.proposal].token, candidate.total)
             came_from[beam.sequence] = parent.sequence
             return beam
 
         proposals = [[proposal.logprob for proposal in each.proposals] for each in chosen]
         beams = self._search.advance(proposals, extend)
-        if beams:
-            self._replace(self._group, [(came_from[beam.sequence], beam.sequence) for beam in beams])
-            self.sequence = beams[0].sequence
-            self._chosen.clear()
-        return not beams
+        return [(came_from[beam.sequence], beam.sequence) for beam in beams]
 
     def _end(self) -> RequestOutput:
         found, num_wanted = self._search.finished, self._params.num_answers

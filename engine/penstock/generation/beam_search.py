@@ -11,6 +11,7 @@ tokens, its end token included, is sum / L ** length_penalty.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
@@ -144,4 +145,4 @@ class BeamSearch(Generic[H]):
         return self._score(living[0].total, length) > self.finished[-1].score
 
     def _score(self, total: float, length: int) -> float:
-        return total / float(length) ** self._params.length_penalty
+        return total / math.pow(length, self._params.length_penalty)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from penstock.errors import InvalidParameter
@@ -124,6 +124,11 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise InvalidParameter(name, f"{name} is {getattr(self, name)!r}; it must be {rule}")
+
+
+def without_draws(advice: Mapping[str, object]) -> dict[str, object]:
+    """A model's own sampling parameters without those of the draw, for a beam search."""
+    return {name: value for name, value in advice.items() if name not in DRAW_PARAMS}
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class RequestLimits:
         if num_left < (wanted or 1):
             raise InvalidParameter(
                 "best_of",
-                f"{beams.num_beams} beams of {num_text} tokens and {wanted or 1} more do not fit together: their "
-                f"keys and values have room for {room.num_kv_blocks * room.block_size} tokens (--kv-tokens, "
-                "--kv-cache-memory). Ask for fewer beams or tokens, or shorten the prompt",
+                f"{beams.num_beams} beams of {num_text} tokens and {wanted or 1} more do not fit together: "
+                f"there is room for keys and values of {room.num_kv_blocks * room.block_size} tokens "
+                "(--kv-tokens, --kv-cache-memory). Ask for fewer beams or tokens, or shorten the prompt",
             )
         if wanted is None:
             wanted = min(num_left, self.max_model_len - num_prompt - self._num_start)
