@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from test_families import dequantized
 from torch import Tensor
 
 from penstock.config import EngineConfig
-from penstock.engine import Engine
+from penstock.engine import Completion, Engine
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.spec import KV_LAYOUTS
 from penstock.text.tokenizer import NoText
 
 VOCAB_SIZE = 160
@@ -40,6 +42,7 @@ Answer = tuple[list[int], float]
 
 @dataclass
 class Pair:
+    folder: Path
     engine: Engine
     #: transformers' model with the dequantized weights
     oracle: Any
@@ -136,7 +139,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         oracle = dequantized(tiny_models.build(request.param, folder), folder)
     config = EngineConfig(max_model_len=96, kv_dtype="float32", max_num_batched_tokens=64)
     with Engine.load(folder, config, tokenizer=NoText()) as engine:
-        yield Pair(engine, oracle, has_encoder)
+        yield Pair(folder, engine, oracle, has_encoder)
 
 
 def params_of(beams: BeamParams, **options: Any) -> SamplingParams:
@@ -161,3 +164,55 @@ def test_answers_and_scores_equal_transformers(pair: Pair) -> None:
 def assert_equal(mine: list[Answer], expected: list[Answer]) -> None:
     assert [tokens for tokens, _ in mine] == [tokens for tokens, _ in expected]
     assert [score for _, score in mine] == pytest.approx([score for _, score in expected], abs=1e-3, rel=2e-4)
+
+
+# ---------------------------------------------------------------- company
+
+
+def requests(dice: random.Random) -> list[GenerationRequest]:
+    """Searches, and drawn answers that are more urgent; some prompts begin alike."""
+    shared, made = [dice.randrange(3, VOCAB_SIZE) for _ in range(33)], list[GenerationRequest]()
+    for number, size in enumerate((33, 17, 16, 1, 30, 33)):
+        prompt = shared[:size] if number % 3 == 0 else [dice.randrange(3, VOCAB_SIZE) for _ in range(size)]
+        params = SamplingParams(seed=number, max_tokens=dice.randint(6, 9), ignore_eos=True, logprobs=2)
+        if number < 3:
+            beams = BeamParams(dice.choice((2, 3, 4)), 2, 1.0, dice.choice((True, False, "never")))
+            # The first search has no end tokens: no search is longer.
+            params = params_of(beams, logprobs=2) if number else SamplingParams(beams=beams, max_tokens=14)
+        made.append(GenerationRequest(prompt, params, str(number), priority=-number))
+    return made
+
+
+def arriving(engine: Engine, asked: list[GenerationRequest]) -> list[Completion]:
+    """One request after the other, some steps apart, and each more urgent than those before."""
+    completions, pending = [Completion() for _ in asked], list(asked)
+    for step in itertools.count():
+        if pending and step % 5 == 0:
+            engine.add(pending.pop(0))
+        for output in engine.step():
+            completions[int(output.request_id)].extend(output)
+        if not (pending or engine.has_work):
+            break
+    return completions
+
+
+@pytest.mark.parametrize("is_caching", [True, False])
+def test_a_search_finds_in_any_company_what_it_finds_alone(pair: Pair, is_caching: bool) -> None:
+    asked = requests(random.Random(int(is_caching)))
+    alone = [pair.engine.generate([each.prompt_token_ids], each.params)[0] for each in asked]
+    # Four beams have room for 48 tokens each, or for 16 each and 48 of an encoded input.
+    num_blocks = 7 if pair.has_encoder else 12
+    config = EngineConfig(
+        max_model_len=64,
+        kv_dtype="float32",
+        max_num_batched_tokens=11,
+        max_num_seqs=6,
+        num_resident_layers=1,
+        enable_prefix_caching=is_caching,
+        kv_cache_bytes=num_blocks * 16 * pair.engine.spec.kv_bytes_per_token(KV_LAYOUTS["float32"]),
+    )
+    with Engine.load(pair.folder, config, tokenizer=NoText()) as engine:
+        together = arriving(engine, asked)
+        assert engine.metrics.num_preemptions, "the cache is too large for this to be tested"
+        assert engine.metrics.kv_blocks_used == 0
+    assert together == alone
