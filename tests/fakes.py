@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from penstock.generation.generation_request import GenerationRequest, SamplingPa
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.request import RequestOutput
-from penstock.generation.request_limits import RequestLimits
+from penstock.generation.request_limits import BeamRoom, RequestLimits
 from penstock.generation.sequence import FinishReason
 from penstock.memory.cost import UNKNOWN
 from penstock.memory.plan import LayerPlacement, MemoryPlan
@@ -133,7 +134,13 @@ class FakeModel:
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
-        limits = RequestLimits(model_spec(), self.max_model_len, is_context_cut=False, grammars=self.grammars)
+        limits = RequestLimits(
+            model_spec(),
+            self.max_model_len,
+            is_context_cut=False,
+            grammars=self.grammars,
+            beam_room=BeamRoom(self.config.max_num_seqs, PLAN.num_kv_blocks, PLAN.block_size),
+        )
         return limits.validate(request)
 
 
@@ -168,6 +175,21 @@ class FakeStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
+        if self.params.beams is None:
+            return await self._next()
+        outputs = [await self._next()]
+        while outputs[-1].finish_reason is None:
+            outputs.append(await self._next())
+        whole = replace(
+            outputs[-1],
+            text="".join(each.text for each in outputs),
+            token_ids=tuple(token_id for each in outputs for token_id in each.token_ids),
+            logprobs=tuple(token for each in outputs for token in each.logprobs),
+            prompt_logprobs=outputs[0].prompt_logprobs,
+        )
+        return replace(whole, others=(whole,) * (self.params.beams.num_answers - 1))
+
+    async def _next(self) -> RequestOutput:
         if self._is_finished:
             raise StopAsyncIteration
         while self._script and not isinstance(self._script[0], str):

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from penstock.config import EngineConfig
     from penstock.engine import Completion, Engine
     from penstock.engine_thread import EngineStatus
+    from penstock.generation.beam_search import BeamParams
     from penstock.generation.generation_request import (
         MAX_LOGPROBS,
         GenerationRequest,
         SamplingParams,
         ValidRequest,
+        without_draws,
     )
     from penstock.generation.grammars.grammar import Grammar
     from penstock.generation.logprobs import TokenLogprobs
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 #: Imported when they are asked for: torch takes a second, and `penstock --help` shall not wait for it.
 _HOMES = {
     "AsyncEngine": "penstock.async_engine",
+    "BeamParams": "penstock.generation.beam_search",
     "Completion": "penstock.engine",
     "Engine": "penstock.engine",
     "EngineConfig": "penstock.config",
@@ -48,10 +51,12 @@ _HOMES = {
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.generation_request",
     "render_chat": "penstock.text.chat",
+    "without_draws": "penstock.generation.generation_request",
 }
 
 __all__ = [
     "AsyncEngine",
+    "BeamParams",
     "Completion",
     "Engine",
     "EngineConfig",
@@ -67,6 +72,7 @@ __all__ = [
     "ValidRequest",
     "Tokenizer",
     "render_chat",
+    "without_draws",
 ]
 
 

@@ -14,7 +14,7 @@ from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.request import RequestOutput
-from penstock.generation.request_limits import RequestLimits
+from penstock.generation.request_limits import BeamRoom, RequestLimits
 from penstock.generation.request_table import RequestTable
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.block_manager import BlockManager
@@ -41,6 +41,17 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    #: Of an answer of a beam search: see RequestOutput.
+    score: float | None = None
+    #: The other answers of a beam search, best first; this one is the best.
+    others: list[Completion] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Completion:
+        """An answer that came in one output."""
+        completion = cls()
+        completion.extend(output)
+        return completion
 
     def extend(self, output: RequestOutput) -> None:
         self.text += output.text
@@ -48,6 +59,7 @@ class Completion:
         self.logprobs += output.logprobs
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.score, self.others = output.score, [Completion.of(other) for other in output.others]
 
 
 class Engine:
@@ -73,7 +85,10 @@ class Engine:
         self.max_model_len = model.max_model_len
         self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
-        self.limits = RequestLimits(model.spec, model.max_model_len, model.is_context_cut, self.grammars)
+        room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
+        self.limits = RequestLimits(
+            model.spec, model.max_model_len, model.is_context_cut, self.grammars, room
+        )
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         self.scheduler = Scheduler(

@@ -20,6 +20,7 @@ PenstockError
 ├── RequestFailed              one request could not be computed; the engine and the other requests go on
 │   ├── ComputationError       the model computed NaN for the request
 │   ├── NoTokenLeft            the request's own parameters leave no token to choose
+│   ├── TooFewAnswers          a beam search found fewer answers than it had to return
 │   ├── QueueTimeout           the request waited for its first step until its time was up
 │   └── DeadlineExceeded       the request's time was up before its answer ended
 ├── StepFailed                 a layer could not be read: the step's requests are lost, the engine goes on
@@ -132,6 +133,17 @@ class NoTokenLeft(RequestFailed):
         names = " and ".join(params) or "its penalties"
         super().__init__(f"{names} leave no token to choose; loosen one of them")
         self.params = tuple(params)
+
+
+class TooFewAnswers(RequestFailed):
+    """A beam search found fewer answers than it had to return: the request's own parameters allow no
+    others."""
+
+    def __init__(self, num_found: int, num_wanted: int) -> None:
+        super().__init__(
+            f"the request allows {num_found} answers, and n asks for {num_wanted}; lower n, or loosen what "
+            "restricts the answers"
+        )
 
 
 class QueueTimeout(RequestFailed):

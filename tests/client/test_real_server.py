@@ -156,6 +156,19 @@ def test_echo_with_log_probabilities(client):
     assert client.result(client.stream_complete("Once upon", **params)).choices == plain.choices
 
 
+def test_a_beam_search(client):
+    """Its answers are the best of what greedy decoding and narrower searches find."""
+    params = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
+    search = {"use_beam_search": True, "best_of": 6, "n": 3}
+    found = client.complete("Once upon", **params, **search)
+    totals = [sum(token.logprob for token in choice.logprobs) for choice in found.choices]
+    greedy = client.complete("Once upon", temperature=0, **params)
+    assert len({choice.text for choice in found.choices}) == 3 and totals == sorted(totals, reverse=True)
+    assert totals[0] >= sum(token.logprob for token in greedy.choices[0].logprobs)
+    assert found.usage.completion_tokens == 24
+    assert client.result(client.stream_complete("Once upon", **params, **search)).choices == found.choices
+
+
 def test_cached_tokens(client):
     prompt = "The same beginning, long enough to fill a block or two, and then some more of it. " * 3
     mine, other = uuid.uuid4().hex, uuid.uuid4().hex

@@ -104,6 +104,7 @@ def some_client(random_: random.Random) -> Client:
         "max_tokens": random_.randint(1, 24),
         "ignore_eos": True,
         "n": random_.choice([1, 1, 1, 2, 3]),
+        "use_beam_search": random_.random() < 0.3,
         "stream": random_.random() < 0.5,
     }
     return Client(body, random_.choice([None, None, 0, 1, 3]))
@@ -177,13 +178,14 @@ async def test_all_end_and_all_is_free(tiny_llama: Path, seed: int) -> None:
 
 
 def count_started(engine: AsyncEngine) -> list[Any]:
-    """Grows by each sequence that the engine takes."""
+    """Grows by each answer that the engine is to give."""
     started: list[Any] = []
     submit = engine.submit
 
     def submit_and_count(*arguments: Any, **keywords: Any) -> Any:
         stream = submit(*arguments, **keywords)
-        started.append(stream)
+        beams = arguments[0].params.beams
+        started.extend([stream] * (1 if beams is None else beams.num_answers))
         return stream
 
     engine.submit = submit_and_count  # type: ignore[method-assign]

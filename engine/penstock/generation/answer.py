@@ -3,8 +3,9 @@ steps."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.generation.chosen import SampledToken
 from penstock.generation.logprobs import TokenLogprobs
@@ -27,6 +28,10 @@ class Gain:
     #: or of a grammar is text.
     has_end_token: bool = False
 
+    def fork(self) -> Gain:
+        """An equal gain, to which other tokens are added."""
+        return replace(self, token_ids=list(self.token_ids), logprobs=list(self.logprobs))
+
 
 class Answer:
     """Appends tokens to a sequence and makes text of them."""
@@ -42,6 +47,12 @@ class Answer:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
+
+    def fork(self, sequence: Sequence) -> Answer:
+        """The same answer as that of another sequence, which has the same tokens and goes on otherwise."""
+        other = copy.copy(self)
+        other._sequence, other._detokenizer = sequence, self._detokenizer.fork()
+        return other
 
     def begin(self) -> Gain:
         """Tokens that the grammar forces before anything is computed: they are computed together with the
@@ -77,10 +88,10 @@ class Answer:
         """The token that must come next, which the sampler would choose as well.
 
         Log-probabilities of a token take its logits, which nobody computes for a forced token. Where they are
-        asked for, all tokens are sampled.
+        asked for, all tokens are sampled. A beam search asks for them, too.
         """
         sequence, params = self._sequence, self._sequence.params
-        if sequence.matcher is None or params.logprobs is not None:
+        if sequence.matcher is None or params.logprobs is not None or params.beams is not None:
             return None
         if params.bad_words or params.no_repeat_ngram_size or params.allowed_token_ids is not None:
             return None

@@ -15,6 +15,15 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
+class ProposedToken(NamedTuple):
+    """A token that may follow a beam."""
+
+    token: SampledToken
+    #: The log-probability by which tokens are compared: after bias, penalties and everything that forbids
+    #: tokens.
+    logprob: float
+
+
 class Chosen(NamedTuple):
     """What was chosen for one sequence in one step. The class is a tuple, since each step makes one for each
     sequence."""
@@ -26,6 +35,8 @@ class Chosen(NamedTuple):
     scores: tuple[TokenLogprobs, ...] = ()
     #: Why no token could be chosen.
     error: RequestFailed | None = None
+    #: What may follow a beam, likeliest first. Only for sequences of a beam search, which have no `tokens`.
+    proposals: tuple[ProposedToken, ...] = ()
 
     @property
     def num_accepted(self) -> int:

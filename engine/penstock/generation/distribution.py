@@ -16,13 +16,29 @@ FIRST_CANDIDATES = 1024
 
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
     """Natural log-probabilities of the chosen and the likeliest tokens; logits [vocab_size]."""
+    return rival_logprobs(logits, [token_id], num_top)[0]
+
+
+def rival_logprobs(logits: Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprobs]:
+    """The same for several tokens, of which each might be the chosen one."""
     # The sum is in float64: a float32 sum over a large vocabulary is off by more than 1e-5.
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
     # Logits have the same order as log-probabilities, and float32 is sorted several times as fast.
     _, ids = _sorted(logits, min(num_top, len(logits)))
     top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
-    rank = 1 + int((logits > logits[token_id]).sum())
-    return TokenLogprobs(token_id, float(logprobs[token_id]), top, rank)
+    return [
+        TokenLogprobs(token_id, float(logprobs[token_id]), top, 1 + int((logits > logits[token_id]).sum()))
+        for token_id in token_ids
+    ]
+
+
+def likeliest(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens that are possible at all, with their log-probabilities, likeliest first.
+    Of equally likely tokens the lower id comes first. logprobs: [vocab_size]"""
+    values, ids = _sorted(logprobs, count)
+    return [
+        (id_, value) for id_, value in zip(ids.tolist(), values.tolist(), strict=True) if value > -math.inf
+    ]
 
 
 def draw(logits: Tensor, params: SamplingParams, u: float) -> int:

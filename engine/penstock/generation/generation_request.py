@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from penstock.errors import InvalidParameter
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.grammars.grammar import Grammar
 
 MAX_LOGPROBS = 20
+#: Parameters of the draw, and their values that change nothing. A beam search draws nothing.
+DRAW_PARAMS = {"temperature": (0, 1), "top_k": (0, -1), "top_p": (1,), "min_p": (0,)}
 
 _unique = itertools.count()
 
@@ -70,6 +73,10 @@ class SamplingParams:
     #: others.
     bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    #: Search for the best answers, in place of choosing each token for good. Bias, penalties and what forbids
+    #: tokens act on log-probabilities then, which are not scaled anew, as in transformers. The answers come
+    #: with the last output.
+    beams: BeamParams | None = None
 
     def __post_init__(self) -> None:
         self._check("temperature", 0 <= self.temperature <= 100, "at least 0 (and finite)")
@@ -100,6 +107,11 @@ class SamplingParams:
             if (count := getattr(self, name)) is not None:
                 self._check(name, 0 <= count <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
         self._check_token_ids()
+        if self.beams is not None:
+            for name, values in DRAW_PARAMS.items():
+                rule = f"{' or '.join(map(str, values))} in a beam search, which draws nothing"
+                self._check(name, getattr(self, name) in values, rule)
+            self._check("max_tokens", self.max_tokens != 0, "at least 1 in a beam search")
 
     def _check_token_ids(self) -> None:
         allowed = self.allowed_token_ids
@@ -112,6 +124,11 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise InvalidParameter(name, f"{name} is {getattr(self, name)!r}; it must be {rule}")
+
+
+def without_draws(advice: Mapping[str, object]) -> dict[str, object]:
+    """A model's own sampling parameters without those of the draw, for a beam search."""
+    return {name: value for name, value in advice.items() if name not in DRAW_PARAMS}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+PromptLogprobs = tuple[TokenLogprobs | None, ...] | None
+
+NAN_IN_PROMPT = "the model computed NaN for a token of the prompt"
 NO_TEXT = "the tokenizer failed on the request's token ids; the log says how"
 
 
@@ -52,6 +55,11 @@ class RequestOutput:
     num_preemptions: int = 0
     #: New tokens that a grammar forced. Nobody computed logits for them.
     num_forced_tokens: int = 0
+    #: Of an answer of a beam search: the sum of its tokens' log-probabilities, divided by
+    #: length ** length_penalty.
+    score: float | None = None
+    #: The other answers of a beam search, best first; this one is the best.
+    others: tuple[RequestOutput, ...] = ()
 
 
 class Request:
@@ -78,24 +86,24 @@ class Request:
         """A step of the request begins; `now` is on the monotonic clock."""
         self._started = self._started or now
 
-    def advance(self, chosen: Chosen) -> RequestOutput:
+    def advance(self, sequence: Sequence, chosen: Chosen) -> RequestOutput | None:
         """Append the tokens of a step and those that the grammar forces after them, until the answer ends,
-        and say what was gained."""
+        and say what was gained. None: there is nothing to tell yet. sequence: the one for which the step
+        chose."""
         if chosen.error is not None:
             return self._failed(chosen.error)
-        prompt_logprobs, self._has_told_prompt = self._prompt_logprobs(), True
-        if any(math.isnan(each.logprob) for each in prompt_logprobs or () if each):
-            return self._failed(ComputationError("the model computed NaN for a token of the prompt"))
+        prompt_logprobs = self._prompt_logprobs()
+        if has_nan(prompt_logprobs):
+            return self._failed(ComputationError(NAN_IN_PROMPT))
         gain, self._gain = self._gain, Gain()
-        if self.sequence.num_tokens >= self.sequence.max_total_tokens:  # no answer was asked for
+        if sequence.num_tokens >= sequence.max_total_tokens:  # no answer was asked for
             gain.finish_reason = FinishReason.LENGTH
-            return self._output(gain, prompt_logprobs)
+            return self._output(sequence, gain, prompt_logprobs)
         try:
             self._answer.extend(chosen.tokens, gain)
         except Exception:  # whatever a tokenizer raises must not cost the other requests
-            logger.exception("the text of request %s could not be made", self.request_id)
-            return self._failed(RequestFailed(NO_TEXT))
-        return self._output(gain, prompt_logprobs)
+            return self._failed(self._without_text())
+        return self._output(sequence, gain, prompt_logprobs)
 
     def expire(self, now: float) -> RequestOutput | None:
         """What the caller is told if the request's time is up."""
@@ -111,28 +119,34 @@ class Request:
             )
         return None
 
-    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+    def _prompt_logprobs(self) -> PromptLogprobs:
         """Log-probabilities for the first output. No other output has them."""
         scores = self.sequence.prompt_scores
         if scores is None or self.sequence.params.prompt_logprobs is None or self._has_told_prompt:
             return None
+        self._has_told_prompt = True
         return tuple(scores.known)
 
-    def _output(self, gain: Gain, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> RequestOutput:
+    def _without_text(self) -> RequestFailed:
+        """The error of a request whose tokenizer has just raised something."""
+        logger.exception("the text of request %s could not be made", self.request_id)
+        return RequestFailed(NO_TEXT)
+
+    def _output(self, sequence: Sequence, gain: Gain, prompt_logprobs: PromptLogprobs) -> RequestOutput:
         return RequestOutput(
             self.request_id,
             gain.text,
             tuple(gain.token_ids),
             tuple(gain.logprobs),
-            self.sequence.num_input_tokens,
-            self.sequence.num_output_tokens,
+            sequence.num_input_tokens,
+            sequence.num_output_tokens,
             gain.finish_reason,
             gain.stop_reason,
             gain.has_end_token,
             started=self._started,
             prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=self.sequence.num_cached_tokens,
-            num_preemptions=self.sequence.num_preemptions,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_preemptions=sequence.num_preemptions,
             num_forced_tokens=gain.num_forced,
         )
 
@@ -142,3 +156,7 @@ class Request:
         return RequestOutput(
             self.request_id, "", (), (), num_prompt, num_output, reason, error=error, started=self._started
         )
+
+
+def has_nan(prompt_logprobs: PromptLogprobs) -> bool:
+    return any(math.isnan(each.logprob) for each in prompt_logprobs or () if each)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from penstock.errors import ContextOverflow, InvalidParameter
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.spec import ModelSpec
@@ -10,14 +13,37 @@ from penstock.spec import ModelSpec
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 
 
+@dataclass(frozen=True)
+class BeamRoom:
+    """What bounds the beams of one search."""
+
+    #: Sequences of a step.
+    max_num_seqs: int
+    num_kv_blocks: int
+    #: Tokens of a block.
+    block_size: int
+
+    def longest(self, num_beams: int, num_encoded: int) -> int:
+        """The most tokens of each beam's text, if the beams share no block of their texts. They do share
+        blocks, but not for certain: beams that were preempted may be computed side by side."""
+        num_left = self.num_kv_blocks - -(-num_encoded // self.block_size)
+        return max(0, num_left) // num_beams * self.block_size
+
+
 class RequestLimits:
     """The bounds that a model and its memory set to every request. Safe to use from any thread."""
 
     def __init__(
-        self, spec: ModelSpec, max_model_len: int, is_context_cut: bool, grammars: GrammarCompiler
+        self,
+        spec: ModelSpec,
+        max_model_len: int,
+        is_context_cut: bool,
+        grammars: GrammarCompiler,
+        beam_room: BeamRoom,
     ) -> None:
         """max_model_len: tokens of a prompt and its answer together. is_context_cut: the KV cache sets
         max_model_len, since the cache is smaller than the model's context."""
+        self._beam_room = beam_room
         self.vocab_size = spec.vocab_size
         self._has_encoder = spec.has_encoder
         self._num_start = len(spec.decoder_start)
@@ -27,7 +53,8 @@ class RequestLimits:
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         """The request as one that can be computed. A ValidRequest is not checked again. A grammar that was
-        not seen before is compiled, which may take a while.
+        not seen before is compiled, which may take a while. A beam search without max_tokens gets as many as
+        all its beams have room for.
 
         Raises InvalidParameter and ContextOverflow.
         """
@@ -44,7 +71,32 @@ class RequestLimits:
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
         self._check_length(len(request.prompt_token_ids), request.params.max_tokens)
+        if request.params.beams is not None:
+            request = self._with_room(request, request.params.beams)
         return ValidRequest.of(request)
+
+    def _with_room(self, request: GenerationRequest, beams: BeamParams) -> GenerationRequest:
+        """The request of a search with max_tokens. Raises InvalidParameter if the beams have no room."""
+        room, num_prompt = self._beam_room, len(request.prompt_token_ids)
+        if beams.num_beams > room.max_num_seqs:
+            raise InvalidParameter(
+                "best_of",
+                f"{beams.num_beams} beams are asked for; a step has {room.max_num_seqs} sequences at most "
+                "(--max-num-seqs)",
+            )
+        num_encoded, num_text = (num_prompt, self._num_start) if self._has_encoder else (0, num_prompt)
+        num_left = room.longest(beams.num_beams, num_encoded) - num_text
+        wanted = request.params.max_tokens
+        if num_left < (wanted or 1):
+            raise InvalidParameter(
+                "best_of",
+                f"{beams.num_beams} beams of {num_text} tokens and {wanted or 1} more do not fit together: "
+                f"there is room for keys and values of {room.num_kv_blocks * room.block_size} tokens "
+                "(--kv-tokens, --kv-cache-memory). Ask for fewer beams or tokens, or shorten the prompt",
+            )
+        if wanted is None:
+            wanted = min(num_left, self.max_model_len - num_prompt - self._num_start)
+        return replace(request, params=replace(request.params, max_tokens=wanted))
 
     def _check_prompt(self, request: GenerationRequest) -> None:
         token_ids = request.prompt_token_ids

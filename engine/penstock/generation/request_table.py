@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container
 
 from penstock.errors import CheckpointError, InvalidParameter, StepFailed
+from penstock.generation.beam_request import BeamRequest
 from penstock.generation.chosen import Chosen
 from penstock.generation.generation_request import ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
@@ -50,8 +51,15 @@ class RequestTable:
             limit += len(self._decoder_start) - len(request.prompt_token_ids)
         sequence = Sequence(self._num_added, request, limit, matcher, decoder_start=self._decoder_start)
         self._num_added += 1
-        self._requests[request.request_id] = Request(sequence, self._tokenizer)
+        self._requests[request.request_id] = self._request(sequence)
         self._scheduler.add(sequence)
+
+    def _request(self, sequence: Sequence) -> Request:
+        if sequence.params.beams is None:
+            return Request(sequence, self._tokenizer)
+        return BeamRequest(
+            sequence, self._tokenizer, sequence.params.beams, self._scheduler.admission.replace
+        )
 
     def end(self, request_id: str, reason: FinishReason) -> None:
         """Drop a request and free its blocks. An unknown (or finished) id is ignored."""
@@ -79,7 +87,11 @@ class RequestTable:
         """The outputs of a step. A request whose answer has ended is dropped."""
         outputs = []
         for sequence, chosen in gained:
-            output = self._requests[sequence.request.request_id].advance(chosen)
+            request = self._requests.get(sequence.request.request_id)
+            # A search that has failed at another of its beams is gone already.
+            output = None if request is None else request.advance(sequence, chosen)
+            if output is None:
+                continue
             outputs.append(output)
             if output.finish_reason is not None:
                 self.end(output.request_id, output.finish_reason)
@@ -88,7 +100,7 @@ class RequestTable:
     def fail(self, batch: Batch, error: CheckpointError) -> StepFailed:
         """End the requests of a step that can't be computed."""
         self._scheduler.rollback(batch)
-        ids = [item.sequence.request.request_id for item in batch.scheduled]
+        ids = list(dict.fromkeys(item.sequence.request.request_id for item in batch.scheduled))
         for request_id in ids:
             self.end(request_id, FinishReason.ERROR)
         return StepFailed(ids, str(error))

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
-from penstock.generation.chosen import NOTHING, Chosen, SampledToken
-from penstock.generation.distribution import draw, token_logprobs, uniform
+from penstock.generation.beam_search import BeamParams
+from penstock.generation.chosen import NOTHING, Chosen, ProposedToken, SampledToken
+from penstock.generation.distribution import draw, likeliest, rival_logprobs, token_logprobs, uniform
 from penstock.generation.generation_request import SamplingParams
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -62,6 +63,8 @@ class Sampler:
             return self._verify(item, islice(rows, 1 + len(item.drafts)), scores)
         if not item.is_sampled:
             return Chosen((), scores) if scores else NOTHING
+        if sequence.params.beams is not None:
+            return self._propose(next(rows), sequence, sequence.params.beams, scores)
         token = self._sample_row(next(rows), sequence, sequence.matcher)
         return Chosen((token,), scores) if isinstance(token, SampledToken) else Chosen((), scores, token)
 
@@ -91,6 +94,34 @@ class Sampler:
         for _ in rows:  # the other rows follow a token that was not chosen
             pass
         return Chosen(tuple(tokens), scores, error)
+
+    def _propose(
+        self, row: Row, sequence: Sequence, beams: BeamParams, scores: tuple[TokenLogprobs, ...]
+    ) -> Chosen:
+        """The likeliest tokens after a beam. With one token more than beams for each end token, no end token
+        keeps a beam from the next round; as many again are for stop strings and grammars, which end answers,
+        too."""
+        logits, largest, _ = row
+        if not math.isfinite(largest):
+            return Chosen((), scores, _no_number(largest))
+        params, matcher, num_output = sequence.params, sequence.matcher, sequence.num_output_tokens
+        logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
+        if needs_adjusting(params, num_output, matcher):
+            logprobs = self._adjust(logprobs, params, sequence.token_ids, num_output, matcher)
+        num_ends = len(self._eos_token_ids | set(params.stop_token_ids))
+        found = likeliest(logprobs, 2 * beams.num_beams + num_ends)
+        if not found or (matcher and matcher.error):
+            return Chosen((), scores, _no_choice(params, num_output, matcher))
+        told: list[TokenLogprobs] | list[None] = [None] * len(found)
+        if params.logprobs is not None:
+            told = rival_logprobs(logits, [token_id for token_id, _ in found], params.logprobs)
+        proposals = zip(found, told, strict=True)
+        return Chosen(
+            (),
+            scores,
+            None,
+            tuple(ProposedToken(SampledToken(id_, own), value) for (id_, value), own in proposals),
+        )
 
     def _sample_row(
         self, row: Row, sequence: Sequence, matcher: Matcher | None, accepted: tuple[int, ...] = ()

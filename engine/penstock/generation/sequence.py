@@ -13,6 +13,7 @@ from penstock.generation.logprobs import PromptScores
 
 if TYPE_CHECKING:
     from penstock.generation.grammars.grammar_matcher import Matcher
+    from penstock.generation.scheduling.sequence_group import SequenceGroup
 
 
 class FinishReason(enum.Enum):
@@ -79,6 +80,8 @@ class Sequence:
         #: What was computed has been dropped at some time: restart().
         self.was_preempted = False
         self.finish_reason: FinishReason | None = None
+        #: Sequences that run and wait together with this one; None where it is alone.
+        self.group: SequenceGroup | None = None
 
         # The block manager changes these.
         self.block_table = list(block_table)

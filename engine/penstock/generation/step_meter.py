@@ -60,7 +60,7 @@ class StepMeter:
             duration_s=time.perf_counter() - self._began_s,
             num_tokens=num_tokens,
             num_seqs=len(batch.scheduled),
-            num_sampled=sum(len(output.token_ids) for output in outputs),
+            num_sampled=sum(len(each.token_ids) for output in outputs for each in (output, *output.others)),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
             streamed_bytes=self._streamer.tiers.streamed_bytes - self._streamed_bytes,
             stall_s=self._streamer.stall_s - self._stall_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 
@@ -44,6 +45,12 @@ class Detokenizer:
         self._held = ""
         #: The stop string that ended the answer.
         self.stopped_by: str | None = None
+
+    def fork(self) -> Detokenizer:
+        """A detokenizer of the same tokens, to which others are added."""
+        other = copy.copy(self)
+        other._token_ids = list(self._token_ids)
+        return other
 
     def add(self, token_id: int) -> str:
         """The text that this token makes certain; "" after a stop string."""

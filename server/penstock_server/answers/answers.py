@@ -12,12 +12,14 @@ from penstock import (
     FinishReason,
     GenerationRequest,
     RequestOutput,
-    RequestStream,
     SamplingParams,
     TokenLogprobs,
+    ValidRequest,
 )
 from penstock.errors import EngineDead, EngineStopped, PenstockError, QueueFull
+from penstock_server.answers.ranked_stream import OutputStream, RankedStream, Search
 from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.protocol.answer_bodies import Usage
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 from penstock_server.telemetry.request_info import current_request
@@ -28,7 +30,7 @@ class Answer:
 
     def __init__(
         self,
-        stream: RequestStream,
+        stream: OutputStream,
         timer: AnswerTimer,
         tells_end_token: bool,
         scorer: Answer | None = None,
@@ -109,9 +111,11 @@ class Answers:
         tells_end_token: bool = False,
         ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
     ) -> None:
-        """Starts one sequence for each prompt and each element of `params`. If one cannot start, none does.
+        """Starts one sequence for each prompt and each element of `params`, or one beam search for each
+        prompt. If one cannot start, none does.
 
-        params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs.
+        params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
+            those of a beam search are equal.
         priority, cache_salt: see GenerationRequest.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
@@ -138,8 +142,7 @@ class Answers:
                     prompt, params[0], priority=priority, cache_salt=cache_salt, **options
                 )
                 valid = loaded.validate(asked)
-                for number, each in enumerate(params):
-                    stream = loaded.submit(valid.choice(each) if number else valid)
+                for each, stream in zip(params, _streams(loaded, valid, params), strict=True):
                     tells_end = tells_end_token or each.include_stop_str_in_output
                     answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
                     if each.prompt_logprobs is not None:
@@ -205,3 +208,16 @@ class Answers:
         for answer in self._answers:
             answer.stream.abort()
             answer.timer.close("abort")
+
+
+def _streams(
+    loaded: LoadedEngine, first: ValidRequest, params: Sequence[SamplingParams]
+) -> Iterator[OutputStream]:
+    """A stream for each answer to a prompt. Each request begins when its stream is asked for."""
+    if first.params.beams is not None:
+        search = Search(loaded.submit(first))
+        yield from (RankedStream(search, rank) for rank in range(len(params)))
+        return
+    yield loaded.submit(first)
+    for each in params[1:]:
+        yield loaded.submit(first.choice(each))

@@ -73,6 +73,7 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="text to continue; without it: standard input")
     _add_sampling(parser)
+    _add_beams(parser)
     add_flags(parser, "generate")
 
 
@@ -101,6 +102,18 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--stop", action="append", metavar="TEXT", help="the answer ends before TEXT; may be repeated"
     )
+
+
+def _add_beams(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("beam search", "The answer is printed when the search has ended.")
+    section.add_argument("--num-beams", type=int, metavar="N", help="search for the best answer with N beams")
+    section.add_argument(
+        "--length-penalty", type=float, metavar="P", help="above 0: favour long answers; default: 1"
+    )
+    section.add_argument(
+        "--early-stopping", choices=("false", "true", "never"),
+        help="true: end with N whole answers; never: go on while a better one is possible; default: false",
+    )  # fmt: skip
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock import Engine, GenerationRequest, SamplingParams, render_chat
-from penstock.errors import RequestError
+from penstock import BeamParams, Engine, GenerationRequest, SamplingParams, render_chat, without_draws
+from penstock.errors import ConfigError, RequestError
 from penstock_server.facade.loading import load_engine
 from penstock_server.settings.settings import Settings
 
@@ -91,12 +91,29 @@ def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that are on the command line."""
     given = {name: getattr(options, name) for name in _SAMPLING_FLAGS}
     flags = {name: value for name, value in given.items() if value is not None}
+    beams = beam_params(options)
+    flags |= {"beams": beams} if beams is not None else {}
     return flags | ({"stop": tuple(options.stop)} if options.stop else {})
+
+
+def beam_params(options: argparse.Namespace) -> BeamParams | None:
+    """The beam search that the command line asks for. `chat` has no flags for one."""
+    num_beams, penalty, stopping = (
+        getattr(options, name, None) for name in ("num_beams", "length_penalty", "early_stopping")
+    )
+    if num_beams is None:
+        if penalty is not None or stopping is not None:
+            raise ConfigError("--length-penalty and --early-stopping need a beam search: add --num-beams N")
+        return None
+    penalty = 1.0 if penalty is None else penalty
+    return BeamParams(num_beams, 1, penalty, "never" if stopping == "never" else stopping == "true")
 
 
 def sampling_params(engine: Engine, flags: dict[str, Any]) -> SamplingParams:
     """The parameters of the flags; the model's own defaults for all others."""
     advice: dict[str, Any] = engine.default_sampling
+    if "beams" in flags:
+        advice = without_draws(advice)
     return SamplingParams(**(advice | flags))
 
 

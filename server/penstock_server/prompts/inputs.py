@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock import Grammar, SamplingParams, Tokenizer, render_chat
+from penstock import Grammar, SamplingParams, Tokenizer, render_chat, without_draws
 from penstock.errors import ContextOverflow
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.conversation import Call, Conversation, Turn
@@ -183,11 +183,11 @@ def sampling_params(
     grammar: Grammar | None = None,
 ) -> SamplingParams:
     """The parameters of the first choice. A field that the request leaves open has its value in `defaults`,
-    or else the default of SamplingParams.
+    or else the default of SamplingParams. A beam search takes no parameters of the draw from `defaults`.
 
     Raises InvalidParameter, or 400 for a key of logit_bias that is no token id.
     """
-    values: dict[str, Any] = dict(defaults)
+    values: dict[str, Any] = dict(defaults) if body.beams is None else without_draws(defaults)
     for name in _SAMPLING_FIELDS:
         if (value := getattr(body, name)) is not None:
             values[name] = value
@@ -202,12 +202,15 @@ def sampling_params(
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         bad_words=bad_words,
         grammar=grammar,
+        beams=body.beams,
     )
 
 
 def choices(params: SamplingParams, number: int) -> list[SamplingParams]:
     """The parameters of each choice: choice i has the seed `seed + i`. Only the first choice scores the
-    prompt, for all of them."""
+    prompt, for all of them. All answers of a beam search have the same parameters."""
+    if params.beams is not None:
+        return [params] * number
     others = replace(params, prompt_logprobs=None)
     if params.seed is None:
         return [params] + [others] * (number - 1)

@@ -32,6 +32,7 @@ from penstock.errors import (
     RequestError,
     RequestFailed,
     StepFailed,
+    TooFewAnswers,
 )
 
 logger = logging.getLogger(__name__)
@@ -175,6 +176,8 @@ def api_error(error: Exception) -> ApiError:
             param = next((name for name in error.params if " " not in name), None)
             message = f"This request contradicts itself: {error}."
             return ApiError(400, message, code="invalid_value", param=param)
+        case TooFewAnswers():
+            return ApiError(400, f"This request can't be answered: {error}.", code="invalid_value", param="n")
         case RequestFailed():
             message = f"This request could not be computed: {error}."
             return ApiError(500, message, code="request_failed", headers={"X-Should-Retry": "false"})

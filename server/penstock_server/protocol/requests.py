@@ -24,14 +24,13 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
     model_validator,
 )
 
-from penstock import MAX_LOGPROBS
+from penstock import MAX_LOGPROBS, BeamParams
 from penstock_server.protocol.conversation import Conversation, template_kwargs, wrong_call
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.output_formats import (
@@ -50,7 +49,6 @@ from penstock_server.protocol.tools import (
 from penstock_server.protocol.wire import (
     MAX_INT,
     Count,
-    Only,
     OnlyFalse,
     OnlyTrue,
     PositiveCount,
@@ -122,9 +120,6 @@ class SamplingFields(Wire):
         None, description="Texts that the answer must not hold."
     )
     spaces_between_special_tokens: OnlyTrue = None
-    use_beam_search: OnlyFalse = None
-    early_stopping: OnlyFalse = None
-    length_penalty: Annotated[float | None, BeforeValidator(Only(1.0, 1))] = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -134,6 +129,11 @@ class SamplingFields(Wire):
     def num_choices(self) -> int:
         """Answers to each prompt."""
         return 1
+
+    @property
+    def beams(self) -> BeamParams | None:
+        """How to search for the answers; None: they are not searched for. Raises InvalidParameter."""
+        return None
 
 
 class GenerationFields(SamplingFields):
@@ -164,6 +164,19 @@ class GenerationFields(SamplingFields):
     priority: Priority | None = Field(None, description="Lower runs earlier.")
     cache_salt: CacheSalt | None = Field(
         None, description="Only prompts with the same salt share computed keys and values."
+    )
+
+    use_beam_search: bool | None = Field(
+        None, description="Search for the n best answers with best_of beams; they come at the end."
+    )
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
+        None, description="The number of beams; n if null. Without use_beam_search it must equal n."
+    )
+    length_penalty: float | None = Field(
+        None, description="An answer's score is its log-probability / length ** length_penalty; 1 if null."
+    )
+    early_stopping: bool | Literal["never"] | None = Field(
+        None, description="When a search ends, as in transformers; false if null."
     )
 
     truncation_side: Literal["left", "right"] | None = Field(
@@ -204,6 +217,18 @@ class GenerationFields(SamplingFields):
         return self
 
     @model_validator(mode="after")
+    def _check_beams(self) -> GenerationFields:
+        if self.use_beam_search:
+            if self.best_of is not None and self.best_of < self.num_choices:
+                raise invalid("best_of", f"must be at least n, which is {self.num_choices}")
+            return self
+        neutral = {"best_of": self.num_choices, "length_penalty": 1, "early_stopping": False}
+        for name, value in neutral.items():
+            if getattr(self, name) not in (None, value):
+                raise invalid(name, f"without use_beam_search only {str(value).lower()} is allowed")
+        return self
+
+    @model_validator(mode="after")
     def _check_one_grammar(self) -> GenerationFields:
         form = None if isinstance(self.response_format, TextFormat) else self.response_format
         demands = {
@@ -228,6 +253,14 @@ class GenerationFields(SamplingFields):
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def beams(self) -> BeamParams | None:
+        if not self.use_beam_search:
+            return None
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        num_beams = self.best_of or self.num_choices
+        return BeamParams(num_beams, self.num_choices, penalty, self.early_stopping or False)
 
     @property
     def answer_tokens(self) -> int | None:
@@ -260,7 +293,6 @@ class CompletionRequest(GenerationFields):
     prompt: Prompt = Field(description="Text or token ids; a list of either is several prompts.")
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: int | None = Field(None, description="Accepted only if it equals n.")
     add_special_tokens: bool | None = Field(
         None, description="Add special tokens, such as a BOS token, to a text; true if null."
     )
@@ -268,8 +300,6 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> CompletionRequest:
-        if self.best_of not in (None, self.num_choices):
-            raise invalid("best_of", "not supported by this server, unless it equals n")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise invalid("max_tokens", "0 asks for no answer; only allowed with echo or prompt_logprobs")
         return self

@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
-from penstock.errors import EngineDead, QueueFull
+from penstock.errors import EngineDead, QueueFull, TooFewAnswers
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.generation_request import SamplingParams, ValidRequest
 from penstock_server.answers.formats import ChatFormat
 from penstock_server.answers.responses_format import ResponsesFormat
@@ -494,6 +495,49 @@ def test_words_and_tokens_arrive_at_the_engine(
     assert stream.params.allowed_token_ids == (72, 101) and stream.params.no_repeat_ngram_size == 2
     refused = send(client, allowed_token_ids=[257])
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "allowed_token_ids")
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_a_beam_search_is_one_request_for_all_its_answers(
+    client: TestClient, engine: FakeAsyncEngine, send: Any
+) -> None:
+    fields = {"use_beam_search": True, "n": 2, "best_of": 5, "length_penalty": 2.0, "early_stopping": "never"}
+    whole = send(client, **fields).json()
+    (stream,) = engine.streams
+    assert stream.params.beams == BeamParams(5, 2, 2.0, "never")
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+    assert [choice["finish_reason"] for choice in whole["choices"]] == ["stop", "stop"]
+    # Tokens that are returned count; a prompt counts once.
+    one = send(client).json()["usage"]
+    assert whole["usage"]["prompt_tokens"] == one["prompt_tokens"]
+    assert whole["usage"]["completion_tokens"] == 2 * one["completion_tokens"]
+    *chunks, usage, done = sse_events(
+        send(client, **fields, stream=True, stream_options={"include_usage": True}).text
+    )
+    assert done == "[DONE]" and usage["usage"] == whole["usage"]
+    ends = [choice["index"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+    assert sorted(ends) == [0, 1]
+
+
+@pytest.mark.parametrize("send", [chat, complete])
+def test_what_a_beam_search_does_not_take_is_a_400_with_its_name(client: TestClient, send: Any) -> None:
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"temperature": 0.5}, "temperature"),
+        ({"top_p": 0.5}, "top_p"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 128}, "best_of"),
+        ({"length_penalty": 11}, "length_penalty"),
+    ]
+    for fields, param in refusals:
+        answer = send(client, use_beam_search=True, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields
+
+
+def test_a_search_that_finds_too_few_answers_is_a_400(make_client: MakeClient) -> None:
+    engine = FakeAsyncEngine(lambda prompt, params: [TooFewAnswers(2, 3)])
+    answer = complete(make_client(engine), use_beam_search=True, n=3)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert "allows 2 answers" in answer.json()["error"]["message"]
 
 
 def test_a_prompt_may_be_cut(client: TestClient, engine: FakeAsyncEngine) -> None:

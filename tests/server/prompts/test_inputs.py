@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fakes import FakeModel, model_of
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.prompts.inputs import (
@@ -155,6 +156,22 @@ def test_every_sampling_field_arrives() -> None:
 def test_request_wins_over_the_models_defaults_over_ours() -> None:
     found = params({"temperature": 0.6, "top_k": 20}, temperature=0)
     assert (found.temperature, found.top_k, found.top_p) == (0, 20, 1.0)
+
+
+def test_a_beam_search_draws_nothing() -> None:
+    advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}
+    found = params(advice, use_beam_search=True, n=3)
+    assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (1.0, 0, 1.0, 1.1)
+    assert found.beams == BeamParams(3, 3)
+    assert choices(found, 3) == [found] * 3
+    for name, value in {"temperature": 0.7, "top_k": 5, "top_p": 0.5, "min_p": 0.1}.items():
+        with pytest.raises(InvalidParameter) as refused:
+            params(use_beam_search=True, **{name: value})
+        assert refused.value.param == name
+    with pytest.raises(InvalidParameter) as refused:
+        params(use_beam_search=True, length_penalty=99.0)
+    assert refused.value.param == "length_penalty"
+    assert params(use_beam_search=True, temperature=0, top_k=-1, seed=4).beams == BeamParams(1)
 
 
 def test_choices_have_seeds_of_their_own_and_the_first_scores_the_prompt() -> None:

@@ -10,6 +10,7 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_completion_create_params
 from pydantic import ValidationError
 
+from penstock.generation.beam_search import BeamParams
 from penstock_server.protocol import requests as protocol
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 
@@ -57,7 +58,6 @@ def test_what_chat_does_not_support_is_refused_by_name(name: str, value: Any) ->
 
 def test_what_completions_do_not_support_is_refused_by_name() -> None:
     assert refused(completion, suffix="end")["loc"] == ("suffix",)
-    assert refused(completion, best_of=3)["param"] == "best_of"
 
 
 def test_empty_values_of_unsupported_fields_are_accepted() -> None:
@@ -114,8 +114,11 @@ def test_null_counts_as_absent() -> None:
         ("priority", 2**63),
         ("cache_salt", ""),
         ("spaces_between_special_tokens", False),
-        ("use_beam_search", True),
-        ("length_penalty", 0.5),
+        ("use_beam_search", 1),
+        ("best_of", 0),
+        ("best_of", protocol.MAX_N + 1),
+        ("length_penalty", "1"),
+        ("early_stopping", "ever"),
         ("temperature", "hot"),
         ("temperature", math.nan),
         ("top_p", math.inf),
@@ -239,8 +242,26 @@ def test_what_does_not_go_with_a_stream(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [chat, completion])
 def test_values_that_change_nothing_are_accepted(make: Any) -> None:
-    make(spaces_between_special_tokens=True, use_beam_search=False, length_penalty=1.0)
-    assert refused(make, use_beam_search=0)["loc"] == ("use_beam_search",)
+    make(spaces_between_special_tokens=True, use_beam_search=False, length_penalty=1.0, early_stopping=False)
+    assert refused(make, use_beam_search=0)["loc"][0] == "use_beam_search"
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_fields_of_a_beam_search_need_one(make: Any) -> None:
+    for fields in (
+        {"best_of": 3},
+        {"length_penalty": 0.5},
+        {"early_stopping": True},
+        {"early_stopping": "never"},
+    ):
+        assert refused(make, **fields)["param"] == next(iter(fields))
+        assert make(use_beam_search=True, **fields).beams is not None
+    assert make(best_of=2, n=2).beams is None
+    assert refused(make, use_beam_search=True, n=4, best_of=3)["param"] == "best_of"
+    assert make(use_beam_search=True, n=4).beams == BeamParams(4, 4)
+    wanted = BeamParams(6, 2, -0.5, "never")
+    fields = {"n": 2, "best_of": 6, "length_penalty": -0.5, "early_stopping": "never"}
+    assert make(use_beam_search=True, **fields).beams == wanted
 
 
 @pytest.mark.parametrize(

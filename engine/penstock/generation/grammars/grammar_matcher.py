@@ -126,9 +126,14 @@ class Matcher:
 
     def after(self, token_id: int) -> Matcher:
         """A matcher that stands one token further. This matcher stays where it is."""
+        other = self.fork()
+        other.advance(token_id)
+        return other
+
+    def fork(self) -> Matcher:
+        """Another matcher that stands at the same place."""
         other = copy.copy(self)
         other._matcher, other._run = self._matcher.deep_copy(), list(self._run)
-        other.advance(token_id)
         return other
 
     def retreat(self) -> None:

@@ -2,7 +2,8 @@
 
 Waiting sequences come in by priority, then by what their clients have had (FairQueue), then by age. No
 sequence overtakes the first in the queue, so a long prompt gets its blocks in the end. When blocks run out,
-the sequence of the lowest priority that came in last gives way.
+the sequence of the lowest priority that came in last gives way. The sequences of a group (SequenceGroup) come
+in together, and give way together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.fair_queue import FairQueue
 from penstock.generation.scheduling.rope_lengths import RopeLengths
+from penstock.generation.scheduling.sequence_group import SequenceGroup, together
 from penstock.generation.sequence import FinishReason, Sequence
 
 
@@ -35,6 +37,8 @@ class Admission:
         self.waiting = FairQueue()
         #: By priority, then in order of admission.
         self.running: list[Sequence] = []
+        #: Groups whose sequences run. The sequences of a group stand side by side in `running`.
+        self._groups: list[SequenceGroup] = []
         self.num_preemptions = 0
         #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
         self.num_queried_tokens = self.num_hit_tokens = 0
@@ -52,13 +56,27 @@ class Admission:
         self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence, running or waiting, and take its blocks back."""
-        sequence.finish_reason = reason
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
-        self._block_manager.release(sequence)
+        """End a sequence with its group, running or waiting, and take the blocks back."""
+        for member in together(sequence):
+            member.finish_reason = reason
+            if member in self.running:
+                self.running.remove(member)
+            else:
+                self.waiting.remove(member)
+            self._block_manager.release(member)
+        self._groups = [group for group in self._groups if group is not sequence.group]
+
+    def replace(self, group: SequenceGroup, branches: list[tuple[Sequence, Sequence]]) -> None:
+        """The members of a running group end, and other sequences take their places. branches: (member,
+        sequence that goes on from the member) pairs; a member may go on as several sequences, or as none."""
+        children = [child for _, child in branches]
+        for parent, child in branches:
+            self._block_manager.share(parent, child)
+        for member in group.members:
+            self._block_manager.release(member)
+        first = self.running.index(group.members[0])
+        self.running[first : first + len(group.members)] = children
+        group.members = children
 
     def make_way(self) -> None:
         """Preempt running sequences of lower priority than the first in the queue, if that gives the first a
@@ -70,7 +88,9 @@ class Admission:
         if manager.num_missing(first) > manager.num_free + sum(each.num_blocks for each in lower):
             return
         while lower and not self._has_place(first):
-            self._preempt(lower.pop())
+            last = lower[-1]
+            lower = lower[: -len(together(last))]
+            self._preempt(last)
 
     def grow_running(self) -> bool:
         """Blocks for all tokens of all running sequences; the last sequences give way where blocks are too
@@ -89,10 +109,18 @@ class Admission:
         return self.num_preemptions == num_before
 
     def admit(self, sequence: Sequence) -> bool:
-        """Let a waiting sequence run, if all its tokens get blocks. With half its blocks the sequence would
-        be the next to be preempted, and its sweep wasted."""
+        """Let a waiting sequence run with its group, if all its tokens get blocks. With half its blocks the
+        sequence would be the next to be preempted, and its sweep wasted."""
         if not self._has_place(sequence):
             return False
+        if sequence.group is not None:
+            self._groups.append(sequence.group)
+        for member in together(sequence):
+            self._enter(member)
+        return True
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Let a waiting sequence run that has a place."""
         if self._block_manager.prefix_cache.is_read_by(sequence) and not sequence.was_preempted:
             self.num_queried_tokens += sequence.num_prompt_tokens
         self.adopt(sequence)
@@ -104,7 +132,6 @@ class Admission:
         if not sequence.has_started:
             sequence.has_started = True
             self.waiting.charge(sequence.request.client, sequence.num_pending_tokens)
-        return True
 
     def adopt(self, sequence: Sequence) -> None:
         """Skip the tokens that others have computed, or will in this step."""
@@ -117,17 +144,20 @@ class Admission:
         return encoded
 
     def suspend(self, sequence: Sequence) -> None:
-        """Let a running sequence wait; what it has computed is dropped. The sequence comes in again before
-        all others of its priority."""
-        self.running.remove(sequence)
-        self._drop(sequence)
-        self._rope_lengths.follow(sequence)
-        self.waiting.put_back(sequence)
+        """Let a running sequence wait with its group; what they have computed is dropped. They come in again
+        before all others of their priority."""
+        for member in reversed(together(sequence)):
+            self.running.remove(member)
+            self._drop(member)
+            self._rope_lengths.follow(member)
+            self.waiting.put_back(member)
+        self._groups = [group for group in self._groups if group is not sequence.group]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Suspend a sequence because others need its blocks or its place."""
         self.num_preemptions += 1
-        sequence.num_preemptions += 1
+        for member in together(sequence):
+            member.num_preemptions += 1
         self.suspend(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
@@ -137,7 +167,13 @@ class Admission:
 
     def _has_place(self, sequence: Sequence) -> bool:
         fits = self._block_manager.num_missing(sequence) <= self._block_manager.num_free
-        return fits and len(self.running) < self.max_num_seqs and self._can_encode(sequence)
+        return fits and self._has_room(sequence) and self._can_encode(sequence)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the steps have places for one more sequence, or for its group at its widest."""
+        num_taken = len(self.running) + sum(group.num_spare_places for group in self._groups)
+        num_places = 1 if sequence.group is None else sequence.group.num_places
+        return num_taken + num_places <= self.max_num_seqs
 
     def _can_encode(self, sequence: Sequence) -> bool:
         """Whether the step has room for the sequence's encoded input."""

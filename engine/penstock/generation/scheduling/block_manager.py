@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.sequence import Sequence
 
 
@@ -30,17 +31,23 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Free blocks that a sequence without blocks takes for all its tokens and its encoded input."""
-        found, num_blocks = self.prefix_cache.find(sequence), self.blocks_for(sequence.num_tokens)
+        """Free blocks that a sequence without blocks takes for all its tokens and its encoded input, together
+        with the others of its group."""
+        members = together(sequence)
+        found = [block for member in members for block in self.prefix_cache.find(member)]
+        num_blocks = sum(self.blocks_for(member.num_tokens) for member in members)
         if sequence.encoder is not None:
-            num_encoder = self.blocks_for(sequence.encoder.num_tokens)
-            found, num_blocks = found + self.find_encoder(sequence), num_blocks + num_encoder
+            found += self.find_encoder(sequence)
+            num_blocks += self.blocks_for(sequence.encoder.num_tokens)
         return num_blocks - sum(self.pool.num_owners[block] > 0 for block in found)
 
     def find_encoder(self, sequence: Sequence) -> list[int]:
         """Blocks with the sequence's encoded input, if others have encoded all of it, or will in this
         step."""
         assert sequence.encoder is not None
+        for member in sequence.group.members if sequence.group is not None else ():
+            if member.encoder is not None and member.encoder.block_table:
+                return list(member.encoder.block_table)
         return self.prefix_cache.find_encoder(sequence, self.blocks_for(sequence.encoder.num_tokens))
 
     def place_encoder(self, sequence: Sequence) -> bool:
@@ -113,11 +120,18 @@ class BlockManager:
         while len(sequence.block_table) > self.blocks_for(num_tokens + 1):
             self.pool.disown(sequence.block_table.pop())
 
+    def share(self, parent: Sequence, child: Sequence) -> None:
+        """Let a sequence without blocks go on from all tokens of another one, in the same blocks. The first
+        of the two that writes into the last block gets a copy: grow()."""
+        for own, other in zip(_tables(child), _tables(parent), strict=True):
+            own += other
+            for block in other:
+                self.pool.own(block)
+
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
         can't be found."""
-        encoder = sequence.encoder
-        for table in (sequence.block_table, [] if encoder is None else encoder.block_table):
+        for table in _tables(sequence):
             for block in reversed(table):
                 self.pool.disown(block)
             table.clear()
@@ -136,3 +150,9 @@ class BlockManager:
             return False
         block = sequence.block_table[index]
         return self.pool.num_owners[block] > 1 and offset >= self.pool.num_keyed_tokens(block)
+
+
+def _tables(sequence: Sequence) -> tuple[list[int], ...]:
+    """The block tables of a sequence: of its tokens, and of its encoded input if there is one."""
+    encoder = sequence.encoder
+    return (sequence.block_table,) if encoder is None else (sequence.block_table, encoder.block_table)

@@ -18,8 +18,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         #: Key -> block.
         self._found: dict[bytes, int] = {}
-        #: Block -> its key, and how many tokens the key stands for. A block without a key has one owner at
-        #: most.
+        #: Block -> its key, and how many tokens the key stands for.
         self._keys: dict[int, tuple[bytes, int]] = {}
 
     @property
@@ -34,7 +33,7 @@ class BlockPool:
         return block
 
     def own(self, block: int) -> None:
-        """Add an owner to a block that was found."""
+        """Add an owner to a block that was found, or that another sequence has."""
         self._free.pop(block, None)
         self.num_owners[block] += 1
 
@@ -50,9 +49,9 @@ class BlockPool:
         return self._found.get(key)
 
     def num_keyed_tokens(self, block: int) -> int:
-        """Tokens at the block's beginning that its key stands for. The block must have a key, as every block
-        with several owners does."""
-        return self._keys[block][1]
+        """Tokens at the block's beginning that its key stands for; 0 if the block has no key. A block without
+        a key has several owners only where a sequence went on as several others."""
+        return self._keys[block][1] if block in self._keys else 0
 
     def set_key(self, block: int, key: bytes, num_tokens: int) -> bool:
         """Let a block be found. False, and nothing is done, if another block has the same key, or if the

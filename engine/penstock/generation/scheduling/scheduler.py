@@ -103,10 +103,13 @@ class Scheduler:
         cache does not hold from earlier steps."""
         self.block_manager.prefix_cache.rollback()
         for item in reversed(batch.scheduled):
-            self.admission.suspend(item.sequence)
+            if (
+                item.sequence in self.admission.running
+            ):  # its group may have been suspended with another member
+                self.admission.suspend(item.sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence, running or waiting, and take its blocks back."""
+        """End a sequence with its group, running or waiting, and take the blocks back."""
         self.admission.finish(sequence, reason)
 
     def _owe(self, budget: int, others: Container[Sequence], may_admit: bool) -> dict[Sequence, int]:
@@ -149,7 +152,9 @@ class Scheduler:
     def _draft(self, scheduled: dict[Sequence, ScheduledSequence], budget: int) -> None:
         """Add guesses to what is scheduled: as many as have room in the step, in the answer (which takes one
         token more than the guesses) and in free blocks."""
-        ends = (sequence for sequence, item in scheduled.items() if item.is_sampled)
+        ends = (
+            sequence for sequence, item in scheduled.items() if item.is_sampled and sequence.group is None
+        )
         for sequence, guess in self._drafter.propose(ends, budget).items():
             room = min(budget, sequence.max_total_tokens - sequence.num_tokens - 1)
             drafts = tuple(guess[: max(0, room)])
