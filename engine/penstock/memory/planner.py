@@ -24,6 +24,8 @@ from penstock.spec import ModelFootprint
 NUM_STAGING_SLOTS = 2
 #: What kernels on a GPU hold beside activations: sums of INT8 products, partial results of attention.
 GPU_SCRATCH_BYTES = (32 + 16) << 20
+#: Tokens that an encoder's MLP computes at a time.
+ENCODER_ROWS = 512
 #: Tokens that a sequence is given room for when nobody says how many.
 USUAL_TOKENS = 2048
 #: When not all layers fit, keys and values take at most this share of the budget, but have room for at least
@@ -57,10 +59,16 @@ def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int
     A token takes some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers
     of each) and three rows of the widest matrix's outputs; a sampled sequence takes four rows of the
     vocabulary. The native kernels take half to three quarters of this estimate.
+
+    An encoder has the longest input in memory at once. Only its MLP computes ENCODER_ROWS tokens at a time,
+    and one row of the widest matrix is enough for attention.
     """
-    per_token = 4 * (8 * footprint.hidden_size + 3 * footprint.widest_layer)
-    per_seq = 4 * 4 * footprint.vocab_size
-    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_seq
+    hidden, widest = 4 * 8 * footprint.hidden_size, 4 * footprint.widest_layer
+    activations = config.max_num_batched_tokens * (hidden + 3 * widest)
+    if footprint.num_encoder_layers:
+        num_encoded = max(config.max_num_batched_tokens, context(footprint, config))
+        activations = max(activations, num_encoded * (hidden + widest) + ENCODER_ROWS * 2 * widest)
+    return activations + config.max_num_seqs * 4 * 4 * footprint.vocab_size
 
 
 def context(footprint: ModelFootprint, config: EngineConfig) -> int:

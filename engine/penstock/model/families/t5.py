@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, DistanceBias, LayerKV
+from penstock.memory.planner import ENCODER_ROWS
 from penstock.model.config_values import count, flag
 from penstock.model.families.t5_architecture import T5Architecture, T5Spec, token_id
 from penstock.model.family import Family, LayerFunction
@@ -99,9 +100,13 @@ class T5(T5Architecture, Family):
         return hidden + self.project(weights, "o", mixed)
 
     def _mix(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        """Changes `hidden`, and returns it."""
         x = self.kernels.rms_norm(hidden, weights.vector("post_norm"), self.spec.norm_eps)
         compute: Callable[..., Tensor] = gated_mlp if self.spec.is_gated else mlp
-        return hidden + compute(self, weights, x, self.spec.activation)
+        for rows, result in zip(x.split(ENCODER_ROWS), hidden.split(ENCODER_ROWS), strict=True):
+            # An encoder gets its whole input at once, and inner vectors are several times as wide as others.
+            result += compute(self, weights, rows, self.spec.activation)
+        return hidden
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         normed = self.kernels.rms_norm(hidden, weights.vector("final_norm"), self.spec.norm_eps)

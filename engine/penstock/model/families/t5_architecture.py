@@ -16,8 +16,9 @@ from penstock.weights.tensors import Stack, TensorSpec
 from penstock.weights.weight_format import INT8
 
 #: Positions are distances, and far ones share a bucket: no table ends. This many tokens of input and answer
-#: together are allowed where nobody says how many.
-MAX_TOKENS = 4096
+#: together are allowed. Published models were trained with inputs of 512 to 2048 tokens, and an encoder takes
+#: memory for all tokens of an input at once.
+MAX_TOKENS = 2048
 
 
 @dataclass(frozen=True)
