@@ -214,10 +214,11 @@ def _streams(
     loaded: LoadedEngine, first: ValidRequest, params: Sequence[SamplingParams]
 ) -> Iterator[OutputStream]:
     """A stream for each answer to a prompt. Each request begins when its stream is asked for."""
-    if first.params.beams is not None:
-        search = Search(loaded.submit(first))
-        yield from (RankedStream(search, rank) for rank in range(len(params)))
-        return
-    yield loaded.submit(first)
-    for each in params[1:]:
-        yield loaded.submit(first.choice(each))
+    is_search = first.params.beams is not None
+    for number, each in enumerate(params[:1] if is_search else params):
+        stream = loaded.submit(first.choice(each) if number else first)
+        if is_search:
+            search = Search(stream)
+            yield from (RankedStream(search, rank) for rank in range(len(params)))
+        else:
+            yield stream

@@ -76,7 +76,7 @@ class Scheduler:
                 scheduled[item.sequence] = item
                 budget -= item.num_new_tokens
         self._draft(scheduled, budget)
-        copies, encoded = self.block_manager.take_copies(), self.admission.take_encoded()
+        copies, encoded = self.block_manager.take_copies(), self.admission.encoder_turns.take()
         return Batch(tuple(scheduled.values()), copies, encoded)
 
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
