@@ -33,6 +33,7 @@ ASKED = {
         "config",
         "max_model_len",
         "default_sampling",
+        "forms",
     ),
     *("loaded", "wait_until_ready", "wait_until_ended"),  # a ServedEngine
 }

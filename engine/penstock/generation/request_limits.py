@@ -70,7 +70,9 @@ class RequestLimits:
         self._check_token_ids(request.params)
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
-        self._check_length(len(request.prompt_token_ids), request.params.max_tokens)
+        self._check_start(request.answer_start)
+        num_prompt = len(request.prompt_token_ids) + len(request.answer_start)
+        self._check_length(num_prompt, request.params.max_tokens)
         if request.params.beams is not None:
             request = self._with_room(request, request.params.beams)
         return ValidRequest.of(request)
@@ -105,8 +107,19 @@ class RequestLimits:
         if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
             raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{self.vocab_size - 1}")
 
+    def _check_start(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids and not self._has_encoder:
+            raise InvalidParameter(
+                "answer_start", "answer_start is for models with an encoder; append it to the prompt"
+            )
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            raise InvalidParameter(
+                "answer_start", f"answer_start has a token id outside of 0..{self.vocab_size - 1}"
+            )
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         for name, token_ids in (
+            ("blanks", params.blanks.closers if params.blanks else ()),
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", [token_id for word in params.bad_words for token_id in word]),
