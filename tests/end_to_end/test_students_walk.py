@@ -19,6 +19,7 @@ from penstock_server.cli import main
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings
 
+from .browser import OpenPage, expect
 from .server_process import ServerProcess
 from .students_models import (
     Twin,
@@ -104,6 +105,18 @@ def test_two_blanks_on_the_command_line(
 ) -> None:
     assert main(["fill", str(cpm2_folder), "--text", TEXT, "--temperature", "0"]) == 0
     assert capsys.readouterr().out == f"{filled}\n"
+
+
+def test_two_blanks_on_the_page(url: str, filled: str, open_page: OpenPage) -> None:
+    page = open_page(url, locale="zh-CN")
+    page.get_by_role("radio", name="填空").check()
+    page.get_by_role("button", name="设置").click()
+    page.get_by_label("温度").fill("0")
+    page.get_by_label("要填空的文本").fill(TEXT.replace("<span>", "____"))
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_label("填好的文本")).to_have_text(filled)
+    page.reload()
+    expect(page.get_by_label("填好的文本")).to_have_text(filled)
 
 
 def ask(folder: Path, path: str, body: dict[str, Any]) -> Any:
