@@ -12,6 +12,7 @@ from test_encoder_decoder import PROMPTS, VOCAB_SIZE, build, load
 
 from penstock.engine import Completion, Engine
 from penstock.errors import ContextOverflow, InvalidParameter
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammars.blanks import BlankMatcher, Blanks
 from penstock.generation.grammars.grammar import Grammar
@@ -99,6 +100,16 @@ def test_random_answers_have_the_form_and_forced_tokens_change_nothing(engine: E
         assert token_ids[-1] == form.closers[-1] and UNKNOWN not in token_ids
         parts = "".join("|" if token in SENTINELS else "x" for token in token_ids).split("|")
         assert max(map(len, parts)) <= (form.max_tokens_per_blank or 0)
+
+
+def test_beams_have_the_form_as_well(engine: Engine) -> None:
+    form = blanks(3, max_tokens_per_blank=2)
+    (best,) = ask(engine, PROMPTS[2:3], [SamplingParams(max_tokens=20, blanks=form, beams=BeamParams(4))])
+    assert [token for token in best.token_ids if token in SENTINELS] == list(form.closers)
+    assert best.finish_reason is FinishReason.STOP and best.token_ids[-1] == form.closers[-1]
+    (alone,) = ask(engine, PROMPTS[2:3], [SamplingParams(temperature=0, max_tokens=20, blanks=form)])
+    (one,) = ask(engine, PROMPTS[2:3], [SamplingParams(max_tokens=20, blanks=form, beams=BeamParams(1))])
+    assert one.token_ids == alone.token_ids
 
 
 def test_an_answer_start_is_no_part_of_the_answer(engine: Engine) -> None:

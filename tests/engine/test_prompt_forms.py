@@ -43,21 +43,29 @@ def test_a_text_without_blanks_is_refused() -> None:
             BlankText.read(text, marker)
 
 
-def t5_tokenizer(folder: Path) -> Tokenizer:
-    """T5's class over a vocabulary of a few pieces."""
+def t5_tokenizer(is_mt5: bool = False) -> Tokenizer:
+    """T5's class over a few pieces. mT5's sentinels are ordinary pieces, the last ones first."""
     from transformers import T5Tokenizer
 
     words = ["▁", "▁Thank", "▁you", "▁me", "▁to", "▁your", "▁party", "▁week", ".", "<", "extra", ">"]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((word, -2.0) for word in words)]
-    return Tokenizer(T5Tokenizer(vocab=pieces, extra_ids=10), frozenset({1}))
+    if is_mt5:
+        pieces += [(f"▁<extra_id_{number}>", -2.0) for number in range(9, -1, -1)]
+    theirs = T5Tokenizer(vocab=pieces, extra_ids=0 if is_mt5 else 10)
+    return Tokenizer(theirs, frozenset({1}))
 
 
-def test_t5_gets_the_ids_of_its_own_tokenizer(tmp_path: Path) -> None:
-    tokenizer = t5_tokenizer(tmp_path)
+@pytest.mark.parametrize("is_mt5", [False, True])
+def test_t5_gets_the_ids_of_its_own_tokenizer(is_mt5: bool) -> None:
+    tokenizer = t5_tokenizer(is_mt5)
     forms = PromptForms(tokenizer, has_encoder=True)
     formed = forms.fill(("Thank you ", " me to your party ", " week."))
     assert formed.token_ids == tokenizer.encode("Thank you <extra_id_0> me to your party <extra_id_1> week.")
-    assert formed.token_ids[-1] == 1
+    assert formed.token_ids[-1] == 1 and 2 not in formed.token_ids
+    close = forms.fill(("you", "me", "."))  # without spaces around the blanks
+    assert [token_id for token_id in close.token_ids if token_id in tokenizer.sentinels] == list(
+        tokenizer.sentinels[:2]
+    )
     first, second, third = tokenizer.sentinels[:3]
     assert (formed.answer_start, formed.closers) == ((first,), (second, third))
     assert set(formed.forbidden) == {*tokenizer.sentinels, 2}
@@ -92,8 +100,8 @@ def test_the_ids_of_a_fill_are_bminfs(tmp_path: Path) -> None:
     assert formed.token_ids == [*encode("今天天气"), first, *encode("，我们去"), first + 1, *encode("。")]
 
 
-def test_more_blanks_than_sentinels(tmp_path: Path) -> None:
-    forms = PromptForms(t5_tokenizer(tmp_path), has_encoder=True)
+def test_more_blanks_than_sentinels() -> None:
+    forms = PromptForms(t5_tokenizer(), has_encoder=True)
     assert forms.max_blanks == 9
     forms.fill([" party "] * 10)
     with pytest.raises(InvalidParameter, match="10 blanks; this model fills in 9 blanks"):

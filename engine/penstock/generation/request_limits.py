@@ -86,7 +86,8 @@ class RequestLimits:
                 f"{beams.num_beams} beams are asked for; a step has {room.max_num_seqs} sequences at most "
                 "(--max-num-seqs)",
             )
-        num_encoded, num_text = (num_prompt, self._num_start) if self._has_encoder else (0, num_prompt)
+        num_start = self._num_start + len(request.answer_start)
+        num_encoded, num_text = (num_prompt, num_start) if self._has_encoder else (0, num_prompt)
         num_left = room.longest(beams.num_beams, num_encoded) - num_text
         wanted = request.params.max_tokens
         if num_left < (wanted or 1):
@@ -97,7 +98,7 @@ class RequestLimits:
                 "(--kv-tokens, --kv-cache-memory). Ask for fewer beams or tokens, or shorten the prompt",
             )
         if wanted is None:
-            wanted = min(num_left, self.max_model_len - num_prompt - self._num_start)
+            wanted = min(num_left, self.max_model_len - num_prompt - num_start)
         return replace(request, params=replace(request.params, max_tokens=wanted))
 
     def _check_prompt(self, request: GenerationRequest) -> None:

@@ -122,7 +122,7 @@ class PromptForms:
     def _with_markers(self, pieces: Sequence[str], markers: Sequence[int]) -> list[int]:
         """The tokens of a text whose blanks are `markers`. T5's tokenizer itself knows the markers by name,
         and spells the text around them as in the model's training; the names are no text there."""
-        names = self._tokenizer.pieces(markers)
+        names = [piece.replace("\u2581", " ") for piece in self._tokenizer.pieces(markers)]
         if self._tokenizer.encode(names[0], add_special_tokens=False) != [markers[0]]:
             rest = [token_id for piece, marker in zip(pieces[1:], markers, strict=True)
                     for token_id in (marker, *self._encode(piece))]  # fmt: skip

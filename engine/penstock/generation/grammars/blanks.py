@@ -73,9 +73,12 @@ class BlankMatcher:
             self._index, self._num_tokens = self._index + 1, 0
 
     def after(self, token_id: int) -> BlankMatcher:
-        other = copy.copy(self)
+        other = self.fork()
         other.advance(token_id)
         return other
+
+    def fork(self) -> BlankMatcher:
+        return copy.copy(self)
 
     def retreat(self) -> None:
         """Take the last token back, once."""

@@ -37,6 +37,10 @@ class Matching(Protocol):
         """A matching that stands one token further. This one stays where it is."""
         ...
 
+    def fork(self) -> Matching:
+        """A matching that stands here and goes on by itself."""
+        ...
+
     def retreat(self) -> None:
         """Take the last token back."""
         ...
