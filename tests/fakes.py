@@ -129,7 +129,7 @@ class FakeModel:
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan = PLAN
-        self.meter = SimpleNamespace(predict=lambda num_tokens, num_sampled: UNKNOWN)
+        self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN)
         self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
