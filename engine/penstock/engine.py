@@ -26,6 +26,7 @@ from penstock.loader import Model, load_model
 from penstock.memory.cost import Predict
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
+from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 
 ReportProgress = Callable[[int, int], None]
@@ -89,6 +90,8 @@ class Engine:
         self.limits = RequestLimits(
             model.spec, model.max_model_len, model.is_context_cut, self.grammars, room
         )
+        #: How the model is asked to complete a text and to fill in blanks.
+        self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         self.scheduler = Scheduler(

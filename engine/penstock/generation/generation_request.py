@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from penstock.errors import InvalidParameter
 from penstock.generation.beam_search import BeamParams
+from penstock.generation.grammars.blanks import Blanks
 from penstock.generation.grammars.grammar import Grammar
 
 MAX_LOGPROBS = 20
@@ -62,6 +63,9 @@ class SamplingParams:
     #: at max_tokens. Tokens that the grammar forces are appended without a step of their own, except where
     #: logprobs are asked for. The tokens are the same in both cases.
     grammar: Grammar | None = None
+    #: The answer fills in the blanks of the prompt, and ends with the last blank. Forced tokens are appended
+    #: as those of a grammar.
+    blanks: Blanks | None = None
     #: Report the log-probability of each chosen token and of this many likeliest tokens. None: report
     #: nothing. The distribution is the model's own, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
@@ -100,8 +104,10 @@ class SamplingParams:
             self._check("max_tokens", self.max_tokens >= 0, "at least 0")
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
-        if self.grammar is not None:
-            rule = "false where there is a grammar, since the grammar says where the answer may end"
+        if self.blanks is not None:
+            self._check("grammar", self.grammar is None, "None where there are blanks")
+        if self.grammar is not None or self.blanks is not None:
+            rule = "false where there is a grammar or a blank, which says where the answer may end"
             self._check("ignore_eos", not self.ignore_eos, rule)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
@@ -151,6 +157,9 @@ class GenerationRequest:
     #: step that is being computed at that time.
     start_by: float = math.inf
     finish_by: float = math.inf
+    #: The first tokens that a model with an encoder writes, whatever their logits are. They are no part of
+    #: the answer, and are computed together with the token with which every answer begins.
+    answer_start: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

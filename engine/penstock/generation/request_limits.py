@@ -70,7 +70,9 @@ class RequestLimits:
         self._check_token_ids(request.params)
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
-        self._check_length(len(request.prompt_token_ids), request.params.max_tokens)
+        self._check_start(request.answer_start)
+        num_prompt = len(request.prompt_token_ids) + len(request.answer_start)
+        self._check_length(num_prompt, request.params.max_tokens)
         if request.params.beams is not None:
             request = self._with_room(request, request.params.beams)
         return ValidRequest.of(request)
@@ -84,7 +86,8 @@ class RequestLimits:
                 f"{beams.num_beams} beams are asked for; a step has {room.max_num_seqs} sequences at most "
                 "(--max-num-seqs)",
             )
-        num_encoded, num_text = (num_prompt, self._num_start) if self._has_encoder else (0, num_prompt)
+        num_start = self._num_start + len(request.answer_start)
+        num_encoded, num_text = (num_prompt, num_start) if self._has_encoder else (0, num_prompt)
         num_left = room.longest(beams.num_beams, num_encoded) - num_text
         wanted = request.params.max_tokens
         if num_left < (wanted or 1):
@@ -95,7 +98,7 @@ class RequestLimits:
                 "(--kv-tokens, --kv-cache-memory). Ask for fewer beams or tokens, or shorten the prompt",
             )
         if wanted is None:
-            wanted = min(num_left, self.max_model_len - num_prompt - self._num_start)
+            wanted = min(num_left, self.max_model_len - num_prompt - num_start)
         return replace(request, params=replace(request.params, max_tokens=wanted))
 
     def _check_prompt(self, request: GenerationRequest) -> None:
@@ -105,8 +108,19 @@ class RequestLimits:
         if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
             raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{self.vocab_size - 1}")
 
+    def _check_start(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids and not self._has_encoder:
+            raise InvalidParameter(
+                "answer_start", "answer_start is for models with an encoder; append it to the prompt"
+            )
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            raise InvalidParameter(
+                "answer_start", f"answer_start has a token id outside of 0..{self.vocab_size - 1}"
+            )
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         for name, token_ids in (
+            ("blanks", params.blanks.closers if params.blanks else ()),
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", [token_id for word in params.bad_words for token_id in word]),

@@ -108,6 +108,7 @@ class Answers:
         priority: int = 0,
         cache_salt: str = "",
         *,
+        answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
     ) -> None:
@@ -116,7 +117,7 @@ class Answers:
 
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
-        priority, cache_salt: see GenerationRequest.
+        priority, cache_salt, answer_start: see GenerationRequest.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
         ending: makes the `is_over` of one answer (see Answer).
@@ -139,7 +140,12 @@ class Answers:
             for prompt in prompts:
                 scorer: Answer | None = None
                 asked = GenerationRequest(
-                    prompt, params[0], priority=priority, cache_salt=cache_salt, **options
+                    prompt,
+                    params[0],
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    answer_start=answer_start,
+                    **options,
                 )
                 valid = loaded.validate(asked)
                 for each, stream in zip(params, _streams(loaded, valid, params), strict=True):

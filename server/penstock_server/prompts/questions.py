@@ -15,6 +15,7 @@ from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.inputs import (
     Prompt,
     choices,
+    follow_form,
     read_bad_words,
     read_conversation,
     read_prompts,
@@ -24,6 +25,7 @@ from penstock_server.prompts.inputs import (
 )
 from penstock_server.prompts.structured_outputs import read_format, read_grammar
 from penstock_server.protocol.conversation import Conversation
+from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import ParserChoice
@@ -40,6 +42,8 @@ class Question:
 
     prompts: list[Prompt]
     params: list[SamplingParams]
+    #: See GenerationRequest.
+    answer_start: tuple[int, ...] = ()
     #: How to read answers that may hold calls of tools; None: answers are text alone.
     use: ToolUse | None = None
 
@@ -52,7 +56,11 @@ class Constraints(TypedDict):
 
 
 def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
+    if body.echo and model.forms.has_encoder:
+        message = "echo has no meaning here: this model encodes the prompt, which is no part of its text."
+        raise ApiError(400, message, code="unsupported_parameter", param="echo")
     prompts = read_prompts(model, body)
+    form = prompts[0].form  # prompts are texts or token ids, so that all or none have a form
     room = model.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
     usual = max(1, min(DEFAULT_MAX_TOKENS, room))
     num_scored = body.prompt_logprobs
@@ -66,12 +74,13 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
         num_scored,
         **_constraints(model, body),
     )
-    return Question(prompts, choices(params, body.num_choices))
+    params = follow_form(params, form)
+    return Question(prompts, choices(params, body.num_choices), form.answer_start if form else ())
 
 
 def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
     return {
-        "bad_words": read_bad_words(model.tokenizer, body.bad_words or ()),
+        "bad_words": read_bad_words(model, body.bad_words or ()),
         "grammar": read_grammar(model, body),
     }
 
@@ -88,7 +97,7 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
         **_constraints(model, body),
     )
     params = _bound(model, use, params)
-    return Question([Prompt(token_ids)], choices(params, body.num_choices), use if use.parser() else None)
+    return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
 
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
@@ -105,10 +114,10 @@ def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoi
         model.default_sampling,
         body.max_output_tokens,
         body.num_logprobs,
-        bad_words=read_bad_words(model.tokenizer, body.bad_words or ()),
+        bad_words=read_bad_words(model, body.bad_words or ()),
         grammar=read_format(model, body.format, "text.format"),
     )
-    return Question([prompt], [_bound(model, use, params)], use if use.parser() else None)
+    return Question([prompt], [_bound(model, use, params)], use=use if use.parser() else None)
 
 
 def read_input(

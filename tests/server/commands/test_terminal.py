@@ -16,7 +16,7 @@ from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError, InvalidParameter, RequestError
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import Chosen
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock_server.commands import terminal
 from penstock_server.settings.settings import Settings
 
@@ -35,6 +35,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(terminal, "load_engine", lambda settings: engine)
     engine.default_sampling = {"temperature": 0.6}
     return engine
+
+
+def asked(params: SamplingParams) -> GenerationRequest:
+    return GenerationRequest([5, 6], params, terminal.REQUEST_ID)
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
@@ -179,12 +183,12 @@ def test_ctrl_c_ends_a_sweep_between_layers(
             return layer(index, *arguments)
 
         params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-        whole = terminal.answer(engine, [5, 6], params)
+        whole = terminal.answer(engine, asked(params))
         monkeypatch.setattr(family, "layer", watch)
-        cut = terminal.answer(engine, [5, 6], params)
+        cut = terminal.answer(engine, asked(params))
         assert computed == [0, 1, 2, 0, 1]
         assert cut.num_tokens == 1 and whole.text.startswith(cut.text)
-        assert terminal.answer(engine, [5, 6], params).text == whole.text
+        assert terminal.answer(engine, asked(params)).text == whole.text
         assert not engine.has_work
 
 
@@ -194,7 +198,7 @@ def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.
             engine.sampler, "sample", lambda *_: [Chosen(error=ComputationError("not a number"))]
         )
         with pytest.raises(ComputationError):
-            terminal.answer(engine, [5, 6], SamplingParams())
+            terminal.answer(engine, asked(SamplingParams()))
 
 
 def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:
