@@ -136,7 +136,7 @@ export const CHINESE = {
   // figures of an answer
   tokens: "{n} 个 token",
   layers: "{n} 层",
-  encoderLayers: "{n} 层编码器",
+  encoderLayers: "编码器 {n} 层",
   blocks: "{n} 块",
   slots: "{n} 个槽",
   tokensPerS: "{rate} token/秒",
