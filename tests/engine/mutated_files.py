@@ -2,7 +2,7 @@
 in a file is run. The tests try the first files; the script tries as many as are asked for, and limits memory
 and time:
 
-    PYTHONPATH=tests/engine .venv/bin/python tests/engine/mutated_files.py torch --first 0 --count 100000
+    .venv/bin/python tests/engine/mutated_files.py torch --first 0 --count 100000
 """
 
 from __future__ import annotations
