@@ -13,6 +13,7 @@ from cpm_originals import lines_of
 from starlette.testclient import TestClient
 from transformers import MT5Config, MT5ForConditionalGeneration
 
+from conftest import save_tiny_llama
 from fakes import FakeAsyncEngine
 from penstock import AsyncEngine, Engine
 from penstock_server.api.app import create_app
@@ -44,6 +45,41 @@ def cpm2(folder: Path) -> Iterator[TestClient]:
         while client.get("/health").status_code != 200:
             pass
         yield client
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A Llama whose vocabulary has StarCoder's tokens."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("fill") / "coder"
+    save_tiny_llama(folder, vocab_size=281)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder)))
+    with TestClient(create_app(engine, Settings(model="coder"))) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        yield client
+
+
+def test_a_decoder_fills_in_one_blank(coder: TestClient) -> None:
+    ids = coder.post("/tokenize", json={"prompt": "the water"}).json()["tokens"]
+    rest = coder.post("/tokenize", json={"prompt": "the pipe"}).json()["tokens"]
+    body = {"temperature": 0, "max_tokens": 12}
+    asked = {"prompt": [278, *ids, 279, *rest, 280], "stop_token_ids": [278, 279, 280], **body}
+    (choice,) = coder.post("/v1/completions", json=asked).json()["choices"]
+    filled = ask(coder, prompt="the water____the pipe", **body).json()
+    (span,) = filled["spans"]
+    assert (span["text"], span["finish_reason"]) == (choice["text"], choice["finish_reason"])
+    assert filled["text"] == f"the water{choice['text']}the pipe" and len(choice["text"]) > 1
+    suffixed = {"prompt": "the water", "suffix": "the pipe", **body}
+    assert coder.post("/v1/completions", json=suffixed).json()["choices"][0]["text"] == choice["text"]
+    cut = ask(coder, prompt="the water____the pipe", temperature=0, max_tokens_per_blank=2).json()
+    assert cut["spans"][0]["finish_reason"] == "length" and cut["usage"]["completion_tokens"] == 2
+    status, param, message = error_of(ask(coder, prompt="a____b____c"))
+    assert (status, param) == (400, "prompt") and "one blank" in message
 
 
 def ask(client: TestClient, **body: Any) -> Any:
