@@ -53,6 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """In place of --dist loadfile."""
+    if config.getoption("dist") != "loadfile":
+        return None
     from xdist.scheduler import LoadFileScheduling
 
     class InUnits(LoadFileScheduling):

@@ -318,7 +318,7 @@ def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str
     assert done.returncode == 1 and "Traceback" not in done.stderr
     [line] = [line for line in done.stderr.splitlines() if "/no/such/folder" in line]
     assert "ERROR" in line and "can't be loaded" in line
-    assert cli.main(["generate", "/no/such/folder"]) == 1
+    assert cli.main(["generate", "/no/such/folder", "--prompt", "x"]) == 1
     [line] = [line for line in capsys.readouterr().err.splitlines() if "/no/such/folder" in line]
     assert line.startswith("penstock: ")
 

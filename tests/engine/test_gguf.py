@@ -486,7 +486,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
             open_model(file)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(position=st.integers(4, 1500), value=st.integers(0, 255), cut=st.integers(0, 4000))
 def test_any_header_is_read_or_refused(
     position: int, value: int, cut: int, tmp_path_factory: pytest.TempPathFactory
