@@ -86,6 +86,7 @@ class ModelInputs:
             block_tables=_padded([item.sequence.block_table for item in batch.scheduled]),
             query_start=starts,
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
+            prefix_lens=_prefix_lens(batch),
             cross=_cross_layout(batch, starts),
             rope_lengths=_rope_lengths(batch),
         )
@@ -110,6 +111,12 @@ def _cross_layout(batch: Batch, query_start: Tensor) -> BatchLayout | None:
     nothing = torch.empty(0, dtype=torch.int64)
     tables = _padded([encoder.block_table for encoder in encoders])
     return BatchLayout(nothing, nothing, tables, query_start, lengths, prefix_lens=lengths)
+
+
+def _prefix_lens(batch: Batch) -> Tensor | None:
+    """prefix_lens as BatchLayout describes them. None if all are 0, as they are for most models."""
+    lengths = [item.sequence.prefix_len for item in batch.scheduled]
+    return torch.tensor(lengths, dtype=torch.int32) if any(lengths) else None
 
 
 def _rope_lengths(batch: Batch) -> Tensor | None:

@@ -27,10 +27,13 @@ class RequestTable:
         grammars: GrammarCompiler,
         max_model_len: int,
         decoder_start: tuple[int, ...] = (),
+        soft_prompt: tuple[int, ...] = (),
+        are_prompts_whole: bool = False,
     ) -> None:
         """max_model_len: tokens of a prompt and its answer together. decoder_start: what a model with an
-        encoder begins its answers with."""
+        encoder begins its answers with. soft_prompt, are_prompts_whole: as in ModelSpec."""
         self._decoder_start = decoder_start
+        self._soft_prompt, self._are_prompts_whole = soft_prompt, are_prompts_whole
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -49,7 +52,15 @@ class RequestTable:
         matcher = self._grammars.matcher(params.grammar) if params.grammar else None
         if self._decoder_start:  # the prompt is no part of the text that the limit is about
             limit += len(self._decoder_start) - len(request.prompt_token_ids)
-        sequence = Sequence(self._num_added, request, limit, matcher, decoder_start=self._decoder_start)
+        sequence = Sequence(
+            self._num_added,
+            request,
+            limit + len(self._soft_prompt),
+            matcher,
+            decoder_start=self._decoder_start,
+            soft_prompt=self._soft_prompt,
+            is_prompt_whole=self._are_prompts_whole,
+        )
         self._num_added += 1
         self._requests[request.request_id] = self._request(sequence)
         self._scheduler.add(sequence)

@@ -39,9 +39,13 @@ Row = tuple[Tensor, float, int]
 class Sampler:
     """Chooses tokens for one model."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: frozenset[int], never_first: tuple[int, ...] = ()
+    ) -> None:
+        """never_first: tokens with which no answer begins, unless a grammar says how it begins."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._never_first = list(never_first)
 
     @torch.inference_mode()
     def sample(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
@@ -133,8 +137,8 @@ class Sampler:
             return _no_number(largest)
         params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
         adjusted = logits
-        if needs_adjusting(params, num_output, matcher):
-            token_ids = [*sequence.token_ids, *accepted] if accepted else sequence.token_ids
+        if needs_adjusting(params, num_output, matcher) or (self._never_first and num_output == 0):
+            token_ids = [*sequence.text_ids, *accepted] if accepted else sequence.text_ids
             adjusted = self._adjust(logits, params, token_ids, num_output, matcher)
             token_id = int(adjusted.argmax())
             if not math.isfinite(adjusted[token_id]) or (matcher and matcher.error):
@@ -176,6 +180,8 @@ class Sampler:
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
+        if self._never_first and not output and matcher is None:
+            logits[self._never_first] = -torch.inf
         if forbidden := forbidden_by_words(params.bad_words, output):
             logits[forbidden] = -torch.inf
         if repeated := tokens_that_repeat(params.no_repeat_ngram_size, token_ids):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.bloom import Bloom
+from penstock.model.families.cpmant import CPMAnt
 from penstock.model.families.falcon import Falcon
 from penstock.model.families.gemma2 import Gemma2
 from penstock.model.families.gpt2 import GPT2
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 FAMILIES: tuple[type[Family], ...] = (
     EVA,
     Bloom,
+    CPMAnt,
     Falcon,
     Gemma2,
     GPT2,

@@ -20,3 +20,5 @@ class ServedModel:
     #: Raises InvalidParameter for a grammar that the model can't follow. May run on any thread; takes up to
     #: seconds.
     check_grammar: Callable[[Grammar], None]
+    #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
+    predicts_prompt: bool = True

@@ -24,6 +24,7 @@ from penstock_server.prompts.inputs import (
 )
 from penstock_server.prompts.structured_outputs import read_format, read_grammar
 from penstock_server.protocol.conversation import Conversation
+from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import ParserChoice
@@ -52,6 +53,12 @@ class Constraints(TypedDict):
 
 
 def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
+    if body.echo and not model.predicts_prompt:
+        message = (
+            "echo has no meaning here: the model reads the prompt as a whole and predicts none of its "
+            "tokens. Leave echo out."
+        )
+        raise ApiError(400, message, code="invalid_value", param="echo")
     prompts = read_prompts(model, body)
     room = model.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
     usual = max(1, min(DEFAULT_MAX_TOKENS, room))

@@ -51,8 +51,10 @@ def _encoder_digest(sequence: Sequence) -> bytes:
 
 def _first_key(sequence: Sequence) -> bytes:
     """What the chain of a sequence's keys begins with: a decoder's K and V depend on the encoded input
-    too."""
+    too, and those of a prompt that is seen both ways on the whole prompt."""
     first = _salt(sequence) if sequence.encoder is None else _encoder_digest(sequence)
+    if sequence.prefix_len:
+        first = _chain(b"prefix" + first, sequence.token_ids[: sequence.prefix_len])
     return _chain(first, [sequence.rope_length]) if sequence.rope_length else first
 
 
