@@ -177,7 +177,7 @@ class Engine:
         """Queue a request. Raises what validate() raises, InvalidParameter if another request with the same
         id is being computed, RequestFailed if the tokenizer can't take the prompt."""
         self.requests.add(self.validate(request))
-        self.metrics.prompt_tokens += len(request.prompt_token_ids)
+        self.metrics.prompt_tokens += request.num_prompt_tokens
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks. An unknown (or finished) id is ignored."""

@@ -110,17 +110,20 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("kernels", "kv_dtype"), [("native", "float16"), ("native", "float32"), ("torch", "float32")]
+)
 def test_logits_equal_transformers(built: tuple[Path, Any], kernels: str, kv_dtype: str) -> None:
     folder, oracle = built
-    engine = load(folder, kernels=kernels, kv_dtype=kv_dtype, **SIZES)
+    engine = load(folder, kernels=kernels, kv_dtype=kv_dtype, num_threads=1, **SIZES)
     assert engine.model.store.tensors.is_tied == torch.equal(
         oracle.lm_head.weight, oracle.cpmant.input_embedding.weight[:VOCAB_SIZE]
     )
-    mine = answer(engine, PROMPTS)
-    for prompt, tokens, logits in zip(PROMPTS, mine.tokens, mine.logits, strict=True):
-        expected = oracle_logits(oracle, prompt, tokens)
+    # torch's kernels attend token by token, which takes long.
+    prompts = PROMPTS if kernels == "native" else [*PROMPTS[:3], PROMPTS[3][: MOST + 9]]
+    mine = answer(engine, prompts)
+    for prompt, tokens, logits in zip(prompts, mine.tokens, mine.logits, strict=True):
+        expected = oracle_logits(oracle, prompt, tokens).clone()
         difference = float((logits - expected).abs().max() / (expected.max() - expected.min()))
         assert difference <= TOLERANCE[kv_dtype]
         if kv_dtype == "float32":
@@ -191,7 +194,8 @@ def test_only_equal_prompts_are_shared(usual: Path) -> None:
         while engine.has_work:
             for output in engine.step():
                 cached[name] = output.num_cached_tokens
-    assert cached == {"first": 0, "again": len(PROMPTS[2]) - 1, "longer": 0}
+    # Two blocks of 16 tokens, of which 5 are the soft prompt's. The answer has filled the third.
+    assert cached == {"first": 0, "again": 2 * 16 - 5, "longer": 0}
     # Prompt and answer of the first are the beginning of nothing else either.
     text = PROMPTS[2] + answer(engine, [PROMPTS[2]]).tokens[0]
     other = load(usual, enable_prefix_caching=False, **SIZES)

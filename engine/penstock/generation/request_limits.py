@@ -46,7 +46,7 @@ class RequestLimits:
         max_model_len, since the cache is smaller than the model's context. max_step_tokens: tokens that a
         step has at most."""
         self._beam_room, self._num_soft = beam_room, len(spec.soft_prompt)
-        self.vocab_size = spec.vocab_size
+        self.vocab_size, self._hidden_size = spec.vocab_size, spec.hidden_size
         self._has_encoder = spec.has_encoder
         self._sees_both_ways = spec.sees_prompt_both_ways
         #: The longest prompt that a step can compute whole, where it has to; 0: prompts can be cut.
@@ -67,19 +67,19 @@ class RequestLimits:
             return request
         self._check_prompt(request)
         if request.params.prompt_logprobs is not None:
-            self._check_prompt_logprobs()
+            self._check_prompt_logprobs(request)
         self._check_token_ids(request.params)
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
-        self._check_length(len(request.prompt_token_ids), request.params.max_tokens)
-        self._check_whole(len(request.prompt_token_ids))
+        self._check_length(request.num_prompt_tokens, request.params.max_tokens)
+        self._check_whole(request.num_prompt_tokens)
         if request.params.beams is not None:
             request = self._with_room(request, request.params.beams)
         return ValidRequest.of(request)
 
     def _with_room(self, request: GenerationRequest, beams: BeamParams) -> GenerationRequest:
         """The request of a search with max_tokens. Raises InvalidParameter if the beams have no room."""
-        room, num_prompt = self._beam_room, len(request.prompt_token_ids)
+        room, num_prompt = self._beam_room, request.num_prompt_tokens
         if beams.num_beams > room.max_num_seqs:
             raise InvalidParameter(
                 "best_of",
@@ -103,18 +103,32 @@ class RequestLimits:
         return replace(request, params=replace(request.params, max_tokens=wanted))
 
     def _check_prompt(self, request: GenerationRequest) -> None:
-        token_ids = request.prompt_token_ids
+        token_ids, embeds = request.prompt_token_ids, request.prompt_embeds
+        if embeds is not None and embeds.hidden_size != self._hidden_size:
+            raise InvalidParameter(
+                "prompt_embeds",
+                f"prompt_embeds has shape {[embeds.num_tokens, embeds.hidden_size]}; this model's hidden "
+                f"size is {self._hidden_size}, so that the shape has to be [tokens, {self._hidden_size}]",
+            )
+        if not token_ids and embeds is not None:
+            return
         if not token_ids:
             raise InvalidParameter("prompt", "the prompt is empty; it needs at least one token")
         if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
             raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{self.vocab_size - 1}")
 
-    def _check_prompt_logprobs(self) -> None:
+    def _check_prompt_logprobs(self, request: GenerationRequest) -> None:
         what = "encodes the prompt" if self._has_encoder else "sees the prompt both ways"
         if self._has_encoder or self._sees_both_ways:
             raise InvalidParameter(
                 "prompt_logprobs",
                 f"prompt_logprobs have no meaning here: this model {what}, and predicts none of its tokens",
+            )
+        if request.prompt_embeds is not None:
+            raise InvalidParameter(
+                "prompt_logprobs",
+                "prompt_logprobs can't be had with prompt_embeds: vectors are no tokens, and have no "
+                "probability. Leave prompt_logprobs out",
             )
 
     def _check_whole(self, num_prompt: int) -> None:

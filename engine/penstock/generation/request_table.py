@@ -48,10 +48,10 @@ class RequestTable:
             raise InvalidParameter("request_id", f"request {request.request_id} is being computed already")
         params, limit = request.params, self._max_model_len
         if params.max_tokens is not None:
-            limit = len(request.prompt_token_ids) + params.max_tokens
+            limit = request.num_prompt_tokens + params.max_tokens
         matcher = self._grammars.matcher(params.grammar) if params.grammar else None
         if self._decoder_start:  # the prompt is no part of the text that the limit is about
-            limit += len(self._decoder_start) - len(request.prompt_token_ids)
+            limit += len(self._decoder_start) - request.num_prompt_tokens
         sequence = Sequence(
             self._num_added,
             request,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.generation.encoder_input import EncoderInput
-from penstock.generation.generation_request import GenerationRequest
+from penstock.generation.generation_request import VECTOR, GenerationRequest
 from penstock.generation.logprobs import PromptScores
 
 if TYPE_CHECKING:
@@ -55,12 +55,16 @@ class Sequence:
         self.request = request
         self.params = request.params
         #: None in models without an encoder.
-        self.encoder = EncoderInput(request.prompt_token_ids, encoder_blocks) if decoder_start else None
-        first = decoder_start or (*soft_prompt, *request.prompt_token_ids)
+        vectors = (VECTOR,) * (request.num_prompt_tokens - len(request.prompt_token_ids))
+        prompt = (*vectors, *request.prompt_token_ids)
+        self.encoder = EncoderInput(prompt, encoder_blocks) if decoder_start else None
+        first = decoder_start or (*soft_prompt, *prompt)
         #: The tokens with which the text begins that the model goes on with.
         self.num_prompt_tokens = len(first)
         #: Rows of the embedding in front of the prompt, which the sequence counts as tokens of its prompt.
         self.num_soft_tokens = len(soft_prompt)
+        #: Where the prompt's tokens begin that the vocabulary has: behind soft prompt and vectors.
+        self.text_start = 0 if decoder_start else len(soft_prompt) + len(vectors)
         #: Every token sees these tokens, also those behind it: the prompt, or none.
         self.prefix_len = len(first) if is_prompt_whole else 0
         self.max_total_tokens = max_total_tokens
@@ -160,7 +164,7 @@ class Sequence:
     @property
     def text_ids(self) -> list[int]:
         """Prompt and answer as tokens of the vocabulary."""
-        return self.token_ids[self.num_soft_tokens :] if self.num_soft_tokens else self.token_ids
+        return self.token_ids[self.text_start :] if self.text_start else self.token_ids
 
     @property
     def num_output_tokens(self) -> int:
