@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from penstock.generation.grammars.grammar import Grammar
     from penstock.generation.logprobs import TokenLogprobs
+    from penstock.generation.prompt_embeds import PromptEmbeds
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason
     from penstock.request_stream import RequestStream
@@ -44,6 +45,7 @@ _HOMES = {
     "GenerationRequest": "penstock.generation.generation_request",
     "Grammar": "penstock.generation.grammars.grammar",
     "MAX_LOGPROBS": "penstock.generation.generation_request",
+    "PromptEmbeds": "penstock.generation.prompt_embeds",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.request_stream",
     "SamplingParams": "penstock.generation.generation_request",
@@ -65,6 +67,7 @@ __all__ = [
     "GenerationRequest",
     "Grammar",
     "MAX_LOGPROBS",
+    "PromptEmbeds",
     "RequestOutput",
     "RequestStream",
     "SamplingParams",

@@ -209,6 +209,7 @@ def test_penalties_count_the_vocabularys_tokens_alone(usual: Path) -> None:
         temperature=0, max_tokens=8, ignore_eos=True, repetition_penalty=50.0, no_repeat_ngram_size=1
     )
     (found,) = engine.generate([PROMPTS[2]], params)
+    assert not set(found.token_ids[:1]) & set(NEVER_FIRST)
     assert len(set(found.token_ids)) == 8 and not set(found.token_ids) & set(PROMPTS[2])
 
 

@@ -165,7 +165,7 @@ class Sampler:
             ids = torch.tensor(list(params.logit_bias), device=logits.device)
             logits[ids] += logits.new_tensor(list(params.logit_bias.values()))
         if params.repetition_penalty != 1:
-            ids = torch.tensor(sorted(set(token_ids)), device=logits.device)
+            ids = torch.tensor(sorted(set(token_ids)), dtype=torch.int64, device=logits.device)
             seen = logits[ids]
             penalty = params.repetition_penalty
             penalized = torch.where(seen > 0, seen / penalty, seen * penalty)

@@ -61,6 +61,7 @@ class Responder:
             question.params,
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
+            embeds=[prompt.embeds for prompt in question.prompts],
             tells_end_token=tells_end_token,
             ending=question.use.ending if question.use else lambda: None,
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock import Grammar, SamplingParams, Tokenizer, render_chat, without_draws
-from penstock.errors import ContextOverflow
+from penstock import Grammar, PromptEmbeds, SamplingParams, Tokenizer, render_chat, without_draws
+from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
@@ -70,11 +71,33 @@ class Prompt:
     token_ids: list[int]
     #: The prompt as the client wrote it, or its truncated rest; for echo.
     text: str = ""
+    #: What stands in front of the tokens.
+    embeds: PromptEmbeds | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + (self.embeds.num_tokens if self.embeds is not None else 0)
 
 
 def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     """The prompts of a completion. Token ids stay as they are: the engine refuses ids beyond the
-    vocabulary."""
+    vocabulary. Raises InvalidParameter for prompt_embeds that can't be read."""
+    embeds = [read_embeds(text) for text in body.embeds]
+    if body.prompt_follows_embeds:
+        return [replace(prompt, embeds=embeds[0]) for prompt in _read_texts(model, body)]
+    return [*(Prompt([], embeds=each) for each in embeds), *_read_texts(model, body)]
+
+
+def read_embeds(text: str) -> PromptEmbeds:
+    """Base64 of a file. Raises InvalidParameter."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidParameter("prompt_embeds", f"prompt_embeds is not base64: {error}") from error
+    return PromptEmbeds.read(raw)
+
+
+def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     tokenizer = model.tokenizer
     add_special_tokens = body.add_special_tokens is not False
     prompts = []

@@ -60,7 +60,7 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
         )
         raise ApiError(400, message, code="invalid_value", param="echo")
     prompts = read_prompts(model, body)
-    room = model.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    room = model.max_model_len - max(prompt.num_tokens for prompt in prompts)
     usual = max(1, min(DEFAULT_MAX_TOKENS, room))
     num_scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
