@@ -121,6 +121,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 REPOSITORIES = {
     "cpm-1": "TsinghuaAI/CPM-Generate",
     "eva": "thu-coai/EVA2.0-xlarge",
+    "cpm-ant": "openbmb/cpm-ant-10b",
     "minicpm-2b": "openbmb/MiniCPM-2B-sft-bf16",
     "minicpm4-8b": "openbmb/MiniCPM4-8B",
     "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",

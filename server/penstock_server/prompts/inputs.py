@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock import Grammar, PromptEmbeds, SamplingParams, Tokenizer, render_chat, without_draws
+from penstock import Grammar, SamplingParams, Tokenizer, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.conversation import Call, Conversation, Turn
@@ -21,6 +21,9 @@ from penstock_server.protocol.requests import (
 )
 from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import render_described
+
+if TYPE_CHECKING:
+    from penstock import PromptEmbeds
 
 #: Request fields that have the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
@@ -90,6 +93,8 @@ def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
 
 def read_embeds(text: str) -> PromptEmbeds:
     """Base64 of a file. Raises InvalidParameter."""
+    from penstock import PromptEmbeds  # this import loads torch
+
     try:
         raw = base64.b64decode(text, validate=True)
     except ValueError as error:

@@ -291,9 +291,8 @@ class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
     prompt: Prompt = Field(
-        "",
-        description="Text or token ids; a list of either is several prompts. Required, unless there are "
-        "prompt_embeds.",
+        description="Text or token ids; a list of either is several prompts. Beside prompt_embeds, it "
+        "may be empty, null or left out.",
     )
     prompt_embeds: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = Field(
         None,
@@ -314,17 +313,15 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_null_out(cls, body: Any) -> Any:
-        """Beside prompt_embeds, `prompt` may be null."""
+    def _fill_prompt_in(cls, body: Any) -> Any:
+        """Beside prompt_embeds, there may be no prompt."""
         if isinstance(body, dict) and body.get("prompt_embeds") is not None and body.get("prompt") is None:
-            return {name: value for name, value in body.items() if name != "prompt"}
+            return body | {"prompt": ""}
         return body
 
     @model_validator(mode="after")
     def _check_embeds(self) -> CompletionRequest:
         has_embeds = self.prompt_embeds is not None
-        if not has_embeds and "prompt" not in self.model_fields_set:
-            raise invalid("prompt", "Field required")
         if self.prompt_follows_embeds and (len(self.embeds) != 1 or not self.prompts):
             raise invalid("prompt_follows_embeds", "true needs a prompt, and prompt_embeds of one tensor")
         for name in ("echo", "prompt_logprobs", "truncate_prompt_tokens"):
