@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from cpm_folders import save_ant
 from safetensors.torch import load_file, save_file
 from test_encoder_decoder import Answers, answer, load
 from torch import Tensor, nn
 
 from penstock.calibrate import Calibration
+from penstock.config import EngineConfig
+from penstock.engine import Engine
 from penstock.errors import ConfigError, InvalidParameter, UnsupportedModel
 from penstock.evaluate import Window, evaluate
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model.registry import find_family, open_model
@@ -49,10 +53,10 @@ NEVER_FIRST = [4, 7]
 SIZES = {"max_model_len": 400, "max_num_batched_tokens": 320}
 
 
-def build(name: str, folder: Path) -> Any:
+def build(name: str, folder: Path, **more: int) -> Any:
     """Make a model, save it as transformers does, and return it in float32 with the weights that INT8
     leaves."""
-    sizes, is_tied = MODELS[name]
+    sizes, is_tied = MODELS[name][0] | more, MODELS[name][1]
     torch.manual_seed(11)
     model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**sizes)).float().eval()
     with torch.no_grad():
@@ -65,7 +69,9 @@ def build(name: str, folder: Path) -> Any:
         model.lm_head.weight[4] *= 3  # a token with which no answer may begin
         if is_tied:
             model.cpmant.input_embedding.weight[4] *= 3
-            model.lm_head.weight = nn.Parameter(model.cpmant.input_embedding.weight[:VOCAB_SIZE].clone())
+            model.lm_head.weight = nn.Parameter(
+                model.cpmant.input_embedding.weight[: sizes["vocab_size"]].clone()
+            )
     model.save_pretrained(folder)
     return dequantized(model, folder)
 
@@ -78,7 +84,7 @@ def dequantized(model: Any, folder: Path) -> Any:
             for part in tensor.parts if tensor.is_matrix else ():
                 parameters[part].copy_(quantize(parameters[part]).dequantize())
         if tensors.is_tied:
-            model.lm_head.weight.copy_(model.cpmant.input_embedding.weight[:VOCAB_SIZE])
+            model.lm_head.weight.copy_(model.cpmant.input_embedding.weight[: len(model.lm_head.weight)])
     return model
 
 
@@ -251,6 +257,26 @@ def test_files_of_other_versions_load(usual: Path, tmp_path: Path) -> None:
         assert (mine.tokens == expected.tokens) == (name != "other head")
 
 
+def test_a_published_folder(tmp_path: Path) -> None:
+    """Pickled weights, and vocab.txt: a prompt has <s> in front and no <unk>, and </s> ends an answer."""
+    lines = (save_ant(tmp_path) / "vocab.txt").read_text().splitlines()
+    build("CPM-Ant", tmp_path, vocab_size=len(lines))
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    engine = Engine.load(tmp_path, EngineConfig(allow_pickle=True, **SIZES))
+    prompt = engine.tokenizer.encode("今天 天气😀\n很好")
+    assert [lines[token_id] for token_id in prompt] == ["<s>", "今天", "</_>", "天气", "</n>", "很好"]
+    assert engine.tokenizer.eos_token_ids == {lines.index("</s>")}
+    (found,) = engine.generate([prompt], GREEDY)
+    assert len(found.token_ids) == NUM_TOKENS and found.token_ids[0] not in NEVER_FIRST
+    assert found.text == engine.tokenizer.decode(found.token_ids)
+    beams = SamplingParams(beams=BeamParams(3), max_tokens=6)
+    (best,) = engine.generate([prompt], beams)
+    assert best.token_ids[0] not in NEVER_FIRST
+    alone = load(tmp_path, allow_pickle=True, num_kv_tokens=96, **SIZES | {"max_model_len": 32})
+    assert alone.generate([prompt], beams)[0].token_ids == best.token_ids
+
+
 def test_configs(usual: Path) -> None:
     config = json.loads((usual / "config.json").read_text())
     read = find_family(config).read_spec
@@ -260,3 +286,5 @@ def test_configs(usual: Path) -> None:
     for change in ({"mask_modules": [[True, False]]}, {"prompt_types": 2}, {"segment_types": 2}):
         with pytest.raises(UnsupportedModel):
             read(config | change)
+    with pytest.raises(UnsupportedModel, match="CPM-Bee is not supported.*openbmb/cpm-ant-10b"):
+        find_family({"architectures": ["CpmBeeForCausalLM"], "model_type": "cpmbee"})

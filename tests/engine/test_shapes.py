@@ -87,6 +87,16 @@ def test_a_random_model_of_another_family_is_a_model(tmp_path: Path) -> None:
     assert len(answer.token_ids) == 5
 
 
+def test_a_random_cpm_ant_is_a_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "dim_ff": 96, "dim_head": 16, "num_attention_heads": 4, "vocab_size": 128}
+    write_random(find_shape("cpm-ant") | sizes | {"num_hidden_layers": 3}, tmp_path)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
+        assert engine.model.store.tensors.is_tied
+        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
+
+
 def test_a_random_encoder_decoder_is_a_model(tmp_path: Path) -> None:
     """CPM-2's form: projections of equal parts, and a stack between encoder and decoder."""
     sizes = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4, "vocab_size": 128}

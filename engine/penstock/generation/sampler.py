@@ -110,8 +110,8 @@ class Sampler:
             return Chosen((), scores, _no_number(largest))
         params, matcher, num_output = sequence.params, sequence.matcher, sequence.num_output_tokens
         logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-        if needs_adjusting(params, num_output, matcher):
-            logprobs = self._adjust(logprobs, params, sequence.token_ids, num_output, matcher)
+        if needs_adjusting(params, num_output, matcher) or (self._never_first and num_output == 0):
+            logprobs = self._adjust(logprobs, params, sequence.text_ids, num_output, matcher)
         num_ends = len(self._eos_token_ids | set(params.stop_token_ids))
         found = likeliest(logprobs, 2 * beams.num_beams + num_ends)
         if not found or (matcher and matcher.error):
