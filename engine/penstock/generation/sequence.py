@@ -157,9 +157,9 @@ class Sequence:
 
     @property
     def num_whole_tokens(self) -> int:
-        """Pending tokens that one step has to compute together: those of a prompt that is seen both ways,
-        or one."""
-        return max(1, self.prefix_len - self.num_computed_tokens)
+        """Pending tokens that one step has to compute together: those of a prompt that is seen both ways; 0
+        if the pending tokens can be cut anywhere."""
+        return max(0, self.prefix_len - self.num_computed_tokens)
 
     @property
     def text_ids(self) -> list[int]:

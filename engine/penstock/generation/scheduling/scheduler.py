@@ -131,12 +131,12 @@ class Scheduler:
         for sequence in prompts:
             due = min(sequence.num_pending_tokens, chunk if owed else budget - half)
             due = max(due, sequence.num_whole_tokens)
-            if due <= budget - sum(owed.values()) or (is_alone and not owed):
+            if 0 < due <= budget - sum(owed.values()) or (due and is_alone and not owed):
                 owed[sequence] = due
         while may_admit and (first := waiting.first):
             due = min(first.num_tokens, MIN_CHUNK if owed else budget - half)
             due = max(due, first.num_whole_tokens)
-            has_room = due <= budget - sum(owed.values()) or (is_alone and not owed)
+            has_room = 0 < due <= budget - sum(owed.values()) or (is_alone and not owed)
             if not has_room or not self.admission.admit(first):
                 break
             owed[first] = min(due, first.num_pending_tokens)
