@@ -85,6 +85,11 @@ def quantization_errors(engine: Engine, reference: UnquantizedModel) -> Iterator
     return quantization_error.quantization_errors(engine.model.store, reference.store)
 
 
+def longest_in_a_step(engine: Engine) -> int:
+    """Tokens of the longest prompt that one step computes whole."""
+    return engine.config.max_num_batched_tokens - len(engine.spec.soft_prompt)
+
+
 def longest_sequence(
     config: EngineConfig, plan: MemoryPlan, num_seqs: int, num_prompt_tokens: int, num_steps: int
 ) -> int | None:
