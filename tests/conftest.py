@@ -1,4 +1,5 @@
-"""A tiny random Llama with a byte-level tokenizer, made once: what engine tests run on."""
+"""What tests of several folders share: a tiny random Llama with a byte-level tokenizer, a server on the demo
+model, and the order in which two processes take the files."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
 # Nor leave anything behind in the user's cache.
@@ -15,11 +17,50 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 import pytest
 import torch
 
+from end_to_end.server_process import ServerProcess
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache() -> Iterator[None]:
-    yield
-    shutil.rmtree(os.environ["XDG_CACHE_HOME"])
+#: The folder of compiled.py. The processes of pytest-xdist get the variable from the first process.
+COMPILED = "TESTS_COMPILED_FOLDER"
+IS_FIRST_PROCESS = COMPILED not in os.environ
+if IS_FIRST_PROCESS:
+    os.environ[COMPILED] = tempfile.mkdtemp(prefix="penstock-compiled-")
+#: Files whose tests ask real servers. One process takes all of them, so that they share a server.
+ON_SERVERS = ("end_to_end/", "client/test_batch.py", "client/test_readme.py", "client/test_real_server.py")
+#: What takes longest comes first, so that both processes end at the same time. The rest comes by name.
+FIRST = ("servers",)
+
+
+def pytest_unconfigure() -> None:
+    """Also in the first process, where fixtures do not run with pytest-xdist."""
+    if IS_FIRST_PROCESS:
+        shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+def _unit(file: str) -> str:
+    """What one process takes as a whole: a file (its models are made once), or all files of ON_SERVERS."""
+    name = file.removeprefix("tests/")
+    return "servers" if name.startswith(ON_SERVERS) else name
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        unit = _unit(item.nodeid.partition("::")[0])
+        return FIRST.index(unit) if unit in FIRST else len(FIRST)
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    class InUnits(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _unit(super()._split_scope(nodeid))
+
+    config.option.loadscopereorder = False  # the order of pytest_collection_modifyitems
+    return InUnits(config, log)
 
 
 def save_byte_tokenizer(folder: Path, num_merges: int = 20) -> None:
@@ -68,3 +109,10 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-llama")
     save_tiny_llama(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[ServerProcess]:
+    """A server on the demo model, for tests that leave it as it was."""
+    with ServerProcess("demo", "--max-model-len", "512", "--scheduling-policy", "priority") as server:
+        yield server.wait_until_ready()

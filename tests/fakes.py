@@ -26,6 +26,7 @@ from penstock.memory.cost import UNKNOWN
 from penstock.memory.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
 from penstock.spec import ModelSpec
+from penstock.text.prompt_forms import PromptForms
 from penstock_server.facade import inside
 from penstock_server.facade.model import ServedModel
 
@@ -53,6 +54,7 @@ class FakeTokenizer:
     special_token_ids = frozenset({EOS})
     #: Of a template that knows no tools.
     tool_template = ""
+    sentinels = ()
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
@@ -127,11 +129,12 @@ class FakeModel:
         self.config = EngineConfig()
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan = PLAN
-        self.meter = SimpleNamespace(predict=lambda num_tokens, num_sampled: UNKNOWN)
+        self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN)
         self.spec = model_spec()
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
+        self.forms = PromptForms(tokenizer, has_encoder=False)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         limits = RequestLimits(

@@ -43,6 +43,7 @@ PURE = (
     "penstock.memory.planner",
     "penstock.memory.cost",
     "penstock.weights.tiers.policies",
+    "penstock.generation.beam_search",
     "penstock.generation.generation_request",
     "penstock.generation.sequence",
     *(

@@ -22,13 +22,16 @@ if TYPE_CHECKING:
         ValidRequest,
         without_draws,
     )
+    from penstock.generation.grammars.blanks import Blanks
     from penstock.generation.grammars.grammar import Grammar
     from penstock.generation.logprobs import TokenLogprobs
     from penstock.generation.prompt_embeds import PromptEmbeds
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason
     from penstock.request_stream import RequestStream
-    from penstock.text.chat import render_chat
+    from penstock.text.chat import can_chat, render_chat
+    from penstock.text.detokenizer import Detokenizer
+    from penstock.text.prompt_forms import BlankText, FormedPrompt, PromptForms
     from penstock.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -37,21 +40,27 @@ __version__ = "0.1.0"
 _HOMES = {
     "AsyncEngine": "penstock.async_engine",
     "BeamParams": "penstock.generation.beam_search",
+    "BlankText": "penstock.text.prompt_forms",
+    "Blanks": "penstock.generation.grammars.blanks",
     "Completion": "penstock.engine",
+    "Detokenizer": "penstock.text.detokenizer",
     "Engine": "penstock.engine",
     "EngineConfig": "penstock.config",
     "EngineStatus": "penstock.engine_thread",
     "FinishReason": "penstock.generation.sequence",
+    "FormedPrompt": "penstock.text.prompt_forms",
     "GenerationRequest": "penstock.generation.generation_request",
     "Grammar": "penstock.generation.grammars.grammar",
     "MAX_LOGPROBS": "penstock.generation.generation_request",
     "PromptEmbeds": "penstock.generation.prompt_embeds",
+    "PromptForms": "penstock.text.prompt_forms",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.request_stream",
     "SamplingParams": "penstock.generation.generation_request",
     "TokenLogprobs": "penstock.generation.logprobs",
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.generation_request",
+    "can_chat": "penstock.text.chat",
     "render_chat": "penstock.text.chat",
     "without_draws": "penstock.generation.generation_request",
 }
@@ -59,21 +68,27 @@ _HOMES = {
 __all__ = [
     "AsyncEngine",
     "BeamParams",
+    "BlankText",
+    "Blanks",
     "Completion",
+    "Detokenizer",
     "Engine",
     "EngineConfig",
     "EngineStatus",
     "FinishReason",
+    "FormedPrompt",
     "GenerationRequest",
     "Grammar",
     "MAX_LOGPROBS",
     "PromptEmbeds",
+    "PromptForms",
     "RequestOutput",
     "RequestStream",
     "SamplingParams",
     "TokenLogprobs",
     "ValidRequest",
     "Tokenizer",
+    "can_chat",
     "render_chat",
     "without_draws",
 ]

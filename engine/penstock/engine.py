@@ -26,6 +26,7 @@ from penstock.loader import Model, load_model
 from penstock.memory.cost import Predict
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
+from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 
 ReportProgress = Callable[[int, int], None]
@@ -95,6 +96,8 @@ class Engine:
             room,
             config.max_num_batched_tokens,
         )
+        #: How the model is asked to complete a text and to fill in blanks.
+        self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         self.scheduler = Scheduler(

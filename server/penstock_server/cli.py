@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | batch | generate | chat | plan | hardware | doctor | bench |
+"""The command line: `penstock serve | batch | generate | fill | chat | plan | hardware | doctor | bench |
 convert | report | eval`.
 
 Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
@@ -128,6 +128,10 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
         num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
         return converting.run_convert(settings, options.target, text, num_tokens)
+    if options.command == "fill":
+        from penstock_server.commands.filling import fill
+
+        return fill(settings, options)
     from penstock_server.commands import terminal
 
     run = terminal.generate if options.command == "generate" else terminal.chat

@@ -155,10 +155,8 @@ def server(sleeping_server: FakeServer) -> FakeServer:
 
 
 @pytest.fixture(scope="session")
-def live_server() -> Iterator[ServerProcess]:
-    """A real server on the demo model, for tests that leave it as it was."""
-    with ServerProcess("demo", "--max-model-len", "512", "--scheduling-policy", "priority") as server:
-        yield server.wait_until_ready()
+def live_server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 @pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])

@@ -29,9 +29,11 @@ def metric(url: str, pattern: str) -> float:
 @pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
 def test_leaving_early_frees_the_sequence(client, live_server, method):
     aborted = r'vllm:request_success_total.*finished_reason="abort"'
+    deadline = time.monotonic() + PATIENCE_S
+    while metric(live_server.url, "vllm:num_requests_running"):  # of another test that left early
+        assert time.monotonic() < deadline
     num_aborted = metric(live_server.url, aborted)
     client.peek(getattr(client, method)("Once", max_tokens=400, ignore_eos=True), 1)
-    deadline = time.monotonic() + PATIENCE_S
     while metric(live_server.url, aborted) == num_aborted:
         assert time.monotonic() < deadline
     assert metric(live_server.url, aborted) == num_aborted + 1

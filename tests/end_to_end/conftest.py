@@ -1,4 +1,4 @@
-"""One server on the demo model for all tests that leave it as it was, and pages in a browser."""
+"""A client of the server on the demo model, and pages in a browser."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ MODEL = "demo"
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess(MODEL, "--max-model-len", "512") as server:
-        yield server.wait_until_ready()
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 @pytest.fixture

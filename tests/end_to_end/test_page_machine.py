@@ -31,9 +31,7 @@ def planned_engine(card: str | None = None) -> FakeAsyncEngine:
     size = footprint_of(find_shape("solar-10.7b"), config)
     engine = FakeAsyncEngine()
     plan = engine.model.plan = plan_memory(size, hardware, config)
-    engine.model.meter.predict = lambda num_tokens, num_sampled: predict_step(
-        plan, size, hardware, config, num_tokens, num_sampled
-    )
+    engine.model.meter.predict = lambda *tokens: predict_step(plan, size, hardware, config, *tokens)
     engine.model.metrics.links["disk"] = Traffic()
     return engine
 

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ SHELL = "\n".join(blocks("sh", "README.md", "server/README.md", "engine/README.m
 COMMANDS = re.findall(
     r"^(?:\.venv/bin/)?penstock ([^$\n]*?)(?:\s+#.*)?$", SHELL.replace("\\\n", " "), re.MULTILINE
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("demo") as process:
-        yield process.wait_until_ready()
 
 
 def here(text: str, server: ServerProcess) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+
+from penstock_server import cli
 
 from .conftest import MODEL
 from .server_process import ServerProcess, command, environment
@@ -206,7 +209,9 @@ def test_metrics_count_tokens(server: ServerProcess, client: openai.OpenAI) -> N
     assert metric(server, "penstock:steps_total") > 0
 
 
-def test_streamed_layers_give_the_same_answer(client: openai.OpenAI) -> None:
+def test_streamed_layers_give_the_same_answer_and_sigterm_lets_an_answer_finish(
+    client: openai.OpenAI,
+) -> None:
     """A server that keeps no layer in memory, guarded by a key."""
     fields: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
     here = complete(client, **fields)
@@ -215,12 +220,20 @@ def test_streamed_layers_give_the_same_answer(client: openai.OpenAI) -> None:
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as other:
             assert complete(other, **fields) == here
+            stream = other.completions.create(
+                model=MODEL, prompt=PROMPT, max_tokens=60, stream=True, extra_body=GO_ON
+            )
+            next(stream)
+            ending = threading.Thread(target=server.end)
+            ending.start()
+            *_, last = stream
+            ending.join()
+        assert last.choices[0].finish_reason == "length"
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal.Signals) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 100_000, "stream": True, "ignore_eos": True}
+def test_sigint_ends_it_cleanly_in_the_middle_of_an_answer() -> None:
+    body = {"prompt": PROMPT, "stream": True, "ignore_eos": True}
     with ServerProcess(MODEL, "--shutdown-timeout", "0") as server:
         server.wait_until_ready()
         limit = httpx2.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"]
@@ -228,29 +241,13 @@ def test_a_signal_ends_it_cleanly_even_in_the_middle_of_an_answer(number: signal
         with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
-            ending = threading.Thread(target=server.end, args=(number,))
+            ending = threading.Thread(target=server.end, args=(signal.SIGINT,))
             ending.start()
             *_, error, done = [line for line in lines if line.startswith("data: ")]
             ending.join()
         assert "error" in json.loads(error.removeprefix("data: ")) and done == "data: [DONE]"
         assert server.end() == 0
         assert not any("Traceback" in line for line in server.log)
-
-
-def test_a_signal_lets_a_running_answer_finish() -> None:
-    with ServerProcess(MODEL) as server:
-        server.wait_until_ready()
-        body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
-            lines = answer.iter_lines()
-            first = next(lines)
-            ending = threading.Thread(target=server.end)
-            ending.start()
-            *chunks, done = [line for line in (first, *lines) if line.startswith("data: ")]
-            ending.join()
-        assert "error" not in "".join(chunks) and done == "data: [DONE]"
-        assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert server.end() == 0
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -312,36 +309,36 @@ def test_a_signal_ends_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.rglob("snapshots/*/*"))
 
 
-def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), input=text, capture_output=True, text=True, env=environment())
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment())
 
 
-@pytest.mark.parametrize("name", ["serve", "generate"])
-def test_a_model_that_is_not_there_is_one_line(name: str) -> None:
-    done = run(name, "/no/such/folder", *(["--port", "0"] if name == "serve" else []))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
+def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run("serve", "/no/such/folder", "--port", "0")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
     [line] = [line for line in done.stderr.splitlines() if "/no/such/folder" in line]
-    assert (
-        ("ERROR" in line and "can't be loaded" in line) if name == "serve" else line.startswith("penstock: ")
-    )
+    assert "ERROR" in line and "can't be loaded" in line
+    assert cli.main(["generate", "/no/such/folder"]) == 1
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "/no/such/folder" in line]
+    assert line.startswith("penstock: ")
 
 
-def test_generate_prints_what_the_server_answers(client: openai.OpenAI) -> None:
+def test_generate_and_chat_print_what_the_server_answers(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: test_cli.py shows that a process of its own does the same."""
     flags = ("--max-tokens", "12", "--temperature", "0")
-    done = run("generate", MODEL, *flags, text=PROMPT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == complete(client, max_tokens=12, temperature=0) + "\n"
-    assert "tokens/s" in done.stderr
-
-
-def test_chat_in_the_terminal(client: openai.OpenAI) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
+    assert cli.main(["generate", MODEL, *flags]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == complete(client, max_tokens=12, temperature=0) + "\n"
+    assert "tokens/s" in printed.err
     whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12, temperature=0)
-    flags = ("--max-tokens", "12", "--temperature", "0")
-    done = run("chat", MODEL, *flags, text="Hello!\n/quit\n")
-    assert done.returncode == 0, done.stderr
-    assert str(whole.choices[0].message.content) in done.stdout
-    assert "tokens/s" in done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello!\n/quit\n"))
+    assert cli.main(["chat", MODEL, *flags]) == 0
+    printed = capsys.readouterr()
+    assert str(whole.choices[0].message.content) in printed.out
+    assert "tokens/s" in printed.err
 
 
 def test_a_batch_is_answered_as_requests_are(client: openai.OpenAI, tmp_path: Path) -> None:
@@ -360,8 +357,3 @@ def test_a_batch_is_answered_as_requests_are(client: openai.OpenAI, tmp_path: Pa
     for name in "012":
         assert found[name]["response"]["body"]["choices"][0]["text"] == expected
     assert found["wrong"]["response"]["status_code"] == 400
-    again = run("batch", "--model", MODEL, str(source), str(target))
-    assert again.returncode == 0 and "4 lines are in" in again.stderr
-    source.write_text(source.read_text() + json.dumps(lines[0]) + "\n")
-    twice = run("batch", "--model", MODEL, str(source), str(target))
-    assert twice.returncode == 2 and "'0' in lines 1 and 5" in twice.stderr

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
+
+from compiled import compiled
 
 from penstock.kernels import cpu
 from penstock.kernels.cpu import NativeKernels, compiled_builds, open_library
@@ -23,23 +23,9 @@ FLAGS = (
 @functools.cache
 def library() -> ctypes.CDLL:
     assert COMPILER is not None
-    header, source = Path(__file__).with_suffix(".h"), Path(cpu.__file__).with_suffix(".c")
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder, "emulated_amx.so")
-        command = [
-            COMPILER,
-            *FLAGS,
-            "-include",
-            str(header),
-            "-shared",
-            "-fPIC",
-            str(source),
-            "-o",
-            str(built),
-        ]
-        done = subprocess.run([*command, "-lm"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return open_library(built)
+    files = (Path(__file__).with_suffix(".h"), Path(cpu.__file__).with_suffix(".c"))
+    text = "".join(f'#include "{file}"\n' for file in files)
+    return open_library(compiled([COMPILER, *FLAGS, "-shared", "-fPIC", "-lm"], text, ".c"))
 
 
 def emulated_amx_kernels(activations: str = "int16") -> NativeKernels:

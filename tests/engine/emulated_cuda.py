@@ -6,13 +6,12 @@ import ctypes
 import functools
 import mmap
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from compiled import compiled
 from torch import Tensor
 
 from penstock.kernels.cuda import CudaKernels
@@ -32,19 +31,13 @@ FLAGS = (
 
 
 @functools.cache
-def library(program: str | None = None) -> ctypes.CDLL:
-    """Every kernel that cuda_launcher.py knows, from the .cu files or from another text in their place."""
+def library(program: str | None = None, kernels: tuple[str, ...] = tuple(SIGNATURES)) -> ctypes.CDLL:
+    """Every kernel that cuda_launcher.py knows, from the .cu files, or some kernels from another text."""
     assert COMPILER is not None
-    with tempfile.TemporaryDirectory() as folder:
-        text, built = Path(folder, "emulated.cpp"), Path(folder, "emulated.so")
-        wrappers = "\n".join(f'EMULATE({name}, "{kinds}")' for name, kinds in SIGNATURES.items())
-        text.write_text(
-            f'#include "emulated_cuda.h"\n{program or source()}\n#include "fake_cuda_driver.h"\n{wrappers}\n'
-        )
-        command = [COMPILER, *FLAGS, "-I", str(Path(__file__).parent), str(text), "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        return ctypes.CDLL(str(built))
+    wrappers = "\n".join(f'EMULATE({name}, "{SIGNATURES[name]}")' for name in kernels)
+    text = f'#include "emulated_cuda.h"\n{program or source()}\n#include "fake_cuda_driver.h"\n{wrappers}\n'
+    command = [COMPILER, *FLAGS, "-I", str(Path(__file__).parent)]
+    return ctypes.CDLL(str(compiled(command, text, ".cpp")))
 
 
 class EmulatedLauncher:
@@ -52,10 +45,10 @@ class EmulatedLauncher:
     same inputs, from last to first: a missing barrier shows as a difference. Each tensor ends at a page that
     can't be touched, so that reading or writing beyond it ends the process."""
 
-    def __init__(self, num_multiprocessors: int = 10, program: str | None = None) -> None:
+    def __init__(self, num_multiprocessors: int = 10, kernels: ctypes.CDLL | None = None) -> None:
         self.num_multiprocessors = num_multiprocessors
         self.has_tensor_cores = False
-        self._library = library(program)
+        self._library = kernels or library()
         self.launched: list[str] = []
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:

@@ -68,7 +68,7 @@ def test_walks_are_valid_and_invent_nothing() -> None:
     dice = random.Random(5)
     known = {*NAMES, "kind", *(f"x{digit}" for digit in range(10))}
     num_whole = num_refused = 0
-    for _ in range(300):
+    for _ in range(120):
         schema = random_open_schema(dice)
         if matcher(schema).get_error():
             # Nothing is of it, or it is beyond llguidance: so it is without closing, too.
@@ -81,7 +81,7 @@ def test_walks_are_valid_and_invent_nothing() -> None:
                 validator.validate(value)
                 assert set(value) <= known
                 num_whole += 1
-    assert num_whole > 400 and num_refused < 200
+    assert num_whole > 150 and num_refused < 80
 
 
 A, B = {"properties": {"a": I}}, {"properties": {"b": I}}

@@ -4,7 +4,6 @@ steps; and its bookkeeping: ends, errors, aborts, blocks."""
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import shutil
@@ -36,7 +35,6 @@ from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.kernels import cpu
-from penstock.kernels.cpu import NativeKernels
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.text.tokenizer import NoText
@@ -143,32 +141,43 @@ def test_the_layer_in_work_can_be_seen_from_outside(
         assert engine.step(aborted={"r"}) == [] and engine.streamer.current_layer is None
 
 
-def generate_with_one_thread(folder: str, result: str) -> None:
-    """What a process of its own runs: the threads of the native kernels only ever grow."""
-    with Engine.load(folder, EngineConfig(num_threads=1)) as engine:
-        kernels = engine.executor._family.kernels
-        if isinstance(kernels, NativeKernels):
-            assert kernels.set_num_threads(1) == 1
-        assert torch.get_num_threads() == 1
-        Path(result).write_bytes(pickle.dumps(exact(engine.generate(PROMPTS, PARAMS))))
+#: A process of its own, because the threads of the native kernels only ever grow.
+ONE_THREAD = """
+import pickle, sys
+from pathlib import Path
+import torch
+from penstock.config import EngineConfig
+from penstock.engine import Engine
+from penstock.kernels.cpu import NativeKernels
+
+with Engine.load(sys.argv[1], EngineConfig(num_threads=1)) as engine:
+    kernels = engine.executor._family.kernels
+    if isinstance(kernels, NativeKernels):
+        assert kernels.set_num_threads(1) == 1
+    assert torch.get_num_threads() == 1
+    answers = engine.generate(*pickle.loads(Path(sys.argv[2]).read_bytes()))
+Path(sys.argv[2]).write_bytes(pickle.dumps(answers))
+"""
 
 
 def test_a_request_gets_with_one_thread_what_it_gets_with_all(
     tiny_llama: Path, alone: list[tuple[object, ...]], tmp_path: Path
 ) -> None:
-    program = "import sys, test_engine; test_engine.generate_with_one_thread(*sys.argv[1:])"
-    command = [sys.executable, "-c", program, str(tiny_llama), str(tmp_path / "result")]
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
-    assert pickle.loads((tmp_path / "result").read_bytes()) == alone
+    file = tmp_path / "asked and answered"
+    file.write_bytes(pickle.dumps((PROMPTS, PARAMS)))
+    subprocess.run([sys.executable, "-c", ONE_THREAD, str(tiny_llama), str(file)], check=True)
+    assert exact(pickle.loads(file.read_bytes())) == alone
 
 
-@pytest.mark.parametrize("kernels", ["torch", "reference", "native"])
-@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(
+    ("kernels", "activations"),
+    [("torch", "int16"), ("torch", "int8"), ("reference", "int8"), ("native", "int8")],
+)
 def test_every_set_of_kernels_keeps_the_promise(kernels: str, activations: str, tiny_llama: Path) -> None:
-    """Few tokens: the plain kernels are slow."""
+    """Few tokens, and small steps to measure: the plain kernels are slow."""
     params = [SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)] * 3
     config = {"kernels": kernels, "activations": activations}
-    engine = Engine.load(tiny_llama, EngineConfig(**config))
+    engine = Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=64, **config))
     expected = exact([engine.generate([prompt], params[0])[0] for prompt in PROMPTS[:3]])
     chunked = Engine.load(tiny_llama, EngineConfig(max_num_batched_tokens=6, **config))
     assert exact(chunked.generate(PROMPTS[:3], params)) == expected

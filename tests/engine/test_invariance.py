@@ -7,7 +7,9 @@ engine/README.md says what it rests on.
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,10 @@ from tiny_models import MODELS, VOCAB_SIZE, build
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.model.registry import open_model
+from penstock.weights.conversion.convert import convert
 
-PLAIN = EngineConfig(max_model_len=96, enable_prefix_caching=False)
+PLAIN = EngineConfig(max_model_len=96, max_num_batched_tokens=128, enable_prefix_caching=False)
 NUM_REQUESTS, MAX_TOKENS = 8, 34
 #: Models, and what they change of their configs: here some prompts are longer than what rope's frequencies
 #: depend on, and some answers cross that.
@@ -75,19 +79,37 @@ def arriving(
     return completions
 
 
+Converted = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """converted(name, **changes): the folder of a converted model. (A streamed layer of a folder that is not
+    converted is quantized in each step.)"""
+
+    @functools.cache
+    def folder_of(name: str, **changes: int) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        build(name, folder / "made", **changes)
+        convert(open_model(folder / "made").store, folder / "int8")
+        return folder / "int8"
+
+    return folder_of
+
+
 @pytest.mark.parametrize(("name", "changes"), EVERY)
 def test_a_request_gets_in_any_company_what_it_gets_alone(
-    name: str, changes: dict[str, int], tmp_path: Path
+    name: str, changes: dict[str, int], converted: Converted
 ) -> None:
-    build(name, tmp_path, **changes)
+    model = converted(name, **changes)
     dice = random.Random(name)
     asked = requests(dice)
-    with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:
+    with Engine.load(model, PLAIN, tokenizer=Ids()) as engine:
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
         kv_bytes_per_token = engine.spec.kv_bytes_per_token()
     num_preemptions = num_hits = 0
-    for _ in range(4):
-        with Engine.load(tmp_path, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:
+    for _ in range(3):
+        with Engine.load(model, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:
             together = arriving(engine, dice, asked)
             num_preemptions += engine.metrics.num_preemptions
             num_hits += engine.metrics.prefix_cache_hits
@@ -98,26 +120,27 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(
     assert num_hits, "nothing was found in the prefix cache"
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_resident", [1, None])
+@pytest.mark.parametrize(
+    ("name", "num_resident"), [(name, (1, None)[index % 2]) for index, name in enumerate(MODELS)]
+)
 def test_a_prompt_that_others_computed_gives_what_it_gives_alone(
-    name: str, num_resident: int | None, tmp_path: Path
+    name: str, num_resident: int | None, converted: Converted
 ) -> None:
     """Three choices that come at once; the same again; the conversation going on."""
-    build(name, tmp_path)
+    model = converted(name)
     dice = random.Random(name)
     prompt = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.choice((21, 32, 45)))]
     choices = [
         SamplingParams(temperature=0.9, seed=seed, max_tokens=8, ignore_eos=True, logprobs=2)
         for seed in range(3)
     ]
-    with Engine.load(tmp_path, PLAIN, tokenizer=Ids()) as engine:
+    with Engine.load(model, PLAIN, tokenizer=Ids()) as engine:
         expected = [engine.generate([prompt], params)[0] for params in choices]
         longer = [prompt + expected[0].token_ids + [dice.randrange(3, VOCAB_SIZE)], prompt[:-1] + [3]]
         expected_longer = [engine.generate([each], choices[0])[0] for each in longer]
         assert engine.metrics.prefix_cache_queries == 0
     config = EngineConfig(max_model_len=96, num_resident_layers=num_resident, max_num_batched_tokens=64)
-    with Engine.load(tmp_path, config, tokenizer=Ids()) as engine:
+    with Engine.load(model, config, tokenizer=Ids()) as engine:
         assert engine.generate([prompt] * 3, choices) == expected
         first = engine.metrics.prefix_cache_hits
         assert engine.metrics.prefix_cache_queries == 3 * len(prompt) and first == 2 * (len(prompt) - 1)

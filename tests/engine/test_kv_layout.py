@@ -115,7 +115,9 @@ def test_a_layout_of_another_width_goes_through_the_engine(
     """With chunks of prompts, shared and copied blocks, preemptions and streamed layers; the twin has none of
     them."""
     monkeypatch.setattr(loader, "choose_kernels", lambda *_: twin())
-    config = EngineConfig(kv_dtype="float32", enable_prefix_caching=False, max_model_len=96)
+    config = EngineConfig(
+        kv_dtype="float32", enable_prefix_caching=False, max_model_len=96, max_num_batched_tokens=64
+    )
     with Engine.load(tiny_llama, config) as engine:
         expected = [
             engine.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)

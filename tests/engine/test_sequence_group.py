@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from test_scheduler import BLOCK_SIZE, PlainCache, check, choose, scheduler, sequence
+from test_scheduler import BLOCK_SIZE, Guesses, PlainCache, check, choose, scheduler, sequence
 
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
@@ -128,3 +128,18 @@ def test_a_member_that_is_dropped_frees_its_blocks_at_once() -> None:
     assert decider.block_manager.num_free == 40 - 1 - 1 and members != search.group.members
     decider.finish(child, FinishReason.ABORT)
     assert decider.block_manager.num_free == 40 and not decider.has_work
+
+
+def test_a_member_has_no_drafts() -> None:
+    guesses = Guesses(random.Random(0))
+    guesses.guess = lambda seq: [9, 9]  # type: ignore[method-assign]
+    decider = scheduler(num_blocks=40, drafter=guesses)
+    search = SteadySearch(decider, sequence(0, 16, 30), 4, random.Random(3))
+    decider.add(plain := sequence(1, 16, 30))
+    cache, num_drafted = PlainCache(decider), 0
+    for _ in range(12):
+        batch = run_step(decider, cache, [search])
+        drafted = {item.sequence for item in batch.scheduled if item.drafts}
+        assert drafted <= {plain}
+        num_drafted += len(drafted)
+    assert num_drafted

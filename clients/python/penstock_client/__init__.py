@@ -39,9 +39,11 @@ from penstock_client.errors import (
     StreamInterrupted,
     Timeout,
 )
+from penstock_client.filled import FillChunk, Filled, FilledSpan
 from penstock_client.params import (
     ChatParams,
     CompletionParams,
+    FillParams,
     SamplingParams,
     StructuredOutputs,
     TokenizeParams,
@@ -87,6 +89,10 @@ __all__ = [
     "ContextOverflow",
     "DeadlineExceeded",
     "Delta",
+    "FillChunk",
+    "FillParams",
+    "Filled",
+    "FilledSpan",
     "Health",
     "Message",
     "Model",

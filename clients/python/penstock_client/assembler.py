@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import ProtocolError, StreamInterrupted
 from penstock_client.exchange import JSONObject, Reply, parse_json_object
 from penstock_client.failures import error_of_event
+from penstock_client.filled import FillChunk, Filled, FillPieces, parse_fill_chunk, parse_filled
 from penstock_client.parsing import (
     parse_chat_chunk,
     parse_chat_completion,
@@ -20,8 +21,8 @@ from penstock_client.pieces import Pieces
 from penstock_client.results import ChatCompletion, Completion, ToolCall, Usage
 from penstock_client.sse import Event, SSEParser
 
-C = TypeVar("C", bound="CompletionChunk | ChatCompletionChunk")
-R = TypeVar("R", bound="Completion | ChatCompletion")
+C = TypeVar("C", bound="CompletionChunk | ChatCompletionChunk | FillChunk")
+R = TypeVar("R", bound="Completion | ChatCompletion | Filled")
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,14 @@ class AnswerFormat(Generic[C, R]):
 
     parse: Callable[[Reply], R]
     parse_chunk: Callable[[JSONObject], C]
-    whole: Callable[[Pieces, str | None], R]
+    #: Gets the pieces that `pieces` made, and the request's id.
+    whole: Callable[[Any, str | None], R]
+    pieces: Callable[[], Pieces | FillPieces] = Pieces
 
 
 COMPLETION = AnswerFormat(parse_completion, parse_completion_chunk, Pieces.completion)
 CHAT = AnswerFormat(parse_chat_completion, parse_chat_chunk, Pieces.chat_completion)
+FILL = AnswerFormat(parse_filled, parse_fill_chunk, FillPieces.filled, FillPieces)
 
 
 class StreamAssembler(Generic[C, R]):
@@ -46,29 +50,33 @@ class StreamAssembler(Generic[C, R]):
     def __init__(self, answer_format: AnswerFormat[C, R]) -> None:
         self._format = answer_format
         self._parser = SSEParser()
-        self._pieces = Pieces()
+        self._pieces: Any = answer_format.pieces()
         self.has_begun = False
         self.is_done = False
         self.request_id: str | None = None
 
     @property
     def text(self) -> str:
-        """The text of choice 0 so far."""
-        return self._pieces.text
+        """The text of choice 0 so far; of a fill, what is in the blanks so far."""
+        text: str = self._pieces.text
+        return text
 
     @property
     def finish_reason(self) -> str | None:
         """Why choice 0 ended; None: it has not."""
-        return self._pieces.finish_reason
+        reason: str | None = self._pieces.finish_reason
+        return reason
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls of choice 0 so far."""
-        return self._pieces.tool_calls
+        calls: tuple[ToolCall, ...] = self._pieces.tool_calls
+        return calls
 
     @property
     def usage(self) -> Usage | None:
-        return self._pieces.usage
+        usage: Usage | None = self._pieces.usage
+        return usage
 
     def begin(self, request_id: str | None) -> None:
         """Begins a stream: the first one, or a retry before the caller got any chunk."""

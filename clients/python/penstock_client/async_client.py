@@ -11,6 +11,7 @@ from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R
 from penstock_client.batch import AsyncBatch, BatchOptions
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.exchange import Request
+from penstock_client.filled import FillChunk, Filled
 from penstock_client.progress import ProgressReport
 from penstock_client.requests import Messages, Prompt, chat_request, completion_request
 from penstock_client.results import ChatCompletion, Completion
@@ -24,7 +25,7 @@ from penstock_client.transport import AsyncTransport
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from penstock_client.params import ChatParams, CompletionParams, TokenizeParams
+    from penstock_client.params import ChatParams, CompletionParams, FillParams, TokenizeParams
 
 P = TypeVar("P")
 
@@ -68,6 +69,10 @@ class AsyncClient:
         """Answer `messages`: what the user says, or a whole conversation. Keywords: ChatParams."""
         return await self._session.chat(messages, params)
 
+    async def fill(self, prompt: str, **params: Unpack[FillParams]) -> Filled:
+        """Fill in the blanks of `prompt`: <span> or ____. Keywords: FillParams."""
+        return await self._session.fill(prompt, params)
+
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
     ) -> AsyncStream[CompletionChunk, Completion]:
@@ -79,6 +84,10 @@ class AsyncClient:
     ) -> AsyncStream[ChatCompletionChunk, ChatCompletion]:
         """Like `chat`, in chunks as they are made."""
         return self._session.stream_chat(messages, params)
+
+    def stream_fill(self, prompt: str, **params: Unpack[FillParams]) -> AsyncStream[FillChunk, Filled]:
+        """Like `fill`, in chunks as they are made."""
+        return self._session.stream_fill(prompt, params)
 
     def batch(
         self,

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from penstock_client.errors import PenstockError
+from penstock_client.filled import Filled
 from penstock_client.patience import Patience, Tries
 from penstock_client.progress import ProgressReport, Tally, reporter
 from penstock_client.results import ChatCompletion, Completion
 
 P = TypeVar("P")
-R = TypeVar("R", bound="Completion | ChatCompletion")
+R = TypeVar("R", bound="Completion | ChatCompletion | Filled")
 
 #: The most results that may wait for an earlier result or for the reader, per worker.
 _WINDOW = 4

@@ -11,6 +11,7 @@ from penstock_client.async_client import AsyncClient
 from penstock_client.at_once import BlockingSender, at_once, blocking_sleep
 from penstock_client.batch_thread import Batch
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
+from penstock_client.filled import FillChunk, Filled
 from penstock_client.progress import ProgressReport
 from penstock_client.requests import Messages, Prompt
 from penstock_client.results import ChatCompletion, Completion
@@ -24,7 +25,7 @@ from penstock_client.transport import Transport
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from penstock_client.params import ChatParams, CompletionParams, TokenizeParams
+    from penstock_client.params import ChatParams, CompletionParams, FillParams, TokenizeParams
 
 
 class Client:
@@ -86,6 +87,15 @@ class Client:
         """
         return at_once(self._session.chat(messages, params))
 
+    def fill(self, prompt: str, **params: Unpack[FillParams]) -> Filled:
+        """Fill in the blanks of `prompt`: <span> or ____. Keywords: FillParams. Not every model can; for
+        models that can't, the error is BadRequest.
+
+        filled = client.fill("北京是____的首都。", temperature=0)
+        filled.text, filled.spans[0].text
+        """
+        return at_once(self._session.fill(prompt, params))
+
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
     ) -> Stream[CompletionChunk, Completion]:
@@ -108,6 +118,10 @@ class Client:
         True
         """
         return Stream(self._session.stream_chat(messages, params))
+
+    def stream_fill(self, prompt: str, **params: Unpack[FillParams]) -> Stream[FillChunk, Filled]:
+        """Like `fill`, in chunks as they are made. Each chunk has new text of one or more blanks."""
+        return Stream(self._session.stream_fill(prompt, params))
 
     def batch(
         self,

@@ -1,4 +1,4 @@
-"""The keywords of `complete` and `chat`. A new keyword is added here only.
+"""The keywords of `complete`, `chat` and `fill`. A new keyword is added here only.
 
 A keyword that is None or absent is not sent: the server's default holds. The defaults for sampling are
 usually those that the model's authors recommend. Names are OpenAI's, or vLLM's if OpenAI's API has no such
@@ -31,8 +31,8 @@ class StructuredOutputs(TypedDict, total=False):
     whitespace_pattern: str
 
 
-class SamplingParams(TypedDict, total=False):
-    """The keywords that completions and chats have in common."""
+class CommonParams(TypedDict, total=False):
+    """The keywords of all methods that generate."""
 
     #: Name of a model of the server. Default: the server's only model.
     model: str | None
@@ -76,12 +76,30 @@ class SamplingParams(TypedDict, total=False):
     include_stop_str_in_output: bool | None
     #: The answer does not end before this many tokens.
     min_tokens: int | None
-    #: The answer does not end at the model's own end of text.
-    ignore_eos: bool | None
     #: Sample among these tokens only.
     allowed_token_ids: Sequence[int] | None
     #: Texts that the answer must not hold.
     bad_words: Sequence[str] | None
+    #: Requests with a lower priority run earlier; 0 if absent.
+    priority: int | None
+    #: Only requests with the same salt share keys and values of their common beginnings.
+    cache_salt: str | None
+    #: A part of the answer's id.
+    request_id: str | None
+    #: A name of the user; without effect at Penstock.
+    user: str | None
+    #: Longest silence of the server for this request, in seconds, in place of the client's limit;
+    #: math.inf waits for ever. Not sent.
+    timeout: float | None
+    #: Further fields of the request, sent as they are. A field that is also a keyword is a ValueError.
+    extra: Mapping[str, Any] | None
+
+
+class SamplingParams(CommonParams, total=False):
+    """The keywords that completions and chats have in common."""
+
+    #: The answer does not end at the model's own end of text.
+    ignore_eos: bool | None
     #: False shows special tokens in the text.
     skip_special_tokens: bool | None
     #: The number of answers; each answer is a choice of the result.
@@ -92,10 +110,6 @@ class SamplingParams(TypedDict, total=False):
     #: A schema, a regex, a choice of texts or a grammar for the answer. Not together with
     #: response_format.
     structured_outputs: StructuredOutputs | None
-    #: Requests with a lower priority run earlier; 0 if absent.
-    priority: int | None
-    #: Only requests with the same salt share keys and values of their common beginnings.
-    cache_salt: str | None
     #: Log probabilities of the prompt, with this many likeliest tokens at each position. Not in
     #: streams.
     prompt_logprobs: int | None
@@ -105,15 +119,16 @@ class SamplingParams(TypedDict, total=False):
     return_token_ids: bool | None
     #: Log probabilities name tokens by their ids, as "token_id:7".
     return_tokens_as_token_ids: bool | None
-    #: A part of the answer's id.
-    request_id: str | None
-    #: A name of the user; without effect at Penstock.
-    user: str | None
-    #: Longest silence of the server for this request, in seconds, in place of the client's limit;
-    #: math.inf waits for ever. Not sent.
-    timeout: float | None
-    #: Further fields of the request, sent as they are. A field that is also a keyword is a ValueError.
-    extra: Mapping[str, Any] | None
+
+
+class FillParams(CommonParams, total=False):
+    """Keywords of `fill` and `stream_fill`. The server's default of max_tokens is 128 here, for all blanks
+    together."""
+
+    #: What a blank looks like in the text, in place of <span> and ____.
+    blank: str | None
+    #: The most tokens of each blank.
+    max_tokens_per_blank: int | None
 
 
 class CompletionParams(SamplingParams, total=False):
@@ -130,6 +145,8 @@ class CompletionParams(SamplingParams, total=False):
     prompt_embeds: str | Sequence[str] | None
     #: True: the vectors stand in front of the prompt (a soft prompt).
     prompt_follows_embeds: bool | None
+    #: The text behind the answer, for models that can fill in a blank; see `fill`.
+    suffix: str | None
 
 
 class ChatParams(SamplingParams, total=False):

@@ -55,7 +55,7 @@ def parse_completion(reply: Reply) -> Completion:
     return Completion(
         choices=tuple(_completion_choice(choice) for choice in _answers(data)),
         request_id=reply.request_id,
-        **_common_fields(data),
+        **common_fields(data),
     )
 
 
@@ -67,24 +67,24 @@ def parse_chat_completion(reply: Reply) -> ChatCompletion:
         request_id=reply.request_id,
         prompt_token_ids=integers(data, "prompt_token_ids"),
         prompt_logprobs=prompt_logprobs(data),
-        **_common_fields(data),
+        **common_fields(data),
     )
 
 
 def parse_completion_chunk(data: JSONObject) -> CompletionChunk:
     choices = tuple(_completion_choice(choice) for choice in objects(data, "choices"))
-    return CompletionChunk(choices=choices, **_common_fields(data))
+    return CompletionChunk(choices=choices, **common_fields(data))
 
 
 def parse_chat_chunk(data: JSONObject) -> ChatCompletionChunk:
     return ChatCompletionChunk(
         choices=tuple(_chat_chunk_choice(choice) for choice in objects(data, "choices")),
         prompt_token_ids=integers(data, "prompt_token_ids"),
-        **_common_fields(data),
+        **common_fields(data),
     )
 
 
-def _common_fields(data: JSONObject) -> dict[str, Any]:
+def common_fields(data: JSONObject) -> dict[str, Any]:
     """The fields that every answer and chunk has."""
     return {
         "id": get(data, "id", str, ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock_client.exchange import JSONObject, Request
-from penstock_client.params import ChatParams, CompletionParams, TokenizeParams, check_keywords
+from penstock_client.params import ChatParams, CompletionParams, FillParams, TokenizeParams, check_keywords
 from penstock_client.results import Message, ToolCall
 from penstock_client.schemas import as_response_format, as_structured_outputs
 
@@ -44,6 +44,13 @@ def chat_request(
     method = method or ("stream_chat" if stream else "chat")
     check_keywords(method, params, ChatParams.__optional_keys__)
     return _generation("/v1/chat/completions", {"messages": _messages(messages)}, params, stream)
+
+
+def fill_request(prompt: str, params: Mapping[str, object], *, stream: bool = False) -> Request:
+    """The request of `fill` and `stream_fill`. Raises TypeError for an unknown keyword, ValueError for a
+    field given twice."""
+    check_keywords("stream_fill" if stream else "fill", params, FillParams.__optional_keys__)
+    return _post("/v1/fill", {"prompt": prompt, "stream": stream}, params)
 
 
 def tokenize_request(text: Messages, params: Mapping[str, object]) -> Request:

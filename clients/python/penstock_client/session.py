@@ -11,11 +11,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from penstock_client.assembler import CHAT, COMPLETION, AnswerFormat, C, R, StreamAssembler
+from penstock_client.assembler import CHAT, COMPLETION, FILL, AnswerFormat, C, R, StreamAssembler
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import PenstockError
 from penstock_client.exchange import Reply, Request
 from penstock_client.failures import checked
+from penstock_client.filled import FillChunk, Filled
 from penstock_client.readiness import POLL_INTERVAL_S, Readiness
 from penstock_client.requests import (
     HEALTH,
@@ -25,6 +26,7 @@ from penstock_client.requests import (
     chat_request,
     completion_request,
     detokenize_request,
+    fill_request,
     tokenize_request,
 )
 from penstock_client.results import ChatCompletion, Completion
@@ -76,6 +78,9 @@ class Session:
     async def chat(self, messages: Messages, params: Mapping[str, object]) -> ChatCompletion:
         return CHAT.parse(await self.send(chat_request(messages, params)))
 
+    async def fill(self, prompt: str, params: Mapping[str, object]) -> Filled:
+        return FILL.parse(await self.send(fill_request(prompt, params)))
+
     def stream_complete(
         self, prompt: Prompt, params: Mapping[str, object]
     ) -> AsyncStream[CompletionChunk, Completion]:
@@ -85,6 +90,9 @@ class Session:
         self, messages: Messages, params: Mapping[str, object]
     ) -> AsyncStream[ChatCompletionChunk, ChatCompletion]:
         return self.stream(chat_request(messages, params, stream=True), CHAT)
+
+    def stream_fill(self, prompt: str, params: Mapping[str, object]) -> AsyncStream[FillChunk, Filled]:
+        return self.stream(fill_request(prompt, params, stream=True), FILL)
 
     async def models(self) -> tuple[Model, ...]:
         return parse_models(await self.send(MODELS))

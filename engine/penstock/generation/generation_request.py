@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
 from penstock.generation.beam_search import BeamParams
+from penstock.generation.grammars.blanks import Blanks
 from penstock.generation.grammars.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class SamplingParams:
     #: at max_tokens. Tokens that the grammar forces are appended without a step of their own, except where
     #: logprobs are asked for. The tokens are the same in both cases.
     grammar: Grammar | None = None
+    #: The answer fills in the blanks of the prompt, and ends with the last blank. Forced tokens are appended
+    #: as those of a grammar.
+    blanks: Blanks | None = None
     #: Report the log-probability of each chosen token and of this many likeliest tokens. None: report
     #: nothing. The distribution is the model's own, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
@@ -106,8 +110,10 @@ class SamplingParams:
             self._check("max_tokens", self.max_tokens >= 0, "at least 0")
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
-        if self.grammar is not None:
-            rule = "false where there is a grammar, since the grammar says where the answer may end"
+        if self.blanks is not None:
+            self._check("grammar", self.grammar is None, "None where there are blanks")
+        if self.grammar is not None or self.blanks is not None:
+            rule = "false where there is a grammar or a blank, which says where the answer may end"
             self._check("ignore_eos", not self.ignore_eos, rule)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
@@ -159,6 +165,9 @@ class GenerationRequest:
     finish_by: float = math.inf
     #: Vectors in front of the prompt's tokens, which there may be none of then.
     prompt_embeds: PromptEmbeds | None = None
+    #: The first tokens that a model with an encoder writes, whatever their logits are. They are no part of
+    #: the answer, and are computed together with the token with which every answer begins.
+    answer_start: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

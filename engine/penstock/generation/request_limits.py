@@ -71,8 +71,10 @@ class RequestLimits:
         self._check_token_ids(request.params)
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
-        self._check_length(request.num_prompt_tokens, request.params.max_tokens)
-        self._check_whole(request.num_prompt_tokens)
+        self._check_start(request.answer_start)
+        num_prompt = request.num_prompt_tokens + len(request.answer_start)
+        self._check_length(num_prompt, request.params.max_tokens)
+        self._check_whole(num_prompt)
         if request.params.beams is not None:
             request = self._with_room(request, request.params.beams)
         return ValidRequest.of(request)
@@ -86,9 +88,10 @@ class RequestLimits:
                 f"{beams.num_beams} beams are asked for; a step has {room.max_num_seqs} sequences at most "
                 "(--max-num-seqs)",
             )
+        num_start = self._num_start + len(request.answer_start)
         num_encoded, num_text = 0, num_prompt + self._num_soft
         if self._has_encoder:
-            num_encoded, num_text = num_prompt, self._num_start
+            num_encoded, num_text = num_prompt, num_start
         num_left = room.longest(beams.num_beams, num_encoded) - num_text
         wanted = request.params.max_tokens
         if num_left < (wanted or 1):
@@ -99,7 +102,7 @@ class RequestLimits:
                 "(--kv-tokens, --kv-cache-memory). Ask for fewer beams or tokens, or shorten the prompt",
             )
         if wanted is None:
-            wanted = min(num_left, self.max_model_len - num_prompt - self._num_start)
+            wanted = min(num_left, self.max_model_len - num_prompt - num_start)
         return replace(request, params=replace(request.params, max_tokens=wanted))
 
     def _check_prompt(self, request: GenerationRequest) -> None:
@@ -140,8 +143,19 @@ class RequestLimits:
                 "Shorten the prompt, or start with a larger --max-num-batched-tokens",
             )
 
+    def _check_start(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids and not self._has_encoder:
+            raise InvalidParameter(
+                "answer_start", "answer_start is for models with an encoder; append it to the prompt"
+            )
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            raise InvalidParameter(
+                "answer_start", f"answer_start has a token id outside of 0..{self.vocab_size - 1}"
+            )
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         for name, token_ids in (
+            ("blanks", params.blanks.closers if params.blanks else ()),
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", [token_id for word in params.bad_words for token_id in word]),

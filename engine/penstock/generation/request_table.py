@@ -8,8 +8,10 @@ from collections.abc import Callable, Container
 from penstock.errors import CheckpointError, InvalidParameter, StepFailed
 from penstock.generation.beam_request import BeamRequest
 from penstock.generation.chosen import Chosen
-from penstock.generation.generation_request import ValidRequest
+from penstock.generation.generation_request import SamplingParams, ValidRequest
+from penstock.generation.grammars.blanks import BlankMatcher
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.grammars.matching import Matching
 from penstock.generation.request import Request, RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
@@ -49,15 +51,15 @@ class RequestTable:
         params, limit = request.params, self._max_model_len
         if params.max_tokens is not None:
             limit = request.num_prompt_tokens + params.max_tokens
-        matcher = self._grammars.matcher(params.grammar) if params.grammar else None
-        if self._decoder_start:  # the prompt is no part of the text that the limit is about
-            limit += len(self._decoder_start) - request.num_prompt_tokens
+        start = self._decoder_start + request.answer_start
+        if start:  # the prompt is no part of the text that the limit is about
+            limit += len(start) - request.num_prompt_tokens
         sequence = Sequence(
             self._num_added,
             request,
             limit + len(self._soft_prompt),
-            matcher,
-            decoder_start=self._decoder_start,
+            self._matcher(params),
+            decoder_start=start,
             soft_prompt=self._soft_prompt,
             is_prompt_whole=self._are_prompts_whole,
         )
@@ -71,6 +73,11 @@ class RequestTable:
         return BeamRequest(
             sequence, self._tokenizer, sequence.params.beams, self._scheduler.admission.replace
         )
+
+    def _matcher(self, params: SamplingParams) -> Matching | None:
+        if params.blanks is not None:
+            return BlankMatcher(params.blanks, self._tokenizer.eos_token_ids)
+        return self._grammars.matcher(params.grammar) if params.grammar else None
 
     def end(self, request_id: str, reason: FinishReason) -> None:
         """Drop a request and free its blocks. An unknown (or finished) id is ignored."""

@@ -30,7 +30,7 @@ from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 
 if TYPE_CHECKING:
-    from penstock.generation.grammars.grammar_matcher import Matcher
+    from penstock.generation.grammars.matching import Matching
 
 #: Logits [vocab_size], the largest logit, and the token of the largest logit.
 Row = tuple[Tensor, float, int]
@@ -128,7 +128,7 @@ class Sampler:
         )
 
     def _sample_row(
-        self, row: Row, sequence: Sequence, matcher: Matcher | None, accepted: tuple[int, ...] = ()
+        self, row: Row, sequence: Sequence, matcher: Matching | None, accepted: tuple[int, ...] = ()
     ) -> SampledToken | RequestFailed:
         """Choose the token after the sequence's own tokens and the `accepted` ones. `matcher` stands
         there."""
@@ -155,7 +155,7 @@ class Sampler:
         params: SamplingParams,
         token_ids: list[int],
         num_output: int,
-        matcher: Matcher | None,
+        matcher: Matching | None,
     ) -> Tensor:
         """Apply bias, penalties, grammar, forbidden and allowed tokens, in this order, to a copy. token_ids:
         prompt and answer; the last `num_output` are the answer."""
@@ -250,7 +250,7 @@ def tokens_that_repeat(size: int, token_ids: list[int]) -> list[int]:
     return sorted(found)
 
 
-def _no_choice(params: SamplingParams, num_output: int, matcher: Matcher | None) -> RequestFailed:
+def _no_choice(params: SamplingParams, num_output: int, matcher: Matching | None) -> RequestFailed:
     if matcher is not None and matcher.error:
         return RequestFailed(f"the request's grammar can't be followed any further: {matcher.error}")
     restrictions = {
@@ -270,7 +270,7 @@ def _mask(allowed: int, vocab_size: int) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).bool()
 
 
-def needs_adjusting(params: SamplingParams, num_output: int, matcher: Matcher | None) -> bool:
+def needs_adjusting(params: SamplingParams, num_output: int, matcher: Matching | None) -> bool:
     """Whether logits change before the choice of the token after `num_output`."""
     return bool(
         params.logit_bias

@@ -12,7 +12,7 @@ from penstock.generation.generation_request import VECTOR, GenerationRequest
 from penstock.generation.logprobs import PromptScores
 
 if TYPE_CHECKING:
-    from penstock.generation.grammars.grammar_matcher import Matcher
+    from penstock.generation.grammars.matching import Matching
     from penstock.generation.scheduling.sequence_group import SequenceGroup
 
 
@@ -33,7 +33,7 @@ class Sequence:
         sequence_id: int,
         request: GenerationRequest,
         max_total_tokens: int,
-        matcher: Matcher | None = None,
+        matcher: Matching | None = None,
         *,
         first_scored: int | None = None,
         num_computed_tokens: int = 0,

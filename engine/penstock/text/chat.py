@@ -1,4 +1,5 @@
-"""Chat: messages -> token ids, by the model's own template, in transformers' sandbox."""
+"""Chat: messages -> token ids, by the model's own template, in transformers' sandbox. EVA has a form of its
+own: dialogue.py."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from penstock.errors import InvalidParameter
+from penstock.text.dialogue import encode_dialogue, has_dialogue_form
 from penstock.text.tokenizer import Tokenizer
 
 #: Errors that a template raises, on purpose or because a message is not what the template expects.
@@ -19,6 +21,11 @@ _REFUSALS = (
     ArithmeticError,
     RecursionError,
 )
+
+
+def can_chat(tokenizer: Tokenizer) -> bool:
+    """Whether render_chat() can write a conversation for the model."""
+    return tokenizer.has_chat_template or has_dialogue_form(tokenizer)
 
 
 def render_chat(
@@ -35,6 +42,8 @@ def render_chat(
     Raises InvalidParameter if the model has no template, or if the template refuses the messages.
     """
     if not (chat_template or tokenizer.has_chat_template):
+        if has_dialogue_form(tokenizer):
+            return encode_dialogue(tokenizer, messages, add_generation_prompt, continue_final_message)
         raise InvalidParameter(
             "messages",
             "this model has no chat template, so it can't answer messages: use /v1/completions with a "

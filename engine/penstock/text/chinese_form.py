@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.errors import CheckpointNotFound, ConfigError
 from penstock.text.sentencepiece_tokenizer import read_proto
@@ -52,19 +52,23 @@ class Form:
     continuation: str = ""
     #: Whether a prompt loses characters that the vocabulary does not have.
     drops_unknown: bool = False
+    #: How the model is asked: by a text that it continues, by a text with sentinel tokens in place of what is
+    #: missing, or by what two people have said to each other.
+    asked_by: Literal["text", "sentinels", "dialogue"] = "text"
 
 
 #: CPM-1 has a sentencepiece model, with U+2581 in front of each word.
 CPM1 = Form("CPM-1", word_mark="\u2581")
 #: BMInf has CPM-1's pieces in a vocab.txt, and takes the longest pieces.
 CPM1_VOCABULARY = Form("CPM-1 of BMInf", word_mark="\u2581", replaced=_half_width() | {ord("…"): "..."})
-CPM2 = Form("CPM-2", replaced=_half_width("，！（）？；："))
-CPM2_ENGLISH = Form("CPM-2 for Chinese and English", continuation="##")
+CPM2 = Form("CPM-2", replaced=_half_width("，！（）？；："), asked_by="sentinels")
+CPM2_ENGLISH = Form("CPM-2 for Chinese and English", continuation="##", asked_by="sentinels")
 EVA = Form(
     "EVA",
     end="<sep>",
     replaced=_EVA_PUNCTUATION | dict.fromkeys(map(ord, "“”‟〝〞"), '"') | dict.fromkeys(map(ord, "‘’‛"), "'")
     | {ord("…"): "..."},
+    asked_by="dialogue",
 )  # fmt: skip
 CPM_ANT = Form("CPM-Ant", end="</s>", start="<s>", marks={" ": "</_>", "\n": "</n>"}, drops_unknown=True)
 

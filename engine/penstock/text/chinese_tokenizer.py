@@ -37,7 +37,8 @@ class ChineseTokenizer(PreTrainedTokenizer):
 
     def __init__(self, vocab_file: str, form: Form, chat_template: Any = None, **_: Any) -> None:
         pieces, self._write = _read_vocabulary(Path(vocab_file), form)
-        self._form = form
+        #: PromptForms and dialogue.py know by the form how the model is asked.
+        self.form = form
         self._segment = load_segmenter()
         self._marks = str.maketrans(dict(form.marks))
         self._pieces = pieces
@@ -65,14 +66,14 @@ class ChineseTokenizer(PreTrainedTokenizer):
         )
 
     def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
-        words = self._segment(text.translate(self._form.replaced))
+        words = self._segment(text.translate(self.form.replaced))
         ids = self._without_gaps(self._write(word.translate(self._marks) for word in words))
         if not add_special_tokens:
             return ids
-        if self._form.drops_unknown:
+        if self.form.drops_unknown:
             unknown = self._ids[UNKNOWN]
             ids = [token_id for token_id in ids if token_id != unknown]
-        return ids if self._form.start is None else [self._ids[self._form.start], *ids]
+        return ids if self.form.start is None else [self._ids[self.form.start], *ids]
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         text, before = "", None
@@ -91,9 +92,9 @@ class ChineseTokenizer(PreTrainedTokenizer):
 
     def _without_gaps(self, ids: list[int]) -> list[int]:
         """Tokens without the spaces that decoding writes by itself."""
-        if not self._form.continuation:
+        if not self.form.continuation:
             return ids
-        space = self._ids[self._form.marks[" "]]
+        space = self._ids[self.form.marks[" "]]
         inner = zip(ids, ids[1:], ids[2:], strict=False)
         kept = [token_id for before, token_id, after in inner
                 if token_id != space or not (self._is_apart[before] and self._is_apart[after])]  # fmt: skip
@@ -102,7 +103,7 @@ class ChineseTokenizer(PreTrainedTokenizer):
     def _has_gap(self, before: int, token_id: int) -> bool:
         if not (self._is_apart[before] and self._is_apart[token_id]):
             return False
-        return not self._pieces[token_id].startswith(self._form.continuation)
+        return not self._pieces[token_id].startswith(self.form.continuation)
 
     @property
     def vocab_size(self) -> int:

@@ -22,7 +22,7 @@ TOKENIZER_FILES = (
     "*.model",
 )
 
-_SENTINELS = ("<s_{}>", "<extra_id_{}>")
+_SENTINELS = ("<s_{}>", "<extra_id_{}>", "\u2581<extra_id_{}>")
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -142,7 +142,7 @@ class Tokenizer:
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
         """The tokens that stand for the blanks of a text, in order: `<s_0>` and so on in the CPM models,
-        `<extra_id_0>` in T5."""
+        `<extra_id_0>` in T5. mT5 has them as ordinary pieces, with the mark of a space in front."""
         vocab, ids = self.backend.get_vocab(), list[int]()
         name = next((name for name in _SENTINELS if name.format(0) in vocab), _SENTINELS[0])
         while (token_id := vocab.get(name.format(len(ids)))) is not None:

@@ -110,6 +110,7 @@ class Answers:
         cache_salt: str = "",
         *,
         embeds: Sequence[PromptEmbeds | None] = (),
+        answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
     ) -> None:
@@ -118,7 +119,7 @@ class Answers:
 
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
-        priority, cache_salt: see GenerationRequest.
+        priority, cache_salt, answer_start: see GenerationRequest.
         embeds: the vectors in front of each prompt; empty if no prompt has any.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
@@ -148,6 +149,7 @@ class Answers:
                     priority=priority,
                     cache_salt=cache_salt,
                     prompt_embeds=each_embeds,
+                    answer_start=answer_start,
                     **options,
                 )
                 valid = loaded.validate(asked)
@@ -223,10 +225,11 @@ def _streams(
     loaded: LoadedEngine, first: ValidRequest, params: Sequence[SamplingParams]
 ) -> Iterator[OutputStream]:
     """A stream for each answer to a prompt. Each request begins when its stream is asked for."""
-    if first.params.beams is not None:
-        search = Search(loaded.submit(first))
-        yield from (RankedStream(search, rank) for rank in range(len(params)))
-        return
-    yield loaded.submit(first)
-    for each in params[1:]:
-        yield loaded.submit(first.choice(each))
+    is_search = first.params.beams is not None
+    for number, each in enumerate(params[:1] if is_search else params):
+        stream = loaded.submit(first.choice(each) if number else first)
+        if is_search:
+            search = Search(stream)
+            yield from (RankedStream(search, rank) for rank in range(len(params)))
+        else:
+            yield stream

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from penstock.errors import PenstockError
 from penstock_server import __version__
 from penstock_server.answers.responses_format import ResponseEvent
+from penstock_server.api.filling import FillRoutes
 from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
 from penstock_server.api.operations import OperationRoutes
@@ -40,6 +41,7 @@ from penstock_server.middleware.request_context import RequestContext
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletionChunk
 from penstock_server.protocol.errors import ApiError, api_error, routing_error
+from penstock_server.protocol.fill_bodies import FillChunk
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.metrics import RequestMetrics
 from penstock_server.telemetry.request_info import TimeLimits
@@ -70,6 +72,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         ModelRoutes(engine, settings).router(),
         OpenAIRoutes(engine, settings, texts, responder).router(),
         ResponsesRoutes(engine, settings, texts, responder).router(),
+        FillRoutes(engine, settings, texts, responder).router(),
         TokenizationRoutes(engine, settings, texts).router(),
     )
     endpoint = settings.otlp_traces_endpoint
@@ -150,7 +153,7 @@ def _describe_chunks(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = describe()
         schemas = document["components"]["schemas"]
-        for model in (ChatCompletionChunk, ResponseEvent):
+        for model in (ChatCompletionChunk, FillChunk, ResponseEvent):
             chunk = model.model_json_schema(ref_template="#/components/schemas/{model}")
             for name, schema in chunk.pop("$defs").items():
                 schemas.setdefault(name, schema)

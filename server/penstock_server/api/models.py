@@ -34,9 +34,11 @@ class ModelRoutes:
         return self._model(model)
 
     def _model(self, name: str) -> Model:
+        loaded = self._engine.loaded.model if self._engine.is_ready else None
         return Model(
             id=name,
             created=self._created,
             root=self._settings.model_names[0],
-            max_model_len=self._engine.loaded.model.max_model_len if self._engine.is_ready else None,
+            max_model_len=loaded.max_model_len if loaded else None,
+            max_blanks=loaded.forms.max_blanks if loaded else None,
         )

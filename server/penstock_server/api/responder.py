@@ -14,6 +14,7 @@ from penstock_server.answers.streaming import EventStream, unless_disconnected
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.questions import Question
 from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.fill_bodies import FillRequest
 from penstock_server.protocol.requests import GenerationFields
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import Settings
@@ -46,7 +47,7 @@ class Responder:
     async def respond(
         self,
         request: Request,
-        body: GenerationFields | ResponsesRequest,
+        body: GenerationFields | ResponsesRequest | FillRequest,
         form: Format,
         question: Question,
         tells_end_token: bool = False,
@@ -62,6 +63,7 @@ class Responder:
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
             embeds=[prompt.embeds for prompt in question.prompts],
+            answer_start=question.answer_start,
             tells_end_token=tells_end_token,
             ending=question.use.ending if question.use else lambda: None,
         )

@@ -77,6 +77,19 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "generate")
 
 
+def _add_fill(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", help="text with blanks: <span> or ____; without this flag: standard input")
+    parser.add_argument(
+        "--blank", metavar="TEXT", help="what a blank looks like, in place of <span> and ____"
+    )
+    parser.add_argument(
+        "--max-tokens-per-blank", type=int, metavar="N", help="longest text of a blank in tokens"
+    )
+    _add_sampling(parser)
+    _add_json(parser, "print the texts of the blanks as JSON")
+    add_flags(parser, "fill")
+
+
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_sampling(parser)
@@ -228,6 +241,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "serve": ("answer HTTP requests as OpenAI's API does", _add_serve),
     "batch": ("answer a file of requests, in OpenAI's batch format", _add_batch),
     "generate": ("continue a text in the terminal", _add_generate),
+    "fill": ("fill in the blanks of a text in the terminal", _add_fill),
     "chat": ("talk to a model in the terminal", _add_chat),
     "convert": ("write a model as INT8, laid out to be streamed", _add_convert),
     "plan": ("tell what would lie in which memory, and how fast a step would be", _add_plan),

@@ -10,17 +10,27 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock import BeamParams, Engine, GenerationRequest, SamplingParams, render_chat, without_draws
+from penstock import (
+    BeamParams,
+    Engine,
+    GenerationRequest,
+    RequestOutput,
+    SamplingParams,
+    can_chat,
+    render_chat,
+    without_draws,
+)
 from penstock.errors import ConfigError, RequestError
 from penstock_server.facade.loading import load_engine
+from penstock_server.prompts.inputs import follow_form
 from penstock_server.settings.settings import Settings
 
-_REQUEST_ID = "terminal"
+REQUEST_ID = "terminal"
 
 _SAMPLING_FLAGS = (
     "max_tokens",
@@ -55,8 +65,11 @@ def generate(settings: Settings, options: argparse.Namespace) -> int:
     SamplingParams(**flags)  # raises for a wrong flag before the model is loaded
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with load_engine(settings) as engine:
-        token_ids = engine.tokenizer.encode(prompt)
-        answered = answer(engine, token_ids, sampling_params(engine, flags))
+        form = engine.forms.complete(prompt)
+        token_ids = form.token_ids if form else engine.tokenizer.encode(prompt)
+        params = follow_form(sampling_params(engine, flags), form)
+        start = form.answer_start if form else ()
+        answered = answer(engine, GenerationRequest(token_ids, params, REQUEST_ID, answer_start=start))
     print(answered, file=sys.stderr)
     return 0
 
@@ -66,7 +79,7 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
     flags = sampling_flags(options)
     SamplingParams(**flags)
     with load_engine(settings) as engine:
-        if not engine.tokenizer.has_chat_template:
+        if not can_chat(engine.tokenizer):
             raise RequestError("this model has no chat template; use `penstock generate`")
         _talk(Conversation(engine, sampling_params(engine, flags), options.system))
     return 0
@@ -114,7 +127,8 @@ def sampling_params(engine: Engine, flags: dict[str, Any]) -> SamplingParams:
     advice: dict[str, Any] = engine.default_sampling
     if "beams" in flags:
         advice = without_draws(advice)
-    return SamplingParams(**(advice | flags))
+    forbidden = tuple((token_id,) for token_id in engine.forms.forbidden_ids)
+    return SamplingParams(**(advice | flags), bad_words=forbidden)
 
 
 class Conversation:
@@ -134,7 +148,7 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": text}]
         try:
             token_ids = render_chat(self._engine.tokenizer, messages)
-            answered = answer(self._engine, token_ids, self._params)
+            answered = answer(self._engine, GenerationRequest(token_ids, self._params, REQUEST_ID))
         except RequestError as error:
             print(f"{error} (/reset begins anew)", file=sys.stderr)
             return
@@ -142,14 +156,18 @@ class Conversation:
         print(answered, file=sys.stderr)
 
 
-def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answered:
-    """Prints an answer as it comes. Ctrl-C ends the answer. Raises RequestError, RequestFailed,
-    StepFailed."""
+def answer(
+    engine: Engine,
+    request: GenerationRequest,
+    told: Callable[[RequestOutput], str] = lambda output: output.text,
+) -> Answered:
+    """Prints an answer as it comes. Ctrl-C ends the answer. told: the text to print for an output. Raises
+    RequestError, RequestFailed, StepFailed."""
     texts: list[str] = []
     num_tokens = 0
     start = time.monotonic()
     first = None
-    engine.add(GenerationRequest(token_ids, params, _REQUEST_ID))
+    engine.add(request)
     with _interruptible() as aborted:
         while engine.has_work and not aborted:
             for output in engine.step(aborted):
@@ -157,9 +175,9 @@ def answer(engine: Engine, token_ids: list[int], params: SamplingParams) -> Answ
                     raise output.error
                 first = first or time.monotonic()
                 num_tokens = output.num_output_tokens
-                texts.append(output.text)
-                print(output.text, end="", flush=True)
-    engine.abort(_REQUEST_ID)
+                texts.append(told(output))
+                print(texts[-1], end="", flush=True)
+    engine.abort(REQUEST_ID)
     print(flush=True)
     end = time.monotonic()
     return Answered("".join(texts), num_tokens, (first or end) - start, end - start)
@@ -174,7 +192,7 @@ def _interruptible() -> Iterator[set[str]]:
     def handle(number: int, frame: FrameType | None) -> None:
         if aborted:
             raise KeyboardInterrupt
-        aborted.add(_REQUEST_ID)
+        aborted.add(REQUEST_ID)
 
     before = signal.signal(signal.SIGINT, handle)
     try:

@@ -41,6 +41,7 @@ def model_of(engine: Engine) -> ServedModel:
         engine.max_model_len,
         engine.default_sampling,
         engine.grammars.check,
+        engine.forms,
         not (engine.spec.has_encoder or engine.spec.sees_prompt_both_ways),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penstock import Grammar, Tokenizer
+from penstock import Grammar, PromptForms, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -20,5 +20,7 @@ class ServedModel:
     #: Raises InvalidParameter for a grammar that the model can't follow. May run on any thread; takes up to
     #: seconds.
     check_grammar: Callable[[Grammar], None]
+    #: How the model is asked to complete a text and to fill in blanks.
+    forms: PromptForms
     #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
     predicts_prompt: bool = True

@@ -75,9 +75,9 @@ class _LimitedBody:
             # The client does not get this answer. With this status, logs and counts don't show a bad request.
             raise ApiError(CLIENT_CLOSED_REQUEST, "The client left while it sent its request.")
         self._num_bytes += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body", False)
         if self._num_bytes > self._max_bytes:
             raise self.refusal()
-        self._is_complete = not message.get("more_body", False)
         return message
 
     def refusal(self) -> ApiError:
@@ -90,5 +90,6 @@ class _LimitedBody:
         over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                while (message := await self._receive())["type"] == "http.request" and message["more_body"]:
-                    pass
+                while not self._is_complete:
+                    message = await self._receive()
+                    self._is_complete = not (message["type"] == "http.request" and message["more_body"])

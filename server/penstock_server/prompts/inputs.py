@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock import Grammar, SamplingParams, Tokenizer, render_chat, without_draws
+from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.conversation import Call, Conversation, Turn
@@ -76,6 +76,8 @@ class Prompt:
     text: str = ""
     #: What stands in front of the tokens.
     embeds: PromptEmbeds | None = None
+    #: What the model's own form demands of the answer. None: nothing.
+    form: FormedPrompt | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +109,11 @@ def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     add_special_tokens = body.add_special_tokens is not False
     prompts = []
     for prompt in body.prompts:
+        if (formed := read_form(model, body, prompt)) is not None:
+            kept = truncated(model, body, formed.token_ids)
+            # The mark of what is missing stands at the end, whichever end is cut off.
+            prompts.append(Prompt([*kept[:-1], formed.token_ids[-1]], form=formed))
+            continue
         token_ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
         kept = truncated(model, body, token_ids)
         if isinstance(prompt, str) and len(kept) == len(token_ids):
@@ -116,6 +123,34 @@ def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
             text = tokenizer.decode(kept, skip_special_tokens=False) if has_text else ""
             prompts.append(Prompt(kept, text))
     return prompts
+
+
+def read_form(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> FormedPrompt | None:
+    """The prompt in the model's own form, if there is a suffix or if the model continues no text without a
+    form. Token ids stay as they are. Raises 400 for a suffix that the model can't take."""
+    if body.suffix:
+        if not isinstance(prompt, str):
+            message = "A suffix goes with a prompt of text; this one has token ids."
+            raise ApiError(400, message, code="invalid_value", param="suffix")
+        try:
+            return model.forms.fill((prompt, body.suffix))
+        except InvalidParameter as error:
+            raise ApiError(400, f"suffix: {error}", code="unsupported_parameter", param="suffix") from error
+    is_plain = isinstance(prompt, str) and body.add_special_tokens is not False
+    return model.forms.complete(prompt) if isinstance(prompt, str) and is_plain else None
+
+
+def follow_form(
+    params: SamplingParams, form: FormedPrompt | None, max_tokens_per_blank: int | None = None
+) -> SamplingParams:
+    """`params` with the demands of a form."""
+    if form is None:
+        return params
+    # The closing token of the only blank is an end token, which is no part of the answer.
+    ends = form.closers if len(form.closers) == 1 else ()
+    blanks = Blanks(form.closers, form.forbidden, max_tokens_per_blank) if form.closers else None
+    stop_token_ids = (*params.stop_token_ids, *form.stop_token_ids, *ends)
+    return replace(params, stop_token_ids=stop_token_ids, blanks=blanks)
 
 
 def refuse_long_text(model: ServedModel, num_chars: int) -> None:
@@ -144,19 +179,20 @@ def truncated(model: ServedModel, body: GenerationFields, token_ids: list[int]) 
     return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]
 
 
-def read_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The token ids of each word, spelled as at the beginning of a text and as after a space.
+def read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each word, spelled as at the beginning of a text and as after a space; and the tokens
+    that the model never writes.
 
     Raises 400 for a word without tokens.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for spelling in (word, " " + word.lstrip(" ")):
-            found[tuple(tokenizer.encode(spelling, add_special_tokens=False))] = None
+            found[tuple(model.tokenizer.encode(spelling, add_special_tokens=False))] = None
     if () in found:
         message = "bad_words has a text without tokens; each must have at least one."
         raise ApiError(400, message, code="invalid_value", param="bad_words")
-    return tuple(found)
+    return (*found, *((token_id,) for token_id in model.forms.forbidden_ids))
 
 
 def read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:

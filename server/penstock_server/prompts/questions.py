@@ -15,6 +15,7 @@ from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.inputs import (
     Prompt,
     choices,
+    follow_form,
     read_bad_words,
     read_conversation,
     read_prompts,
@@ -41,6 +42,8 @@ class Question:
 
     prompts: list[Prompt]
     params: list[SamplingParams]
+    #: See GenerationRequest.
+    answer_start: tuple[int, ...] = ()
     #: How to read answers that may hold calls of tools; None: answers are text alone.
     use: ToolUse | None = None
 
@@ -55,11 +58,18 @@ class Constraints(TypedDict):
 def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
     if body.echo and not model.predicts_prompt:
         message = (
-            "echo has no meaning here: the model reads the prompt as a whole and predicts none of its "
+            "echo has no meaning here: this model reads the prompt as a whole, and predicts none of its "
             "tokens. Leave echo out."
         )
-        raise ApiError(400, message, code="invalid_value", param="echo")
+        raise ApiError(400, message, code="unsupported_parameter", param="echo")
     prompts = read_prompts(model, body)
+    form = prompts[0].form  # texts and token ids are not mixed, so that all or none have a form
+    if any(prompt.form is not form and None in (prompt.form, form) for prompt in prompts):
+        message = (
+            "prompt_embeds and texts can't be prompts of one request here, since this model reads texts in a "
+            "form of their own. Send two requests."
+        )
+        raise ApiError(400, message, code="unsupported_parameter", param="prompt_embeds")
     room = model.max_model_len - max(prompt.num_tokens for prompt in prompts)
     usual = max(1, min(DEFAULT_MAX_TOKENS, room))
     num_scored = body.prompt_logprobs
@@ -73,12 +83,13 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
         num_scored,
         **_constraints(model, body),
     )
-    return Question(prompts, choices(params, body.num_choices))
+    params = follow_form(params, form)
+    return Question(prompts, choices(params, body.num_choices), form.answer_start if form else ())
 
 
 def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
     return {
-        "bad_words": read_bad_words(model.tokenizer, body.bad_words or ()),
+        "bad_words": read_bad_words(model, body.bad_words or ()),
         "grammar": read_grammar(model, body),
     }
 
@@ -95,7 +106,7 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
         **_constraints(model, body),
     )
     params = _bound(model, use, params)
-    return Question([Prompt(token_ids)], choices(params, body.num_choices), use if use.parser() else None)
+    return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
 
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
@@ -112,10 +123,10 @@ def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoi
         model.default_sampling,
         body.max_output_tokens,
         body.num_logprobs,
-        bad_words=read_bad_words(model.tokenizer, body.bad_words or ()),
+        bad_words=read_bad_words(model, body.bad_words or ()),
         grammar=read_format(model, body.format, "text.format"),
     )
-    return Question([prompt], [_bound(model, use, params)], use if use.parser() else None)
+    return Question([prompt], [_bound(model, use, params)], use=use if use.parser() else None)
 
 
 def read_input(

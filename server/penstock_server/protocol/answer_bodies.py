@@ -214,6 +214,8 @@ class Model(BaseModel):
     parent: None = None
     #: The most tokens of prompt and answer together; null while the model loads.
     max_model_len: int | None = None
+    #: The most blanks of a text that /v1/fill fills in; 0 if the model can't, null while the model loads.
+    max_blanks: int | None = None
 
 
 class ModelList(BaseModel):

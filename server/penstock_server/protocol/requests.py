@@ -309,7 +309,9 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool | None = Field(
         None, description="Add special tokens, such as a BOS token, to a text; true if null."
     )
-    suffix: Unsupported = None
+    suffix: Text | None = Field(
+        None, description="The text behind the answer; for models that can fill in a blank (see /v1/fill)."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -331,6 +333,9 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> CompletionRequest:
+        if self.suffix and (self.echo or self.prompt_logprobs is not None or self.truncate_prompt_tokens):
+            message = "not allowed with echo, prompt_logprobs or truncate_prompt_tokens"
+            raise invalid("suffix", message)
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise invalid("max_tokens", "0 asks for no answer; only allowed with echo or prompt_logprobs")
         return self
@@ -348,8 +353,9 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_prompt_chars(self) -> int:
-        """Characters of the longest prompt that is text."""
-        return max((len(prompt) for prompt in self.prompts if isinstance(prompt, str)), default=0)
+        """Characters of the longest prompt that is text, with the suffix."""
+        texts = (len(prompt) for prompt in self.prompts if isinstance(prompt, str))
+        return max(texts, default=0) + len(self.suffix or "")
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import uvicorn
 
+from penstock import can_chat
 from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
@@ -191,9 +192,11 @@ def address(host: str, port: int, is_https: bool = False) -> str:
 
 def greeting(settings: Settings, model: ServedModel, url: str) -> str:
     """The text on stdout when the model is ready: the addresses, and a command to try."""
-    if model.tokenizer.has_chat_template:
+    if can_chat(model.tokenizer):
         path = "chat/completions"
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+    elif model.forms.has_encoder and model.forms.max_blanks:
+        path, body = "fill", {"prompt": "Penstock is a ____ for language models.", "max_tokens": 64}
     else:
         path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 64}
     command = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json"]

@@ -24,7 +24,7 @@ class Group:
     commands: tuple[str, ...]
 
 
-GENERATING = ("serve", "batch", "generate", "chat")
+GENERATING = ("serve", "batch", "generate", "fill", "chat")
 COMPUTING = (*GENERATING, "bench")
 EVALUATING = (*COMPUTING, "eval")
 MEASURING = (*EVALUATING, "plan", "hardware")

@@ -21,7 +21,12 @@ from penstock_server.telemetry.request_info import RequestInfo
 #: Seconds for the last spans to reach the collector when the server ends.
 _CLOSE_TIMEOUT_S = 5.0
 
-_OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion", "/responses": "chat"}
+_OPERATIONS = {
+    "/chat/completions": "chat",
+    "/completions": "text_completion",
+    "/fill": "text_completion",
+    "/responses": "chat",
+}
 
 
 class RequestTracer:

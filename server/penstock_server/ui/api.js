@@ -72,7 +72,7 @@ export async function health(signal) {
  * ends before its [DONE], and an AbortError when `signal` is aborted. */
 export async function* stream(path, body, signal) {
   const answer = await send(path, {
-    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    body: { stream_options: { include_usage: true }, ...body, stream: true },
     signal,
   });
   if (!answer.ok) throw await failure(answer);

@@ -1,10 +1,10 @@
 // A conversation: a tree of messages. One path of the tree is shown. Plain data, and functions on the data.
 //
-// {id, title, mode: "chat" | "completion", changed, settings, nodes: {id: node}, leaf, text, before}
+// {id, title, mode: "chat" | "completion" | "fill", changed, settings, nodes: {id: node}, leaf, text, before}
 //
 // A node is {id, parent, role: "user" | "assistant", content, reasoning, figures, error}. Editing a message
 // or asking again makes a sibling, so that no message is lost. `text` is the text of a completion, and
-// `before` that text before the last answer.
+// `before` that text before the last answer; or a text with blanks, and `spans` are the texts of its blanks.
 
 import { words } from "./words.js";
 
@@ -66,10 +66,11 @@ export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = conversation.mode === "chat" ? pathOf(conversation)[0]?.content : conversation.text;
   const line = (first ?? "").trim().split("\n")[0];
-  if (!line) return conversation.mode === "chat" ? words("newChat") : words("newCompletion");
+  if (!line) return words({ chat: "newChat", completion: "newCompletion", fill: "newFill" }[conversation.mode]);
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }
 
+const MODES = ["chat", "completion", "fill"];
 const NODE = { id: "string", role: "string", content: "string", reasoning: "string", error: "string" };
 const FIGURES = {
   promptTokens: "number",
@@ -93,7 +94,7 @@ const SETTINGS = {
 /** The conversation in imported data, or null if the data is none of ours. Other fields are dropped: the page
  * opens the last conversation at its start, so a conversation that it can't show would break it for good. */
 export function readConversation(data) {
-  if (typeof data !== "object" || data === null || !["chat", "completion"].includes(data.mode)) return null;
+  if (typeof data !== "object" || data === null || !MODES.includes(data.mode)) return null;
   const nodes = {};
   for (const each of Object.values(data.nodes ?? {})) {
     const node = readNode(each, nodes);

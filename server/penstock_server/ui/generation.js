@@ -10,13 +10,14 @@ const WAIT_S = 5;
  * Streams an answer and returns its figures:
  * {promptTokens, outputTokens, firstTokenS, tokensPerS, finish}.
  *
- * onText(text) and onReasoning(text) get new text; onWait(message | null) gets the reason for waiting. Throws
+ * onText(text) and onReasoning(text) get new text, onSpan({index, text}) new text of a blank; onWait(message | null) gets the reason for waiting. Throws
  * ApiError. When `signal` is aborted, returns the figures so far, with finish "stopped".
  */
-export async function generate({ path, body, signal, onText, onReasoning, onWait }) {
+export async function generate({ path, body, signal, onText, onReasoning, onSpan, onWait }) {
   const clock = new Clock();
   try {
-    await patiently(() => collect(path, body, signal, clock, onText, onReasoning), signal, onWait);
+    const take = { onText, onReasoning, onSpan };
+    await patiently(() => collect(path, body, signal, clock, take), signal, onWait);
   } catch (error) {
     if (!signal.aborted) throw Object.assign(error, { figures: clock.figures() });
     clock.finish = "stopped";
@@ -26,16 +27,21 @@ export async function generate({ path, body, signal, onText, onReasoning, onWait
   return clock.figures();
 }
 
-async function collect(path, body, signal, clock, onText, onReasoning) {
+async function collect(path, body, signal, clock, { onText, onReasoning, onSpan }) {
   clock.start();
   for await (const chunk of stream(path, body, signal)) {
-    const choice = chunk.choices[0];
+    const choice = chunk.choices?.[0];
     const text = choice?.delta?.content ?? choice?.text ?? "";
     const reasoning = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? "";
     if (text || reasoning) clock.tick();
     if (reasoning) onReasoning(reasoning);
     if (text) onText(text);
     if (choice?.finish_reason) clock.finish = choice.finish_reason;
+    for (const span of chunk.spans ?? []) {
+      clock.tick();
+      onSpan(span);
+      if (span.finish_reason && clock.finish !== "length") clock.finish = span.finish_reason;
+    }
     if (chunk.usage) clock.usage = chunk.usage;
   }
 }

@@ -56,7 +56,12 @@ export class ConversationList {
         onclick: () => this.#page.open(conversation.id),
       },
       element("span", { class: "item-title" }, title),
-      conversation.mode === "completion" && element("span", { class: "item-mode" }, words("ofCompletion")),
+      conversation.mode !== "chat" &&
+        element(
+          "span",
+          { class: "item-mode" },
+          words(conversation.mode === "fill" ? "ofFill" : "ofCompletion"),
+        ),
     );
     const item = element(
       "li",

@@ -4,6 +4,7 @@ import { Chat } from "./chat.js";
 import { Completion } from "./completion.js";
 import { isEmpty, titleOf } from "./conversation.js";
 import { byId, icon } from "./dom.js";
+import { Fill } from "./fill.js";
 import { askForKey, prepareKeyDialog } from "./key.js";
 import { ConversationList } from "./list.js";
 import { Machine } from "./machine.js";
@@ -16,6 +17,9 @@ import { prepareTheme } from "./theme.js";
 import { count, fillWords, words } from "./words.js";
 
 const SAVE_EVERY_MS = 1000;
+const VIEWS = { chat: Chat, completion: Completion, fill: Fill };
+const SEND = { chat: "send", completion: "complete", fill: "fillIn" };
+const KEYS = { completion: "ctrlEnterCompletes", fill: "ctrlEnterFills" };
 const isTouched = matchMedia("(pointer: coarse)");
 
 /** The page, with the methods that views and lists may call. */
@@ -164,8 +168,7 @@ class Page {
 
   #show(conversation) {
     this.#conversation = conversation;
-    this.#view =
-      conversation.mode === "chat" ? new Chat(this, conversation) : new Completion(this, conversation);
+    this.#view = new VIEWS[conversation.mode](this, conversation);
     store.rememberOpen(conversation.id);
     this.warn(this.#running.get(conversation.id)?.reason ?? null);
     this.#list.render();
@@ -185,11 +188,12 @@ class Page {
     byId("composer").dataset.mode = conversation.mode;
     byId("prompt").hidden = byId("prompt-label").hidden = !isChat;
     document.querySelector(".skip").href = isChat ? "#prompt" : "#paper";
-    byId("send").textContent = words(isChat ? "send" : "complete");
+    byId("fill-mode").hidden = !this.#model?.max_blanks && conversation.mode !== "fill";
+    byId("send").textContent = words(SEND[conversation.mode]);
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
     byId("undo").hidden = isChat || !this.#view.canUndo;
-    const keys = isChat ? (isTouched.matches ? [] : ["enterSends", "newLine"]) : ["ctrlEnterCompletes"];
+    const keys = isChat ? (isTouched.matches ? [] : ["enterSends", "newLine"]) : [KEYS[conversation.mode]];
     byId("keys").textContent = [...keys, isRunning && "escStops"]
       .filter(Boolean)
       .map((key) => words(key))
@@ -243,7 +247,7 @@ class Page {
 
   submit() {
     if (this.isRunning(this.#conversation)) return;
-    if (this.#conversation.mode === "completion") return void this.#view.submit();
+    if (this.#conversation.mode !== "chat") return void this.#view.submit();
     const prompt = byId("prompt");
     const text = prompt.value;
     if (!text.trim()) return;

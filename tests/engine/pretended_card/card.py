@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from unittest.mock import patch
 
 import emulated_cuda
 import torch
+from compiled import compiled
 from torch import Tensor
 from torch.cuda import _sanitizer
 
@@ -187,12 +186,6 @@ def _with_driver(driver: Driver, load: Any) -> Any:
 def _build_guard() -> None:
     """For good: it does nothing where nobody asks for a card."""
     root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder, "guard.so")
-        command = [
-            str(emulated_cuda.COMPILER), "-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}",
-            str(Path(__file__).with_name("guard.cpp")), f"-L{root / 'lib'}", "-lc10", "-o", str(built),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        ctypes.CDLL(str(built))
+    command = [str(emulated_cuda.COMPILER), "-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}"]
+    text = Path(__file__).with_name("guard.cpp").read_text()
+    ctypes.CDLL(str(compiled([*command, f"-L{root / 'lib'}", "-lc10"], text, ".cpp")))

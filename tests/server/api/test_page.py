@@ -140,9 +140,10 @@ def test_no_stats_before_there_is_an_engine(make_client: MakeClient) -> None:
 def test_who_watches_does_not_fill_the_log(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock_server.middleware.request_context")
     client.get(STATS)
-    assert STATS not in caplog.text
     client.get("/v1/models")
-    assert "/v1/models" in caplog.text
+    # The test's own client may log as well.
+    told = " ".join(record.getMessage() for record in caplog.records if record.name.startswith("penstock"))
+    assert STATS not in told and "/v1/models" in told
 
 
 def test_the_package_brings_all_files() -> None:

@@ -184,9 +184,10 @@ def test_a_full_disk_ends_it_and_the_next_run_goes_on(run: Any, monkeypatch: pyt
     assert run(request("a"))["a"]["error"] is None
 
 
-#: Runs a batch over a fake engine and is killed at its write number `kill_at`, after so many bytes.
+#: Runs a batch over a fake engine, over and over. Each run is a process, killed at its write number `kill_at`
+#: after so many bytes. What was written by then is kept as out.0, out.1, ... Prints how each process ended.
 KILLED = """
-import os, signal, sys
+import json, os, shutil, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from fakes import FakeAsyncEngine
@@ -195,24 +196,34 @@ from penstock_server.commands import batch_files
 from penstock_server.facade import engine as facade
 from penstock_server.settings.settings import Settings
 
-kill_at, num_bytes, source, target = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
+source, target = map(Path, sys.argv[2:])
 write, num_written = os.write, 0
 
-def write_or_die(fd, data):
-    global num_written
-    num_written += 1
-    if num_written == kill_at:
-        write(fd, bytes(data)[:num_bytes])
-        os.kill(os.getpid(), signal.SIGKILL)
-    return write(fd, data)
+def run(kill_at, num_bytes):
+    def write_or_die(fd, data):
+        global num_written
+        num_written += 1
+        if num_written == kill_at:
+            write(fd, bytes(data)[:num_bytes])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(fd, data)
 
-class Os:
-    def __getattr__(self, name):
-        return write_or_die if name == "write" else getattr(os, name)
+    class Os:
+        def __getattr__(self, name):
+            return write_or_die if name == "write" else getattr(os, name)
 
-batch_files.os = Os()
-facade.AsyncEngine = lambda load: FakeAsyncEngine()
-sys.exit(batch.run_batch(Settings(model="tiny"), source, target))
+    batch_files.os = Os()
+    facade.AsyncEngine = lambda load: FakeAsyncEngine()
+    os._exit(batch.run_batch(Settings(model="tiny"), source, target))
+
+ends = []
+for number, point in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()  # a start takes seconds
+    if child == 0:
+        run(*point)
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    shutil.copy(target, f"{{target}}.{{number}}")
+print(json.dumps(ends))
 """
 
 
@@ -220,13 +231,15 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Killed before a line, in the middle of one, and right after one, over and over, until it is done."""
     source = write(tmp_path / "in", *(request(str(i)) for i in range(8)), "no request")
     target = tmp_path / "out"
+    points = ((1, 0), (2, 30), (3, 10**6), (1, 1), (2, 10**6), (100, 0))
     script = KILLED.format(tests=str(Path(__file__).parents[2]))
+    words = [sys.executable, "-c", script, json.dumps(points), str(source), str(target)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [-9, -9, -9, -9, -9, 0], done.stderr
     before: dict[str, Any] = {}
-    for kill_at, num_bytes in ((1, 0), (2, 30), (3, 10**6), (1, 1), (2, 10**6), (100, 0)):
-        words = [sys.executable, "-c", script, str(kill_at), str(num_bytes), str(source), str(target)]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == (0 if kill_at == 100 else -9), done.stderr
-        whole = target.read_bytes().rpartition(b"\n")[0].splitlines()
+    for number in range(len(points)):
+        whole = (tmp_path / f"out.{number}").read_bytes().rpartition(b"\n")[0].splitlines()
         now = {json.loads(line)["custom_id"]: json.loads(line) for line in whole}
         assert len(now) == len(whole) and before.items() <= now.items()
         before = now

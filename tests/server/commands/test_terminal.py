@@ -13,17 +13,19 @@ import pytest
 
 from fakes import FakeEngine
 from penstock.engine import Engine
-from penstock.errors import ComputationError, InvalidParameter, RequestError
+from penstock.errors import ComputationError, ConfigError, InvalidParameter, RequestError
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import Chosen
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock_server.commands import terminal
 from penstock_server.settings.settings import Settings
 
 SETTINGS = Settings(model="tiny")
+BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
 
 
 def options(**given: Any) -> argparse.Namespace:
-    names = [*terminal._SAMPLING_FLAGS, "stop", "prompt", "system"]
+    names = [*terminal._SAMPLING_FLAGS, "stop", "prompt", "system", *BEAM_FLAGS]
     return argparse.Namespace(**(dict.fromkeys(names) | given))
 
 
@@ -33,6 +35,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(terminal, "load_engine", lambda settings: engine)
     engine.default_sampling = {"temperature": 0.6}
     return engine
+
+
+def asked(params: SamplingParams) -> GenerationRequest:
+    return GenerationRequest([5, 6], params, terminal.REQUEST_ID)
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
@@ -69,6 +75,24 @@ def test_flags_win_over_the_models_defaults(engine: FakeEngine) -> None:
     terminal.generate(SETTINGS, options(prompt="x", temperature=0.0, seed=1, stop=["a", "b"]))
     params = engine.params[0]
     assert (params.temperature, params.seed, params.stop) == (0.0, 1, ("a", "b"))
+
+
+def test_generate_searches_with_beams(engine: FakeEngine) -> None:
+    terminal.generate(SETTINGS, options(prompt="x", num_beams=3, length_penalty=0.5, early_stopping="never"))
+    terminal.generate(SETTINGS, options(prompt="x", num_beams=2, early_stopping="true"))
+    assert [each.beams for each in engine.params] == [
+        BeamParams(3, 1, 0.5, "never"),
+        BeamParams(2, 1, 1.0, True),
+    ]
+    assert engine.params[0].temperature == 1.0, "the model's own temperature is for draws"
+
+
+def test_flags_of_a_beam_search_need_one() -> None:
+    for name, value in (("length_penalty", 0.5), ("early_stopping", "true")):
+        with pytest.raises(ConfigError, match="--num-beams"):
+            terminal.generate(SETTINGS, options(prompt="x", **{name: value}))
+    with pytest.raises(InvalidParameter, match="temperature"):
+        terminal.generate(SETTINGS, options(prompt="x", num_beams=2, temperature=0.5))
 
 
 @pytest.mark.parametrize("run", [terminal.generate, terminal.chat])
@@ -159,12 +183,12 @@ def test_ctrl_c_ends_a_sweep_between_layers(
             return layer(index, *arguments)
 
         params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-        whole = terminal.answer(engine, [5, 6], params)
+        whole = terminal.answer(engine, asked(params))
         monkeypatch.setattr(family, "layer", watch)
-        cut = terminal.answer(engine, [5, 6], params)
+        cut = terminal.answer(engine, asked(params))
         assert computed == [0, 1, 2, 0, 1]
         assert cut.num_tokens == 1 and whole.text.startswith(cut.text)
-        assert terminal.answer(engine, [5, 6], params).text == whole.text
+        assert terminal.answer(engine, asked(params)).text == whole.text
         assert not engine.has_work
 
 
@@ -174,7 +198,7 @@ def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.
             engine.sampler, "sample", lambda *_: [Chosen(error=ComputationError("not a number"))]
         )
         with pytest.raises(ComputationError):
-            terminal.answer(engine, [5, 6], SamplingParams())
+            terminal.answer(engine, asked(SamplingParams()))
 
 
 def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:

@@ -87,6 +87,14 @@ async def test_the_refusal_reaches_a_client_that_still_sends(has_length: bool) -
 
 
 @pytest.mark.anyio
+async def test_the_refusal_of_a_whole_body_waits_for_nothing() -> None:
+    """The part that is too much is the last one: the client has nothing left to send."""
+    silence = asyncio.Event()  # never set
+    _, sent = await ask([part("x" * 60), part("x" * 60, more=False), silence], max_request_size=100)
+    assert sent[0]["status"] == 413 and sent[2] == {"type": "http.response.body", "body": b""}
+
+
+@pytest.mark.anyio
 async def test_a_body_that_does_not_come_is_a_408() -> None:
     engine, sent = await ask([part('{"prompt"'), asyncio.Event()], request_body_timeout=0.01)
     assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]

@@ -56,8 +56,9 @@ def test_what_chat_does_not_support_is_refused_by_name(name: str, value: Any) ->
     assert refused(chat, **{name: value})["loc"][0] == name
 
 
-def test_what_completions_do_not_support_is_refused_by_name() -> None:
-    assert refused(completion, suffix="end")["loc"] == ("suffix",)
+@pytest.mark.parametrize("fields", [{"echo": True}, {"prompt_logprobs": 0}, {"truncate_prompt_tokens": 5}])
+def test_what_does_not_go_with_a_suffix_is_refused_by_name(fields: dict[str, Any]) -> None:
+    assert refused(completion, suffix="end", **fields)["param"] == "suffix"
 
 
 def test_empty_values_of_unsupported_fields_are_accepted() -> None:

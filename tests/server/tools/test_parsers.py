@@ -215,7 +215,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(calls=st.lists(st.dictionaries(st.text(), JSON_VALUES, max_size=3), min_size=1, max_size=3))
 def test_any_arguments_are_found_in_every_format(calls: list[dict[str, Any]]) -> None:
     for word in ("arguments", "parameters"):

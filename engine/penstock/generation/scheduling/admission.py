@@ -12,9 +12,10 @@ import bisect
 from collections.abc import Iterator
 
 from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.encoder_turns import EncoderTurns
 from penstock.generation.scheduling.fair_queue import FairQueue
 from penstock.generation.scheduling.rope_lengths import RopeLengths
-from penstock.generation.scheduling.sequence_group import SequenceGroup, together
+from penstock.generation.scheduling.sequence_group import Places, SequenceGroup, together
 from penstock.generation.sequence import FinishReason, Sequence
 
 
@@ -31,14 +32,11 @@ class Admission:
         """max_encoder_tokens: inputs of so many tokens together are encoded in a step, or one longer
         input."""
         self.max_num_seqs = max_num_seqs
-        #: Sequences whose inputs have to be encoded in the step that is being decided.
-        self._encoded: list[Sequence] = []
-        self._max_encoder_tokens = max_encoder_tokens
+        self.encoder_turns = EncoderTurns(block_manager, max_encoder_tokens)
         self.waiting = FairQueue()
         #: By priority, then in order of admission.
         self.running: list[Sequence] = []
-        #: Groups whose sequences run. The sequences of a group stand side by side in `running`.
-        self._groups: list[SequenceGroup] = []
+        self._places = Places(max_num_seqs)
         self.num_preemptions = 0
         #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
         self.num_queried_tokens = self.num_hit_tokens = 0
@@ -64,7 +62,7 @@ class Admission:
             else:
                 self.waiting.remove(member)
             self._block_manager.release(member)
-        self._groups = [group for group in self._groups if group is not sequence.group]
+        self._places.leave(sequence.group)
 
     def replace(self, group: SequenceGroup, branches: list[tuple[Sequence, Sequence]]) -> None:
         """The members of a running group end, and other sequences take their places. branches: (member,
@@ -113,8 +111,7 @@ class Admission:
         sequence would be the next to be preempted, and its sweep wasted."""
         if not self._has_place(sequence):
             return False
-        if sequence.group is not None:
-            self._groups.append(sequence.group)
+        self._places.enter(sequence.group)
         for member in together(sequence):
             self._enter(member)
         return True
@@ -125,8 +122,7 @@ class Admission:
             self.num_queried_tokens += sequence.num_prompt_tokens
         self.adopt(sequence)
         self._block_manager.grow(sequence)
-        if sequence.encoder is not None and self._block_manager.place_encoder(sequence):
-            self._encoded.append(sequence)
+        self.encoder_turns.enter(sequence)
         self.waiting.remove(sequence)
         bisect.insort(self.running, sequence, key=lambda each: each.request.priority)
         if not sequence.has_started:
@@ -137,12 +133,6 @@ class Admission:
         """Skip the tokens that others have computed, or will in this step."""
         self.num_hit_tokens += sequence.skip_to(self._block_manager.adopt(sequence))
 
-    def take_encoded(self) -> tuple[Sequence, ...]:
-        """The sequences whose inputs have to be encoded in the step."""
-        encoded = tuple(self._encoded)
-        self._encoded.clear()
-        return encoded
-
     def suspend(self, sequence: Sequence) -> None:
         """Let a running sequence wait with its group; what they have computed is dropped. They come in again
         before all others of their priority."""
@@ -151,7 +141,7 @@ class Admission:
             self._drop(member)
             self._rope_lengths.follow(member)
             self.waiting.put_back(member)
-        self._groups = [group for group in self._groups if group is not sequence.group]
+        self._places.leave(sequence.group)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Suspend a sequence because others need its blocks or its place."""
@@ -167,17 +157,5 @@ class Admission:
 
     def _has_place(self, sequence: Sequence) -> bool:
         fits = self._block_manager.num_missing(sequence) <= self._block_manager.num_free
-        return fits and self._has_room(sequence) and self._can_encode(sequence)
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the steps have places for one more sequence, or for its group at its widest."""
-        num_taken = len(self.running) + sum(group.num_spare_places for group in self._groups)
-        num_places = 1 if sequence.group is None else sequence.group.num_places
-        return num_taken + num_places <= self.max_num_seqs
-
-    def _can_encode(self, sequence: Sequence) -> bool:
-        """Whether the step has room for the sequence's encoded input."""
-        if sequence.encoder is None or not self._encoded or self._block_manager.find_encoder(sequence):
-            return True
-        num_tokens = sum(each.num_input_tokens for each in self._encoded)
-        return num_tokens + sequence.num_input_tokens <= self._max_encoder_tokens
+        has_room = self._places.have_room(len(self.running), sequence.group)
+        return fits and has_room and self.encoder_turns.have_room(sequence)

@@ -78,7 +78,7 @@ class Scheduler:
                 scheduled[item.sequence] = item
                 budget -= item.num_new_tokens
         self._draft(scheduled, max(0, budget))
-        copies, encoded = self.block_manager.take_copies(), self.admission.take_encoded()
+        copies, encoded = self.block_manager.take_copies(), self.admission.encoder_turns.take()
         return Batch(tuple(scheduled.values()), copies, encoded)
 
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:

@@ -27,6 +27,28 @@ class SequenceGroup:
         return self.num_places - len(self.members)
 
 
+class Places:
+    """The places of a step, which running sequences take."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+        #: Groups that run.
+        self._groups: list[SequenceGroup] = []
+
+    def have_room(self, num_running: int, group: SequenceGroup | None) -> bool:
+        """Whether there is a place for one more sequence, or places for a group at its widest."""
+        num_taken = num_running + sum(each.num_spare_places for each in self._groups)
+        return num_taken + (1 if group is None else group.num_places) <= self._max_num_seqs
+
+    def enter(self, group: SequenceGroup | None) -> None:
+        """A group, if this is one, begins to run."""
+        self._groups += [] if group is None else [group]
+
+    def leave(self, group: SequenceGroup | None) -> None:
+        """A group, if this is one, runs no longer."""
+        self._groups = [each for each in self._groups if each is not group]
+
+
 def together(sequence: Sequence) -> list[Sequence]:
     """The sequences that run or wait together with this one, and the sequence itself, in order."""
     return [sequence] if sequence.group is None else list(sequence.group.members)

@@ -103,7 +103,7 @@ class T5(T5Architecture, Family):
         """Changes `hidden`, and returns it."""
         x = self.kernels.rms_norm(hidden, weights.vector("post_norm"), self.spec.norm_eps)
         compute: Callable[..., Tensor] = gated_mlp if self.spec.is_gated else mlp
-        for rows, result in zip(x.split(ENCODER_ROWS), hidden.split(ENCODER_ROWS), strict=True):
+        for rows, result in zip(torch.split(x, ENCODER_ROWS), torch.split(hidden, ENCODER_ROWS), strict=True):
             # An encoder gets its whole input at once, and inner vectors are several times as wide as others.
             result += compute(self, weights, rows, self.spec.activation)
         return hidden

@@ -1,0 +1,43 @@
+"""EVA's form of a conversation, which no chat template can write: its markers are tokens, and no text is
+encoded as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidParameter
+from penstock.text.tokenizer import Tokenizer
+
+#: Ends each utterance.
+_END = "<sep>"
+#: Stands for the answer. The decoder begins with this token.
+_ANSWER = "<s_0>"
+
+
+def has_dialogue_form(tokenizer: Tokenizer) -> bool:
+    form = getattr(getattr(tokenizer, "backend", None), "form", None)
+    return form is not None and form.asked_by == "dialogue"
+
+
+def encode_dialogue(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], begins_answer: bool, goes_on: bool
+) -> list[int]:
+    """All utterances in their order, whoever spoke, each with `<sep>` behind, and `<s_0>` for the answer.
+
+    Raises InvalidParameter for messages that a dialogue does not have."""
+    if goes_on:
+        raise InvalidParameter(
+            "continue_final_message",
+            "EVA can't go on with a message that has begun: leave continue_final_message out",
+        )
+    vocab, ids = tokenizer.backend.get_vocab(), list[int]()
+    for message in messages:
+        if message.get("role") not in ("user", "assistant"):
+            raise InvalidParameter(
+                "messages",
+                f"EVA knows what people say to each other, and no {message.get('role')} messages "
+                "(instructions or tools): send messages of user and assistant alone",
+            )
+        ids += [*tokenizer.encode(message.get("content") or "", add_special_tokens=False), vocab[_END]]
+    return [*ids, vocab[_ANSWER]] if begins_answer else ids

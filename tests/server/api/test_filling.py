@@ -1,0 +1,156 @@
+"""/v1/fill and `suffix`, over engines of small models: what is asked of the engine, and what clients get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpm_folders import save_cpm2
+from cpm_originals import lines_of
+from starlette.testclient import TestClient
+from transformers import MT5Config, MT5ForConditionalGeneration
+
+from fakes import FakeAsyncEngine
+from penstock import AsyncEngine, Engine
+from penstock_server.api.app import create_app
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.settings.settings import Settings
+
+from ..conftest import MakeClient, sse_events
+
+TEXT = "今天____很好，我们去______吧！"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_cpm2(tmp_path_factory.mktemp("fill") / "cpm-2")
+    torch.manual_seed(2)
+    sizes: dict[str, Any] = {
+        "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 1,
+        "eos_token_id": 7, "pad_token_id": 5, "vocab_size": len(lines_of(folder)),
+    }  # fmt: skip
+    MT5ForConditionalGeneration(MT5Config(**sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cpm2(folder: Path) -> Iterator[TestClient]:
+    engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder)))
+    with TestClient(create_app(engine, Settings(model="cpm-2"))) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        yield client
+
+
+def ask(client: TestClient, **body: Any) -> Any:
+    return client.post("/v1/fill", json={"prompt": TEXT, "temperature": 0} | body)
+
+
+def error_of(answer: Any) -> tuple[int, str | None, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["param"], error["message"]
+
+
+def test_each_blank_has_its_text(cpm2: TestClient) -> None:
+    answer = ask(cpm2, max_tokens_per_blank=3).json()
+    first, second = answer["spans"]
+    assert [(span["index"], span["position"]) for span in (first, second)] == [(0, 2), (1, 12)]
+    assert {first["finish_reason"], second["finish_reason"]} <= {"stop", "length"}
+    assert answer["text"] == f"今天{first['text']}很好，我们去{second['text']}吧！"
+    assert (answer["object"], answer["model"]) == ("fill", "cpm-2")
+    assert answer["usage"]["completion_tokens"] <= 2 * 4
+
+
+def test_a_stream_adds_up(cpm2: TestClient) -> None:
+    whole = ask(cpm2, max_tokens_per_blank=3).json()
+    *chunks, last, done = sse_events(ask(cpm2, max_tokens_per_blank=3, stream=True).text)
+    assert done == "[DONE]" and last["spans"] == []
+    assert (last["text"], last["usage"]["completion_tokens"]) == (
+        whole["text"],
+        whole["usage"]["completion_tokens"],
+    )
+    texts, ends = ["", ""], [None, None]
+    for span in (span for chunk in chunks for span in chunk["spans"]):
+        assert ends[span["index"]] is None, "nothing follows the end of a blank"
+        texts[span["index"]] += span["text"]
+        ends[span["index"]] = span["finish_reason"]
+    assert texts == [span["text"] for span in whole["spans"]]
+    assert ends == [span["finish_reason"] for span in whole["spans"]]
+
+
+def test_a_limit_ends_all_blanks_that_are_open(cpm2: TestClient) -> None:
+    answer = ask(cpm2, max_tokens=1, allowed_token_ids=[20]).json()
+    assert [span["finish_reason"] for span in answer["spans"]] == ["length", "length"]
+    assert answer["spans"][1]["text"] == "" and answer["usage"]["completion_tokens"] == 1
+
+
+def test_one_blank_takes_stop_strings(cpm2: TestClient) -> None:
+    body = {"prompt": "今天____", "max_tokens": 6, "min_tokens": 6, "seed": 1, "temperature": 1}
+    text = ask(cpm2, **body).json()["spans"][0]["text"]
+    cut = ask(cpm2, **body, stop=text[2]).json()["spans"][0]
+    assert cut["text"] == text[: text.index(text[2])] and cut["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": "今天很好"}, "prompt", "<span> or ____"),
+        ({"prompt": "<span>" * 190}, "prompt", "190 blanks; this model fills in 189 blanks"),
+        ({"prompt": TEXT, "blank": "[..]"}, "prompt", "'[..]'"),
+        ({"prompt": TEXT, "stop": "。"}, "stop", "2 blanks"),
+        ({"prompt": TEXT, "min_tokens": 2}, "min_tokens", "2 blanks"),
+        ({"prompt": TEXT, "ignore_eos": True}, "ignore_eos", "end token"),
+        ({"prompt": TEXT, "max_tokens": 0}, "max_tokens", "greater"),
+        ({"prompt": TEXT, "logprobs": 2}, "logprobs", "logprobs"),
+        ({"prompt": TEXT, "max_tokens": 100_000}, "prompt", "context"),
+    ],
+)
+def test_refusals_say_what_to_do(cpm2: TestClient, body: dict[str, Any], param: str, words: str) -> None:
+    status, named, message = error_of(cpm2.post("/v1/fill", json=body))
+    assert status == 400 and words in message
+    assert named == param or "context" in words
+
+
+def test_a_model_that_cannot_fill(make_client: MakeClient) -> None:
+    client = make_client(FakeAsyncEngine())
+    status, param, message = error_of(client.post("/v1/fill", json={"prompt": "a <span> b"}))
+    assert (status, param) == (400, "prompt") and "fill-in-the-middle" in message
+    status, param, message = error_of(client.post("/v1/completions", json={"prompt": "a", "suffix": "b"}))
+    assert (status, param) == (400, "suffix") and "can't fill in blanks" in message
+    assert client.get("/v1/models").json()["data"][0]["max_blanks"] == 0
+
+
+def test_a_suffix_is_a_text_behind_one_blank(cpm2: TestClient) -> None:
+    body = {"temperature": 0, "max_tokens": 5}
+    filled = ask(cpm2, prompt="今天____很好", **body).json()
+    answer = cpm2.post(
+        "/v1/completions", json={"prompt": "今天", "suffix": "很好", "logprobs": 0} | body
+    ).json()
+    (choice,) = answer["choices"]
+    assert choice["text"] == filled["spans"][0]["text"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    for fields, param in (({"echo": True}, "suffix"), ({"prompt": [5, 6]}, "suffix")):
+        status, named, _ = error_of(
+            cpm2.post("/v1/completions", json={"prompt": "今天", "suffix": "很好"} | fields)
+        )
+        assert (status, named) == (400, param)
+
+
+def test_cpm2_continues_a_text_behind_its_last_sentinel(cpm2: TestClient, folder: Path) -> None:
+    body = {"prompt": "今天天气", "max_tokens": 6, "temperature": 0, "return_token_ids": True}
+    (choice,) = cpm2.post("/v1/completions", json=body).json()["choices"]
+    last = len(lines_of(folder)) - 1
+    assert choice["prompt_token_ids"][-1] == last and 0 not in choice["token_ids"]
+    plain = cpm2.post("/v1/completions", json=body | {"add_special_tokens": False}).json()["choices"][0]
+    assert plain["prompt_token_ids"] == choice["prompt_token_ids"][:-1]
+    for field, value in (("echo", True), ("prompt_logprobs", 0)):
+        status, param, message = error_of(cpm2.post("/v1/completions", json=body | {field: value}))
+        assert (status, param) == (400, field) and "no meaning" in message
+
+
+def test_the_model_says_that_it_can(cpm2: TestClient) -> None:
+    assert cpm2.get("/v1/models").json()["data"][0]["max_blanks"] == 189
