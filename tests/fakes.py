@@ -130,7 +130,7 @@ class FakeModel:
         self.streamer = SimpleNamespace(current_layer=None)
         self.plan = PLAN
         self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN)
-        self.spec = self.tokenizer  # has a vocab_size, which is all that is asked
+        self.spec = model_spec()
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.generation.grammars.blanks import Blanks
     from penstock.generation.grammars.grammar import Grammar
     from penstock.generation.logprobs import TokenLogprobs
+    from penstock.generation.prompt_embeds import PromptEmbeds
     from penstock.generation.request import RequestOutput
     from penstock.generation.sequence import FinishReason
     from penstock.request_stream import RequestStream
@@ -51,6 +52,7 @@ _HOMES = {
     "GenerationRequest": "penstock.generation.generation_request",
     "Grammar": "penstock.generation.grammars.grammar",
     "MAX_LOGPROBS": "penstock.generation.generation_request",
+    "PromptEmbeds": "penstock.generation.prompt_embeds",
     "PromptForms": "penstock.text.prompt_forms",
     "RequestOutput": "penstock.generation.request",
     "RequestStream": "penstock.request_stream",
@@ -78,6 +80,7 @@ __all__ = [
     "GenerationRequest",
     "Grammar",
     "MAX_LOGPROBS",
+    "PromptEmbeds",
     "PromptForms",
     "RequestOutput",
     "RequestStream",

@@ -50,10 +50,10 @@ class Calibration:
     def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
         """Takes the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if the text
         is too short, the checkpoint is INT8 already, or a matrix is kept in another format."""
-        if opened.spec.has_encoder:
+        if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
             raise ConfigError(
-                f"{opened.spec.architecture} encodes its prompts, and only decoders are calibrated so far; "
-                "convert without --calibrate"
+                f"{opened.spec.architecture} sees its prompts both ways, and only decoders that see a text "
+                "one way are calibrated so far; convert without --calibrate"
             )
         length = min(LENGTH, opened.spec.max_position_embeddings)
         if num_tokens < length:

@@ -83,12 +83,18 @@ class Engine:
         self.executor, self.streamer = model.executor, model.streamer
         #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
         self.default_sampling = model.default_sampling
-        self.max_model_len = model.max_model_len
-        self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids)
+        #: Tokens of a prompt and its answer; the model's own soft prompt takes what is left.
+        self.max_model_len = model.max_model_len - len(model.spec.soft_prompt)
+        self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
         room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
         self.limits = RequestLimits(
-            model.spec, model.max_model_len, model.is_context_cut, self.grammars, room
+            model.spec,
+            self.max_model_len,
+            model.is_context_cut,
+            self.grammars,
+            room,
+            config.max_num_batched_tokens,
         )
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
@@ -104,7 +110,13 @@ class Engine:
             drafter,
         )
         self.requests = RequestTable(
-            self.scheduler, self.tokenizer, self.grammars, self.max_model_len, model.spec.decoder_start
+            self.scheduler,
+            self.tokenizer,
+            self.grammars,
+            self.max_model_len,
+            model.spec.decoder_start,
+            model.spec.soft_prompt,
+            model.spec.sees_prompt_both_ways,
         )
 
     @classmethod
@@ -168,7 +180,7 @@ class Engine:
         """Queue a request. Raises what validate() raises, InvalidParameter if another request with the same
         id is being computed, RequestFailed if the tokenizer can't take the prompt."""
         self.requests.add(self.validate(request))
-        self.metrics.prompt_tokens += len(request.prompt_token_ids)
+        self.metrics.prompt_tokens += request.num_prompt_tokens
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks. An unknown (or finished) id is ignored."""

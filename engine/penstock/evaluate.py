@@ -141,7 +141,12 @@ def evaluate(
 
 
 def _check(engine: Engine, reference: UnquantizedModel | None, longest: int) -> None:
-    limit = engine.max_model_len
+    limit, spec = engine.max_model_len, engine.spec
+    if spec.has_encoder or spec.sees_prompt_both_ways:
+        raise ConfigError(
+            f"{spec.architecture} sees its prompts both ways and predicts none of their tokens, so that "
+            "texts have no perplexity here: evaluate a decoder that sees a text one way"
+        )
     if reference is not None:
         limit = min(limit, reference.spec.max_position_embeddings)
         for name in ("num_layers", "hidden_size", "vocab_size"):

@@ -136,6 +136,12 @@ class ModelSpec:
     num_encoder_layers: int = 0
     #: The tokens with which a decoder begins that writes an answer to an encoded prompt.
     decoder_start: tuple[int, ...] = ()
+    #: Rows of the embedding, behind those of the vocabulary, that stand in front of every prompt.
+    soft_prompt: tuple[int, ...] = ()
+    #: Every token of a prompt sees the whole prompt. A step computes a prompt whole therefore.
+    sees_prompt_both_ways: bool = False
+    #: Tokens with which no answer begins.
+    never_first: tuple[int, ...] = ()
     #: Per layer: the number of last tokens that a token attends to, itself included. 0: all tokens.
     sliding_windows: tuple[int, ...] = ()
 

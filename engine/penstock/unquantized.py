@@ -36,9 +36,10 @@ class UnquantizedModel:
 
     def __init__(self, opened: OpenModel) -> None:
         """Raises MissingTensor or UnsupportedModel if transformers' model has other parts than ours."""
-        if opened.spec.has_encoder:
+        if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
             raise UnsupportedModel(
-                f"{opened.spec.architecture} encodes its prompts, and only decoders are compared so far"
+                f"{opened.spec.architecture} sees its prompts both ways, so that it predicts none of their "
+                "tokens, and only decoders that see a text one way are compared so far"
             )
         self.spec, self.store = opened.spec, opened.store
         self._model = _without_weights(opened.store)

@@ -231,9 +231,9 @@ def test_equal_inputs_are_encoded_once(built: tuple[Path, Any]) -> None:
     family, encoded = engine.executor._family, []
     embed = family.embed
 
-    def watch(weights: Any, input_ids: Tensor, positions: Tensor) -> Tensor:
+    def watch(weights: Any, input_ids: Tensor, positions: Tensor, given: Any) -> Tensor:
         encoded.append(len(input_ids))
-        return embed(weights, input_ids, positions)
+        return embed(weights, input_ids, positions, given)
 
     family.embed = watch
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

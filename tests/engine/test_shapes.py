@@ -24,7 +24,7 @@ from penstock.weights.conversion import whole_file
 
 #: Parameters as the models' cards state them, in 1e9.
 STATED = {
-    "cpm-1": 2.6, "cpm-2": 11.1, "eva": 2.84, "minicpm-2b": 2.72, "minicpm4-8b": 8.19,
+    "cpm-1": 2.6, "cpm-2": 11.1, "eva": 2.84, "cpm-ant": 9.39, "minicpm-2b": 2.72, "minicpm4-8b": 8.19,
     "tinyllama-1.1b": 1.1, "llama-2-7b": 6.74, "llama-2-13b": 13.0, "llama-3-8b": 8.03, "llama-3-70b": 70.6,
     "solar-10.7b": 10.7, "falcon3-10b": 10.3, "mistral-7b": 7.25, "qwen2.5-7b": 7.61, "qwen3-8b": 8.2,
     "qwen3-14b": 14.8, "phi-3-mini": 3.82, "phi-4": 14.7, "gemma-2-9b": 9.24, "gpt2-xl": 1.56,
@@ -49,13 +49,16 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     spec = family.read_spec(config)
     tensors = family.model_tensors(spec)
     own_head = 0
+    if spec.soft_prompt:  # transformers' head is a matrix of its own, with the embedding's first rows
+        num_parameters -= model.lm_head.weight.numel()
+        del model.lm_head
     if spec.num_encoder_layers and not spec.is_tied:  # transformers counts one matrix until a file has two
         own_head = spec.vocab_size
         num_parameters += own_head * spec.hidden_size
     assert num_parameters / 1e9 == pytest.approx(STATED[name], rel=0.01)
     found = footprint(spec, tensors)
     # Tables of positions stay float32. GPT-2 has matrices [in_features, out_features].
-    is_table = re.compile("wpe|embed_positions|relative_attention_bias")
+    is_table = re.compile("wpe|embed_positions|relative_attention_bias|segment_embedding")
     matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not is_table.search(n)}
     vectors = num_parameters - sum(p.numel() for p in matrices.values()) - own_head * spec.hidden_size
     scales = own_head + sum(p.shape[1 if ".c_" in n else 0] for n, p in matrices.items())
@@ -80,6 +83,16 @@ def test_a_random_model_of_another_family_is_a_model(tmp_path: Path) -> None:
     write_random(find_shape("cpm-1") | sizes, tmp_path)
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
+        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
+
+
+def test_a_random_cpm_ant_is_a_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "dim_ff": 96, "dim_head": 16, "num_attention_heads": 4, "vocab_size": 128}
+    write_random(find_shape("cpm-ant") | sizes | {"num_hidden_layers": 3}, tmp_path)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
+        assert engine.model.store.tensors.is_tied
         (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     assert len(answer.token_ids) == 5
 

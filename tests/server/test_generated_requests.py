@@ -40,6 +40,8 @@ def document() -> dict[str, Any]:
         properties = schema.get("properties", {})
         if "model" in properties:
             properties["model"] = {"enum": ["tiny"]}
+        if "prompt_embeds" in properties:  # no made-up text is a tensor
+            properties["prompt_embeds"] = properties["prompt_follows_embeds"] = {"type": "null"}
         for name, plain in (("messages", [{"role": "user", "content": "Hi"}]), ("prompt", "Hi")):
             if name in properties:
                 properties[name] = {"anyOf": [{"const": plain}, properties[name]]}

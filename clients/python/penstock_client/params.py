@@ -140,6 +140,11 @@ class CompletionParams(SamplingParams, total=False):
     echo: bool | None
     #: False: no special tokens, such as a BOS token, are added to the prompt.
     add_special_tokens: bool | None
+    #: Base64 of a file of safetensors or of torch.save with vectors [tokens, hidden size], which are a prompt
+    #: of their own.
+    prompt_embeds: str | Sequence[str] | None
+    #: True: the vectors stand in front of the prompt (a soft prompt).
+    prompt_follows_embeds: bool | None
     #: The text behind the answer, for models that can fill in a blank; see `fill`.
     suffix: str | None
 

@@ -42,7 +42,7 @@ class Answer:
         self._eos_token_ids = tokenizer.eos_token_ids
         self._detokenizer = Detokenizer(
             tokenizer,
-            sequence.token_ids,
+            sequence.text_ids,
             params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.model_inputs import ModelInputs
-from penstock.kernels import BatchLayout, LayerKV
+from penstock.generation.model_inputs import EncodedInputs, ModelInputs
+from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
@@ -93,20 +93,19 @@ class Executor:
         family, encoded = self._family, inputs.encoded
         if encoded is not None:
             names = family.encoder_stack_names
-            self._sweep(names, encoded.input_ids, encoded.layout, is_cancelled, lambda index, hidden: None)
-        return self._sweep(family.stack_names, inputs.input_ids, inputs.layout, is_cancelled, observe)
+            self._sweep(names, encoded, is_cancelled, lambda index, hidden: None)
+        return self._sweep(family.stack_names, inputs, is_cancelled, observe)
 
     def _sweep(
         self,
         stacks: tuple[str, ...],
-        input_ids: Tensor,
-        layout: BatchLayout,
+        inputs: ModelInputs | EncodedInputs,
         is_cancelled: Callable[[], bool],
         observe: Callable[[int, Tensor], None],
     ) -> Tensor:
-        device = self._streamer.torch_device
-        hidden = self._family.embed(self._embedding, input_ids, layout.positions).to(device)
-        layout = layout.to(device)
+        device, positions = self._streamer.torch_device, inputs.layout.positions
+        hidden = self._family.embed(self._embedding, inputs.input_ids, positions, inputs.given).to(device)
+        layout = inputs.layout.to(device)
         counter = itertools.count()
         for stack in stacks:
             compute = self._family.layer_of(stack)

@@ -6,13 +6,19 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.grammars.blanks import Blanks
 from penstock.generation.grammars.grammar import Grammar
 
+if TYPE_CHECKING:
+    from penstock.generation.prompt_embeds import PromptEmbeds
+
 MAX_LOGPROBS = 20
+#: The id of a vector that a caller gave in place of a token.
+VECTOR = -1
 #: Parameters of the draw, and their values that change nothing. A beam search draws nothing.
 DRAW_PARAMS = {"temperature": (0, 1), "top_k": (0, -1), "top_p": (1,), "min_p": (0,)}
 
@@ -157,9 +163,17 @@ class GenerationRequest:
     #: step that is being computed at that time.
     start_by: float = math.inf
     finish_by: float = math.inf
+    #: Vectors in front of the prompt's tokens, which there may be none of then.
+    prompt_embeds: PromptEmbeds | None = None
     #: The first tokens that a model with an encoder writes, whatever their logits are. They are no part of
     #: the answer, and are computed together with the token with which every answer begins.
     answer_start: tuple[int, ...] = ()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Vectors and tokens of the prompt."""
+        num_vectors = self.prompt_embeds.num_tokens if self.prompt_embeds is not None else 0
+        return num_vectors + len(self.prompt_token_ids)
 
 
 @dataclass(frozen=True)

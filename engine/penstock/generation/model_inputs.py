@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.generation.encoder_input import EncoderInput
 from penstock.generation.scheduling.batch import Batch
+from penstock.generation.sequence import Sequence
 from penstock.kernels import BatchLayout
+from penstock.model.family import GivenRows
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,11 @@ class EncodedInputs:
     input_ids: Tensor  # int64 [num_tokens]
     #: Every token sees all tokens of its input.
     layout: BatchLayout
+    given: GivenRows | None = None
 
     @classmethod
-    def of(cls, encoders: List[EncoderInput], block_size: int) -> EncodedInputs:
+    def of(cls, sequences: List[Sequence], block_size: int) -> EncodedInputs:
+        encoders = [sequence.encoder for sequence in sequences if sequence.encoder is not None]
         counts = [encoder.num_tokens for encoder in encoders]
         slots = [
             encoder.block_table[p // block_size] * block_size + p % block_size
@@ -40,7 +44,11 @@ class EncodedInputs:
             prefix_lens=lengths,
         )
         input_ids = [token_id for encoder in encoders for token_id in encoder.token_ids]
-        return cls(torch.tensor(input_ids), layout)
+        firsts = zip(sequences, starts.tolist(), strict=False)
+        given = _given_rows(
+            (sequence, first, 0, sequence.request.num_prompt_tokens) for sequence, first in firsts
+        )
+        return cls(_ids(input_ids), layout, given)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class ModelInputs:
     block_copies: tuple[tuple[int, int], ...] = ()
     #: None if nothing has to be encoded.
     encoded: EncodedInputs | None = None
+    #: None if all the step's tokens are in the vocabulary.
+    given: GivenRows | None = None
 
     @classmethod
     def of(cls, batch: Batch, block_size: int) -> ModelInputs:
@@ -86,13 +96,39 @@ class ModelInputs:
             block_tables=_padded([item.sequence.block_table for item in batch.scheduled]),
             query_start=starts,
             context_lens=torch.tensor(context_lens, dtype=torch.int32),
+            prefix_lens=_prefix_lens(batch),
             cross=_cross_layout(batch, starts),
             rope_lengths=_rope_lengths(batch),
         )
         rows = torch.tensor(wanted_rows, dtype=torch.int64)
-        encoders = [sequence.encoder for sequence in batch.encoded if sequence.encoder is not None]
-        encoded = EncodedInputs.of(encoders, block_size) if encoders else None
-        return cls(torch.tensor(input_ids), rows, layout, batch.block_copies, encoded)
+        encoded = EncodedInputs.of(batch.encoded, block_size) if batch.encoded else None
+        given = _given_rows(
+            (item.sequence, first, item.sequence.num_computed_tokens, item.num_new_tokens)
+            for item, first in zip(batch.scheduled, query_start, strict=False)
+            if item.sequence.encoder is None
+        )
+        return cls(_ids(input_ids), rows, layout, batch.block_copies, encoded, given)
+
+
+def _ids(token_ids: list[int]) -> Tensor:
+    """int64 [num_tokens]. A vector that a caller gave has the id of any row of the embedding."""
+    return torch.tensor(token_ids).clamp_(min=0)
+
+
+def _given_rows(parts: Iterable[tuple[Sequence, int, int, int]]) -> GivenRows | None:
+    """The vectors of callers among the tokens of a step. Each part is (sequence, row of its first token in
+    the step, the position of that token in the text, number of tokens)."""
+    rows, vectors = list[Tensor](), list[Tensor]()
+    for sequence, row, start, count in parts:
+        embeds = sequence.request.prompt_embeds
+        if embeds is None:
+            continue
+        start -= sequence.num_soft_tokens
+        first, end = max(0, start), min(embeds.num_tokens, start + count)
+        if first < end:
+            rows.append(torch.arange(row + first - start, row + end - start))
+            vectors.append(embeds.vectors[first:end])
+    return GivenRows(torch.cat(rows), torch.cat(vectors)) if rows else None
 
 
 def _padded(tables: List[list[int]]) -> Tensor:
@@ -110,6 +146,12 @@ def _cross_layout(batch: Batch, query_start: Tensor) -> BatchLayout | None:
     nothing = torch.empty(0, dtype=torch.int64)
     tables = _padded([encoder.block_table for encoder in encoders])
     return BatchLayout(nothing, nothing, tables, query_start, lengths, prefix_lens=lengths)
+
+
+def _prefix_lens(batch: Batch) -> Tensor | None:
+    """prefix_lens as BatchLayout describes them. None if all are 0, as they are for most models."""
+    lengths = [item.sequence.prefix_len for item in batch.scheduled]
+    return torch.tensor(lengths, dtype=torch.int32) if any(lengths) else None
 
 
 def _rope_lengths(batch: Batch) -> Tensor | None:

@@ -145,7 +145,7 @@ class Request:
             gain.has_end_token,
             started=self._started,
             prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=sequence.num_cached_tokens,
+            num_cached_tokens=max(0, sequence.num_cached_tokens - sequence.num_soft_tokens),
             num_preemptions=sequence.num_preemptions,
             num_forced_tokens=gain.num_forced,
         )

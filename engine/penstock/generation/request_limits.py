@@ -40,12 +40,17 @@ class RequestLimits:
         is_context_cut: bool,
         grammars: GrammarCompiler,
         beam_room: BeamRoom,
+        max_step_tokens: int = 0,
     ) -> None:
         """max_model_len: tokens of a prompt and its answer together. is_context_cut: the KV cache sets
-        max_model_len, since the cache is smaller than the model's context."""
-        self._beam_room = beam_room
-        self.vocab_size = spec.vocab_size
+        max_model_len, since the cache is smaller than the model's context. max_step_tokens: tokens that a
+        step has at most."""
+        self._beam_room, self._num_soft = beam_room, len(spec.soft_prompt)
+        self.vocab_size, self._hidden_size = spec.vocab_size, spec.hidden_size
         self._has_encoder = spec.has_encoder
+        self._sees_both_ways = spec.sees_prompt_both_ways
+        #: The longest prompt that a step can compute whole, where it has to; 0: prompts can be cut.
+        self._longest_whole = max_step_tokens - len(spec.soft_prompt) if spec.sees_prompt_both_ways else 0
         self._num_start = len(spec.decoder_start)
         self.max_model_len = max_model_len
         self.is_context_cut = is_context_cut
@@ -61,25 +66,22 @@ class RequestLimits:
         if isinstance(request, ValidRequest):
             return request
         self._check_prompt(request)
-        if self._has_encoder and request.params.prompt_logprobs is not None:
-            raise InvalidParameter(
-                "prompt_logprobs",
-                "prompt_logprobs have no meaning here: this model encodes the prompt, and predicts none "
-                "of its tokens",
-            )
+        if request.params.prompt_logprobs is not None:
+            self._check_prompt_logprobs(request)
         self._check_token_ids(request.params)
         if request.params.grammar is not None:
             self._grammars.check(request.params.grammar)
         self._check_start(request.answer_start)
-        num_prompt = len(request.prompt_token_ids) + len(request.answer_start)
+        num_prompt = request.num_prompt_tokens + len(request.answer_start)
         self._check_length(num_prompt, request.params.max_tokens)
+        self._check_whole(num_prompt)
         if request.params.beams is not None:
             request = self._with_room(request, request.params.beams)
         return ValidRequest.of(request)
 
     def _with_room(self, request: GenerationRequest, beams: BeamParams) -> GenerationRequest:
         """The request of a search with max_tokens. Raises InvalidParameter if the beams have no room."""
-        room, num_prompt = self._beam_room, len(request.prompt_token_ids)
+        room, num_prompt = self._beam_room, request.num_prompt_tokens
         if beams.num_beams > room.max_num_seqs:
             raise InvalidParameter(
                 "best_of",
@@ -87,7 +89,9 @@ class RequestLimits:
                 "(--max-num-seqs)",
             )
         num_start = self._num_start + len(request.answer_start)
-        num_encoded, num_text = (num_prompt, num_start) if self._has_encoder else (0, num_prompt)
+        num_encoded, num_text = 0, num_prompt + self._num_soft
+        if self._has_encoder:
+            num_encoded, num_text = num_prompt, num_start
         num_left = room.longest(beams.num_beams, num_encoded) - num_text
         wanted = request.params.max_tokens
         if num_left < (wanted or 1):
@@ -102,11 +106,42 @@ class RequestLimits:
         return replace(request, params=replace(request.params, max_tokens=wanted))
 
     def _check_prompt(self, request: GenerationRequest) -> None:
-        token_ids = request.prompt_token_ids
+        token_ids, embeds = request.prompt_token_ids, request.prompt_embeds
+        if embeds is not None and embeds.hidden_size != self._hidden_size:
+            raise InvalidParameter(
+                "prompt_embeds",
+                f"prompt_embeds has shape {[embeds.num_tokens, embeds.hidden_size]}; this model's hidden "
+                f"size is {self._hidden_size}, so that the shape has to be [tokens, {self._hidden_size}]",
+            )
+        if not token_ids and embeds is not None:
+            return
         if not token_ids:
             raise InvalidParameter("prompt", "the prompt is empty; it needs at least one token")
         if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
             raise InvalidParameter("prompt", f"prompt token ids must lie in 0..{self.vocab_size - 1}")
+
+    def _check_prompt_logprobs(self, request: GenerationRequest) -> None:
+        what = "encodes the prompt" if self._has_encoder else "sees the prompt both ways"
+        if self._has_encoder or self._sees_both_ways:
+            raise InvalidParameter(
+                "prompt_logprobs",
+                f"prompt_logprobs have no meaning here: this model {what}, and predicts none of its tokens",
+            )
+        if request.prompt_embeds is not None:
+            raise InvalidParameter(
+                "prompt_logprobs",
+                "prompt_logprobs can't be had with prompt_embeds: vectors are no tokens, and have no "
+                "probability. Leave prompt_logprobs out",
+            )
+
+    def _check_whole(self, num_prompt: int) -> None:
+        if self._sees_both_ways and num_prompt > self._longest_whole:
+            raise InvalidParameter(
+                "prompt",
+                f"the prompt has {num_prompt} tokens. This model sees a prompt both ways, so that one step "
+                f"computes all of it, and a step here has room for {self._longest_whole} tokens of a prompt. "
+                "Shorten the prompt, or start with a larger --max-num-batched-tokens",
+            )
 
     def _check_start(self, token_ids: tuple[int, ...]) -> None:
         if token_ids and not self._has_encoder:

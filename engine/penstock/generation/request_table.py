@@ -29,10 +29,13 @@ class RequestTable:
         grammars: GrammarCompiler,
         max_model_len: int,
         decoder_start: tuple[int, ...] = (),
+        soft_prompt: tuple[int, ...] = (),
+        are_prompts_whole: bool = False,
     ) -> None:
         """max_model_len: tokens of a prompt and its answer together. decoder_start: what a model with an
-        encoder begins its answers with."""
+        encoder begins its answers with. soft_prompt, are_prompts_whole: as in ModelSpec."""
         self._decoder_start = decoder_start
+        self._soft_prompt, self._are_prompts_whole = soft_prompt, are_prompts_whole
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._grammars = grammars
@@ -47,11 +50,19 @@ class RequestTable:
             raise InvalidParameter("request_id", f"request {request.request_id} is being computed already")
         params, limit = request.params, self._max_model_len
         if params.max_tokens is not None:
-            limit = len(request.prompt_token_ids) + params.max_tokens
+            limit = request.num_prompt_tokens + params.max_tokens
         start = self._decoder_start + request.answer_start
         if start:  # the prompt is no part of the text that the limit is about
-            limit += len(start) - len(request.prompt_token_ids)
-        sequence = Sequence(self._num_added, request, limit, self._matcher(params), decoder_start=start)
+            limit += len(start) - request.num_prompt_tokens
+        sequence = Sequence(
+            self._num_added,
+            request,
+            limit + len(self._soft_prompt),
+            self._matcher(params),
+            decoder_start=start,
+            soft_prompt=self._soft_prompt,
+            is_prompt_whole=self._are_prompts_whole,
+        )
         self._num_added += 1
         self._requests[request.request_id] = self._request(sequence)
         self._scheduler.add(sequence)

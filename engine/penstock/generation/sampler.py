@@ -39,9 +39,13 @@ Row = tuple[Tensor, float, int]
 class Sampler:
     """Chooses tokens for one model."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: frozenset[int], never_first: tuple[int, ...] = ()
+    ) -> None:
+        """never_first: tokens with which no answer begins, unless a grammar says how it begins."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._never_first = list(never_first)
 
     @torch.inference_mode()
     def sample(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
@@ -106,8 +110,8 @@ class Sampler:
             return Chosen((), scores, _no_number(largest))
         params, matcher, num_output = sequence.params, sequence.matcher, sequence.num_output_tokens
         logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float64)
-        if needs_adjusting(params, num_output, matcher):
-            logprobs = self._adjust(logprobs, params, sequence.token_ids, num_output, matcher)
+        if needs_adjusting(params, num_output, matcher) or (self._never_first and num_output == 0):
+            logprobs = self._adjust(logprobs, params, sequence.text_ids, num_output, matcher)
         num_ends = len(self._eos_token_ids | set(params.stop_token_ids))
         found = likeliest(logprobs, 2 * beams.num_beams + num_ends)
         if not found or (matcher and matcher.error):
@@ -133,8 +137,8 @@ class Sampler:
             return _no_number(largest)
         params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
         adjusted = logits
-        if needs_adjusting(params, num_output, matcher):
-            token_ids = [*sequence.token_ids, *accepted] if accepted else sequence.token_ids
+        if needs_adjusting(params, num_output, matcher) or (self._never_first and num_output == 0):
+            token_ids = [*sequence.text_ids, *accepted] if accepted else sequence.text_ids
             adjusted = self._adjust(logits, params, token_ids, num_output, matcher)
             token_id = int(adjusted.argmax())
             if not math.isfinite(adjusted[token_id]) or (matcher and matcher.error):
@@ -161,7 +165,7 @@ class Sampler:
             ids = torch.tensor(list(params.logit_bias), device=logits.device)
             logits[ids] += logits.new_tensor(list(params.logit_bias.values()))
         if params.repetition_penalty != 1:
-            ids = torch.tensor(sorted(set(token_ids)), device=logits.device)
+            ids = torch.tensor(sorted(set(token_ids)), dtype=torch.int64, device=logits.device)
             seen = logits[ids]
             penalty = params.repetition_penalty
             penalized = torch.where(seen > 0, seen / penalty, seen * penalty)
@@ -176,6 +180,8 @@ class Sampler:
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf
+        if self._never_first and not output and matcher is None:
+            logits[self._never_first] = -torch.inf
         if forbidden := forbidden_by_words(params.bad_words, output):
             logits[forbidden] = -torch.inf
         if repeated := tokens_that_repeat(params.no_repeat_ngram_size, token_ids):

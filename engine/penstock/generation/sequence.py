@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.generation.encoder_input import EncoderInput
-from penstock.generation.generation_request import GenerationRequest
+from penstock.generation.generation_request import VECTOR, GenerationRequest
 from penstock.generation.logprobs import PromptScores
 
 if TYPE_CHECKING:
@@ -41,21 +41,32 @@ class Sequence:
         rope_length: int = 0,
         decoder_start: tuple[int, ...] = (),
         encoder_blocks: Iterable[int] = (),
+        soft_prompt: tuple[int, ...] = (),
+        is_prompt_whole: bool = False,
     ) -> None:
         """max_total_tokens: prompt and answer end there at the latest. matcher: of the request's grammar, at
         its beginning. first_scored: the first token of the prompt whose log-probability is wanted; None: 1 if
         the request wants prompt_logprobs, else none. decoder_start: the model
         encodes the prompt, and its text begins with these tokens. num_computed_tokens, rope_length, block
-        tables: of a sequence that begins in the middle, as in the warm-up."""
+        tables: of a sequence that begins in the middle, as in the warm-up. soft_prompt: rows of the embedding
+        in front of the prompt. is_prompt_whole: every token of the prompt sees the whole prompt."""
         # These never change.
         self.sequence_id = sequence_id
         self.request = request
         self.params = request.params
         #: None in models without an encoder.
-        self.encoder = EncoderInput(request.prompt_token_ids, encoder_blocks) if decoder_start else None
-        first = decoder_start or request.prompt_token_ids
+        vectors = (VECTOR,) * (request.num_prompt_tokens - len(request.prompt_token_ids))
+        prompt = (*vectors, *request.prompt_token_ids)
+        self.encoder = EncoderInput(prompt, encoder_blocks) if decoder_start else None
+        first = decoder_start or (*soft_prompt, *prompt)
         #: The tokens with which the text begins that the model goes on with.
         self.num_prompt_tokens = len(first)
+        #: Rows of the embedding in front of the prompt, which the sequence counts as tokens of its prompt.
+        self.num_soft_tokens = len(soft_prompt)
+        #: Where the prompt's tokens begin that the vocabulary has: behind soft prompt and vectors.
+        self.text_start = 0 if decoder_start else len(soft_prompt) + len(vectors)
+        #: Every token sees these tokens, also those behind it: the prompt, or none.
+        self.prefix_len = len(first) if is_prompt_whole else 0
         self.max_total_tokens = max_total_tokens
         #: The seed of the draws.
         self.seed = self.params.seed if self.params.seed is not None else random.getrandbits(63)
@@ -125,8 +136,10 @@ class Sequence:
 
     @property
     def num_input_tokens(self) -> int:
-        """What a user sent: the prompt, encoded or not, and what a decoder begins with."""
-        return self.num_prompt_tokens + (self.encoder.num_tokens if self.encoder is not None else 0)
+        """What a user sent: the prompt, encoded or not, and what a decoder begins with. The model's own soft
+        prompt does not count."""
+        num_tokens = self.num_prompt_tokens - self.num_soft_tokens
+        return num_tokens + (self.encoder.num_tokens if self.encoder is not None else 0)
 
     @property
     def num_blocks(self) -> int:
@@ -141,6 +154,17 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens that are not computed yet: a prompt, a resumed sequence's all, or the last one."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_whole_tokens(self) -> int:
+        """Pending tokens that one step has to compute together: those of a prompt that is seen both ways; 0
+        if the pending tokens can be cut anywhere."""
+        return max(0, self.prefix_len - self.num_computed_tokens)
+
+    @property
+    def text_ids(self) -> list[int]:
+        """Prompt and answer as tokens of the vocabulary."""
+        return self.token_ids[self.text_start :] if self.text_start else self.token_ids
 
     @property
     def num_output_tokens(self) -> int:

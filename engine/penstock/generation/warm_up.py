@@ -51,6 +51,9 @@ def largest_step(
     rope, has_encoder = (spec.rope, spec.has_encoder) if spec is not None else (None, False)
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens
+    is_whole = spec is not None and spec.sees_prompt_both_ways
+    if is_whole:  # the other sequences' tokens come beside a prompt that is as long as a step
+        left += num_seqs - 1
     scheduled = []
     for index in range(num_seqs):
         num_new = min(longest - num_past, left - (num_seqs - index - 1))
@@ -66,6 +69,7 @@ def largest_step(
             rope_length=rope.frequency_length(num_tokens, num_tokens) if rope is not None else 0,
             decoder_start=(0,) * num_tokens if has_encoder else (),
             encoder_blocks=[0] * -(-num_encoded // config.block_size),
+            is_prompt_whole=is_whole,
         )
         scheduled.append(ScheduledSequence.of(sequence, num_new))
     encoded = (scheduled[0].sequence,) if has_encoder else ()

@@ -37,7 +37,8 @@ class Architecture(ABC):
     @classmethod
     @abstractmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        """The tensors of Family.embed(); "embedding" is the INT8 matrix [vocab_size, hidden_size]."""
+        """The tensors of Family.embed(); "embedding" is the INT8 matrix [vocab_size, hidden_size]. It has
+        more rows where the model has a soft prompt."""
 
     @classmethod
     @abstractmethod
@@ -79,6 +80,7 @@ class Architecture(ABC):
             cls.head_tensors(spec),
             cls.optional_prefix,
             cls.unused_tensors + unused,
+            spec.vocab_size if spec.soft_prompt else None,
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,13 @@ from penstock.weights.layer_weights import LayerWeights
 
 #: (index, weights, hidden, kv, batch) -> hidden, as Family.layer() has it.
 LayerFunction = Callable[[int, LayerWeights, Tensor, LayerKV, BatchLayout], Tensor]
+
+
+class GivenRows(NamedTuple):
+    """Vectors that a caller gives in place of tokens."""
+
+    rows: Tensor  # int64 [num_given]: which of the step's tokens these are
+    vectors: Tensor  # float32 [num_given, hidden_size]
 
 
 class Family(Architecture):
@@ -66,9 +74,24 @@ class Family(Architecture):
         float32 [num_tokens, out_features]."""
         return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
 
-    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]."""
-        return weights.matrix("embedding").look_up(input_ids)
+    def embed(
+        self, weights: LayerWeights, input_ids: Tensor, positions: Tensor, given: GivenRows | None = None
+    ) -> Tensor:
+        """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]. The ids of `given` rows don't
+        count."""
+        vectors = self.scale_tokens(weights.matrix("embedding").look_up(input_ids))
+        if given is not None:
+            vectors[given.rows] = given.vectors
+        return self.place(weights, vectors, positions)
+
+    def scale_tokens(self, vectors: Tensor) -> Tensor:
+        """What the model makes of the embedding's rows, and not of vectors that a caller gives in their
+        place."""
+        return vectors
+
+    def place(self, weights: LayerWeights, vectors: Tensor, positions: Tensor) -> Tensor:
+        """What the first layer gets of embedded tokens [num_tokens, hidden_size] at their positions."""
+        return vectors
 
     @abstractmethod
     def layer(

@@ -55,6 +55,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "EVAModel", 2048, 32, 64, 5120, 24, 30000,
         model_type="eva", attn_scale=True, bos_token_id=29810, eos_token_id=4, pad_token_id=5,
     ),
+    "cpm-ant": {
+        "architectures": ["CpmAntForCausalLM"], "model_type": "cpmant", "hidden_size": 4096,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "dim_head": 128, "dim_ff": 10240,
+        "vocab_size": 30720,
+    },
     "minicpm-2b": _llama(2304, 40, 36, 36, 5760, 122753, tie_word_embeddings=True) | _MINICPM,
     # Without the factors of its rope, which a plan does not need.
     "minicpm4-8b": _llama(
@@ -116,6 +121,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 REPOSITORIES = {
     "cpm-1": "TsinghuaAI/CPM-Generate",
     "eva": "thu-coai/EVA2.0-xlarge",
+    "cpm-ant": "openbmb/cpm-ant-10b",
     "minicpm-2b": "openbmb/MiniCPM-2B-sft-bf16",
     "minicpm4-8b": "openbmb/MiniCPM4-8B",
     "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.bloom import Bloom
+from penstock.model.families.cpmant import CPMAnt
 from penstock.model.families.falcon import Falcon
 from penstock.model.families.gemma2 import Gemma2
 from penstock.model.families.gpt2 import GPT2
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 FAMILIES: tuple[type[Family], ...] = (
     EVA,
     Bloom,
+    CPMAnt,
     Falcon,
     Gemma2,
     GPT2,
@@ -49,6 +51,13 @@ FAMILIES: tuple[type[Family], ...] = (
     T5,
 )
 
+#: By model_type: well-known models that are not computed, and what to take in their place.
+_OTHER_MODELS = {
+    "cpmbee": "CPM-Bee is not supported: its prompts are trees of segments, with a bias of attention for "
+    "each relation between two of them. Of its line, Penstock computes CPM-Ant (openbmb/cpm-ant-10b) and "
+    "MiniCPM (openbmb/MiniCPM4-8B)",
+}
+
 
 def find_family(config: dict[str, Any]) -> type[Family]:
     """The family of a config.json. Raises UnsupportedModel, which lists the supported architectures."""
@@ -58,6 +67,9 @@ def find_family(config: dict[str, Any]) -> type[Family]:
     for family in FAMILIES:
         if any(name in family.architectures for name in architectures):
             return family
+    kind = str(config.get("model_type")).lower()
+    if kind in _OTHER_MODELS:
+        raise UnsupportedModel(_OTHER_MODELS[kind])
     known = sorted(name for family in FAMILIES for name in family.architectures)
     raise UnsupportedModel(
         f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported. "

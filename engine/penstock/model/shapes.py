@@ -14,7 +14,7 @@ from penstock.model.registry import find_family
 from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
-from penstock.weights.conversion.converted_config import quantization_config
+from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
 from penstock.weights.conversion.unit_files import unit_files
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
@@ -94,9 +94,10 @@ def write_random(
             done += file.num_bytes
             if report_progress is not None:
                 report_progress(done, total)
-        whole_file.write_json(
-            folder / "config.json", config | {"quantization_config": quantization_config(tensors)}
-        )
+        config = config | {"quantization_config": quantization_config(tensors)}
+        if tensors.is_tied:  # the head that is written for others has random values of its own
+            config |= {TIED_HEAD: True}
+        whole_file.write_json(folder / "config.json", config)
 
 
 def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:

@@ -75,4 +75,6 @@ class LayerWeights:
 
 def with_head(tensors: ModelTensors, head: LayerWeights, embedding: LayerWeights) -> LayerWeights:
     """The head with its matrix, which is the embedding's matrix where the two are tied."""
-    return head.joined("head", embedding.matrix("embedding")) if tensors.is_tied else head
+    if not tensors.is_tied:
+        return head
+    return head.joined("head", embedding.matrix("embedding").rows(0, tensors.output_matrix.shape[0]))

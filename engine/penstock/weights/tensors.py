@@ -162,6 +162,8 @@ class ModelTensors:
     optional_prefix: str = ""
     #: Regular expressions of tensors that checkpoints may hold and the model does not need.
     unused: tuple[str, ...] = ()
+    #: Rows of the embedding's matrix that make logits where the head shares the matrix. None: all rows.
+    num_outputs: int | None = None
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -197,7 +199,9 @@ class ModelTensors:
     def output_matrix(self) -> TensorSpec:
         """The matrix that makes logits: the head's own ("head"), or the embedding's if the two are tied."""
         named = {tensor.name: tensor for tensor in (*self.embedding, *self.head)}
-        return named.get("head") or named["embedding"]
+        if "head" in named or self.num_outputs is None:
+            return named.get("head") or named["embedding"]
+        return replace(named["embedding"], shape=(self.num_outputs, *named["embedding"].shape[1:]))
 
     @property
     def is_tied(self) -> bool:

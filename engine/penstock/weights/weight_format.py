@@ -308,4 +308,5 @@ def _copy(source: TensorSource, part: str, rows: QuantizedTensor) -> None:
     for start in range(0, num_rows, step):
         chunk = rows.qweight[start : start + step]
         source.read(part, start, start + len(chunk), chunk)
-    rows.scale.copy_(source.read(part + "_scale").view(rows.scale.shape))
+    scale = source.read(part + "_scale").flatten()[: rows.scale.numel()]
+    rows.scale.copy_(scale.view(rows.scale.shape))

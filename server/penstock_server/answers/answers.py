@@ -11,6 +11,7 @@ from typing import Any
 from penstock import (
     FinishReason,
     GenerationRequest,
+    PromptEmbeds,
     RequestOutput,
     SamplingParams,
     TokenLogprobs,
@@ -108,6 +109,7 @@ class Answers:
         priority: int = 0,
         cache_salt: str = "",
         *,
+        embeds: Sequence[PromptEmbeds | None] = (),
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
@@ -118,6 +120,7 @@ class Answers:
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
         priority, cache_salt, answer_start: see GenerationRequest.
+        embeds: the vectors in front of each prompt; empty if no prompt has any.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
         ending: makes the `is_over` of one answer (see Answer).
@@ -126,7 +129,8 @@ class Answers:
         """
         self._answers: list[Answer] = []
         self._num_choices = len(params)
-        self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        vectors = embeds or [None] * len(prompts)
+        self._num_prompt_tokens = sum(map(len, prompts)) + sum(each.num_tokens for each in vectors if each)
         arrival = time.monotonic()
         options: dict[str, Any] = {}
         if (request := current_request.get()) is not None:
@@ -137,13 +141,14 @@ class Answers:
         metrics.observe_params(params)
         try:
             loaded = engine.loaded
-            for prompt in prompts:
+            for prompt, each_embeds in zip(prompts, vectors, strict=True):
                 scorer: Answer | None = None
                 asked = GenerationRequest(
                     prompt,
                     params[0],
                     priority=priority,
                     cache_salt=cache_salt,
+                    prompt_embeds=each_embeds,
                     answer_start=answer_start,
                     **options,
                 )

@@ -50,7 +50,7 @@ class OpenAIRoutes:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         check_model(body.model, self._settings)
         model = ready_model(self._engine)
-        self._responder.check_num_answers(len(body.prompts) * body.num_choices)
+        self._responder.check_num_answers(body.num_prompts * body.num_choices)
         if body.truncate_prompt_tokens is None:
             refuse_long_text(model, body.num_prompt_chars)
         question = await self._texts.run(lambda: read_completion(model, body))

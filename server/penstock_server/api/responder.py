@@ -62,6 +62,7 @@ class Responder:
             question.params,
             checked_priority(body.priority, self._settings),
             body.cache_salt or "",
+            embeds=[prompt.embeds for prompt in question.prompts],
             answer_start=question.answer_start,
             tells_end_token=tells_end_token,
             ending=question.use.ending if question.use else lambda: None,

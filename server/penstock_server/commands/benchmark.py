@@ -29,6 +29,7 @@ from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.plan_report import estimated_plan, footprint_of
 from penstock_server.facade.inside import (
     hardware_body,
+    longest_in_a_step,
     longest_sequence,
     model_of,
     predicted_step,
@@ -181,7 +182,7 @@ def _decode(engine: Engine, num_seqs: int) -> Measurement:
 def _prompt(engine: Engine) -> Measurement:
     """The measured step of a prompt of PROMPT tokens, or of fewer if the context or the step has less
     room."""
-    length = min(PROMPT, engine.max_model_len - 2, engine.config.max_num_batched_tokens)
+    length = min(PROMPT, engine.max_model_len - 2, longest_in_a_step(engine))
     samples = []
     for seed in range(2):
         _add(engine, "prompt", length, seed)

@@ -42,6 +42,7 @@ def model_of(engine: Engine) -> ServedModel:
         engine.default_sampling,
         engine.grammars.check,
         engine.forms,
+        not (engine.spec.has_encoder or engine.spec.sees_prompt_both_ways),
     )
 
 
@@ -83,6 +84,11 @@ def tensors_of(engine: Engine) -> ModelTensors:
 def quantization_errors(engine: Engine, reference: UnquantizedModel) -> Iterator[QuantizationError]:
     """The error of each of the engine's matrices against the reference's matrix."""
     return quantization_error.quantization_errors(engine.model.store, reference.store)
+
+
+def longest_in_a_step(engine: Engine) -> int:
+    """Tokens of the longest prompt that one step computes whole."""
+    return engine.config.max_num_batched_tokens - len(engine.spec.soft_prompt)
 
 
 def longest_sequence(

@@ -22,3 +22,5 @@ class ServedModel:
     check_grammar: Callable[[Grammar], None]
     #: How the model is asked to complete a text and to fill in blanks.
     forms: PromptForms
+    #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
+    predicts_prompt: bool = True

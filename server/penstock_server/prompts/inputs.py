@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
@@ -20,6 +21,9 @@ from penstock_server.protocol.requests import (
 )
 from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import render_described
+
+if TYPE_CHECKING:
+    from penstock import PromptEmbeds
 
 #: Request fields that have the same name and meaning in SamplingParams.
 _SAMPLING_FIELDS = (
@@ -70,13 +74,37 @@ class Prompt:
     token_ids: list[int]
     #: The prompt as the client wrote it, or its truncated rest; for echo.
     text: str = ""
+    #: What stands in front of the tokens.
+    embeds: PromptEmbeds | None = None
     #: What the model's own form demands of the answer. None: nothing.
     form: FormedPrompt | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + (self.embeds.num_tokens if self.embeds is not None else 0)
 
 
 def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     """The prompts of a completion. Token ids stay as they are: the engine refuses ids beyond the
-    vocabulary."""
+    vocabulary. Raises InvalidParameter for prompt_embeds that can't be read."""
+    embeds = [read_embeds(text) for text in body.embeds]
+    if body.prompt_follows_embeds:
+        return [replace(prompt, embeds=embeds[0]) for prompt in _read_texts(model, body)]
+    return [*(Prompt([], embeds=each) for each in embeds), *_read_texts(model, body)]
+
+
+def read_embeds(text: str) -> PromptEmbeds:
+    """Base64 of a file. Raises InvalidParameter."""
+    from penstock import PromptEmbeds  # this import loads torch
+
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidParameter("prompt_embeds", f"prompt_embeds is not base64: {error}") from error
+    return PromptEmbeds.read(raw)
+
+
+def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     tokenizer = model.tokenizer
     add_special_tokens = body.add_special_tokens is not False
     prompts = []

@@ -56,12 +56,21 @@ class Constraints(TypedDict):
 
 
 def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
-    if body.echo and model.forms.has_encoder:
-        message = "echo has no meaning here: this model encodes the prompt, which is no part of its text."
+    if body.echo and not model.predicts_prompt:
+        message = (
+            "echo has no meaning here: this model reads the prompt as a whole, and predicts none of its "
+            "tokens. Leave echo out."
+        )
         raise ApiError(400, message, code="unsupported_parameter", param="echo")
     prompts = read_prompts(model, body)
-    form = prompts[0].form  # prompts are texts or token ids, so that all or none have a form
-    room = model.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    form = prompts[0].form  # texts and token ids are not mixed, so that all or none have a form
+    if any(prompt.form is not form and None in (prompt.form, form) for prompt in prompts):
+        message = (
+            "prompt_embeds and texts can't be prompts of one request here, since this model reads texts in a "
+            "form of their own. Send two requests."
+        )
+        raise ApiError(400, message, code="unsupported_parameter", param="prompt_embeds")
+    room = model.max_model_len - max(prompt.num_tokens for prompt in prompts)
     usual = max(1, min(DEFAULT_MAX_TOKENS, room))
     num_scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:

@@ -290,7 +290,20 @@ Prompt = Annotated[
 class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
-    prompt: Prompt = Field(description="Text or token ids; a list of either is several prompts.")
+    prompt: Prompt = Field(
+        description="Text or token ids; a list of either is several prompts. Beside prompt_embeds, it "
+        "may be empty, null or left out.",
+    )
+    prompt_embeds: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = Field(
+        None,
+        description="Base64 of a file of safetensors or of torch.save that holds one tensor [tokens, hidden "
+        "size]; a list is several prompts. They come before those of `prompt`, as in vLLM.",
+    )
+    prompt_follows_embeds: bool | None = Field(
+        None,
+        description="true: each prompt of `prompt` has the vectors of prompt_embeds in front (a soft "
+        "prompt). Otherwise these are prompts of their own.",
+    )
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = Field(
@@ -299,6 +312,24 @@ class CompletionRequest(GenerationFields):
     suffix: Text | None = Field(
         None, description="The text behind the answer; for models that can fill in a blank (see /v1/fill)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_prompt_in(cls, body: Any) -> Any:
+        """Beside prompt_embeds, there may be no prompt."""
+        if isinstance(body, dict) and body.get("prompt_embeds") is not None and body.get("prompt") is None:
+            return body | {"prompt": ""}
+        return body
+
+    @model_validator(mode="after")
+    def _check_embeds(self) -> CompletionRequest:
+        has_embeds = self.prompt_embeds is not None
+        if self.prompt_follows_embeds and (len(self.embeds) != 1 or not self.prompts):
+            raise invalid("prompt_follows_embeds", "true needs a prompt, and prompt_embeds of one tensor")
+        for name in ("echo", "prompt_logprobs", "truncate_prompt_tokens"):
+            if has_embeds and getattr(self, name) not in (None, False):
+                raise invalid(name, "not supported together with prompt_embeds, which are no tokens")
+        return self
 
     @model_validator(mode="after")
     def _check_combinations(self) -> CompletionRequest:
@@ -310,6 +341,17 @@ class CompletionRequest(GenerationFields):
         return self
 
     @property
+    def embeds(self) -> list[str]:
+        """prompt_embeds as a list."""
+        if self.prompt_embeds is None:
+            return []
+        return [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts) + (0 if self.prompt_follows_embeds else len(self.embeds))
+
+    @property
     def num_prompt_chars(self) -> int:
         """Characters of the longest prompt that is text, with the suffix."""
         texts = (len(prompt) for prompt in self.prompts if isinstance(prompt, str))
@@ -317,7 +359,10 @@ class CompletionRequest(GenerationFields):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list; a single prompt is a list of one."""
+        """The prompts as a list; a single prompt is a list of one. An empty text beside prompt_embeds is no
+        prompt: clients that demand a prompt send one."""
+        if self.prompt_embeds is not None and not self.prompt:
+            return []
         match _kind_of_prompt(self.prompt):
             case "string" | "token_ids":
                 return [self.prompt]  # type: ignore[return-value]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 from starlette.testclient import TestClient
+from torch import Tensor
 
 from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
@@ -593,3 +598,63 @@ def test_a_text_that_can_not_fit_is_not_tokenized(
     assert answer.status_code == 400 and not encoded
     error = answer.json()["error"]
     assert error["code"] == "context_length_exceeded" and "5000 characters" in error["message"]
+
+
+def encoded(vectors: Tensor) -> str:
+    return base64.b64encode(save({"prompt": vectors})).decode()
+
+
+def test_vectors_are_prompts_of_their_own(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
+    """They come before those of `prompt`, as in vLLM, unless the prompt follows them."""
+    client, one, two = make_client(engine), encoded(torch.ones(3, 8)), encoded(torch.zeros(2, 8))
+    for fields, expected in (
+        ({"prompt": "", "prompt_embeds": one}, [(3, [])]),
+        ({"prompt": None, "prompt_embeds": [one, two]}, [(3, []), (2, [])]),
+        ({"prompt": "Hi", "prompt_embeds": [one, two]}, [(3, []), (2, []), (0, [72, 105])]),
+        ({"prompt": "Hi", "prompt_embeds": one, "prompt_follows_embeds": True}, [(3, [72, 105])]),
+    ):
+        before = len(engine.streams)
+        answer = complete(client, **fields)
+        requests = [stream.request for stream in engine.streams[before:]]
+        found = [
+            (each.num_prompt_tokens - len(each.prompt_token_ids), list(each.prompt_token_ids))
+            for each in requests
+            if each is not None
+        ]
+        assert found == expected
+        body = answer.json()
+        assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
+        assert body["usage"]["prompt_tokens"] == sum(count + len(ids) for count, ids in expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_embeds": "not base64!"}, "prompt_embeds"),
+        ({"prompt_embeds": "aGVsbG8="}, "prompt_embeds"),
+        ({"prompt_embeds": encoded(torch.ones(3, 9))}, "prompt_embeds"),
+        ({"prompt_embeds": encoded(torch.ones(3))}, "prompt_embeds"),
+        ({"prompt_embeds": encoded(torch.ones(3, 8)), "echo": True}, "echo"),
+        ({"prompt_embeds": encoded(torch.ones(3, 8)), "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_embeds": encoded(torch.ones(3, 8)), "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+        ({"prompt_follows_embeds": True}, "prompt_follows_embeds"),
+        ({"prompt_embeds": "aGVsbG8=", "prompt": "", "prompt_follows_embeds": True}, "prompt_follows_embeds"),
+        ({"prompt_embeds": ["", ""], "prompt_follows_embeds": True}, "prompt_follows_embeds"),
+    ],
+)
+def test_vectors_that_are_refused(client: TestClient, fields: Any, param: str) -> None:
+    answer = complete(client, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_too_many_vectors_are_refused(client: TestClient) -> None:
+    answer = complete(client, prompt="", prompt_embeds=encoded(torch.ones(1000, 8)))
+    assert answer.status_code == 400 and "1000 tokens" in answer.json()["error"]["message"]
+
+
+def test_echo_is_refused_where_a_prompt_is_seen_both_ways(
+    make_client: MakeClient, engine: FakeAsyncEngine
+) -> None:
+    engine.engine.spec = replace(engine.engine.spec, sees_prompt_both_ways=True)
+    answer = complete(make_client(engine), echo=True)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "echo"

@@ -2,8 +2,9 @@
 
 A key is SHA-256 of a block's tokens and of the key before it. A key therefore stands for all tokens from the
 sequence's beginning, and no sequence finds what another prompt wrote. The first key of a chain is made of the
-request's cache_salt and of the length that rope's frequencies belong to, because other frequencies turn K
-otherwise.
+request's cache_salt, of the vectors that stand in place of tokens, and of the length that rope's frequencies
+belong to, because other frequencies turn K otherwise. A prompt that is seen both ways has all its tokens in
+the first key.
 """
 
 from __future__ import annotations
@@ -51,13 +52,20 @@ def _encoder_digest(sequence: Sequence) -> bytes:
 
 def _first_key(sequence: Sequence) -> bytes:
     """What the chain of a sequence's keys begins with: a decoder's K and V depend on the encoded input
-    too."""
+    too, and those of a prompt that is seen both ways on the whole prompt."""
     first = _salt(sequence) if sequence.encoder is None else _encoder_digest(sequence)
+    if sequence.prefix_len:
+        first = _chain(b"prefix" + first, sequence.token_ids[: sequence.prefix_len])
     return _chain(first, [sequence.rope_length]) if sequence.rope_length else first
 
 
 def _salt(sequence: Sequence) -> bytes:
-    return hashlib.sha256(sequence.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+    """Stands for what the ids of the tokens do not say: the request's salt, and its vectors."""
+    request = sequence.request
+    salt = hashlib.sha256(request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+    if request.prompt_embeds is None:
+        return salt
+    return hashlib.sha256(b"vectors" + salt + request.prompt_embeds.digest).digest()
 
 
 def _chain(before: bytes, token_ids: list[int]) -> bytes:

@@ -7,13 +7,15 @@ a preemption), and a step takes as many as fit:
 - Of the tokens that are left, each prompt is owed a few, so that all prompts advance in every step. The
   prompt that has run longest is owed half, so that it ends in at most twice the time. The rest goes to the
   shortest prompt first, so that a short prompt does not wait for a long one.
+- A prompt that is seen both ways can't be cut: a step computes all of it. The step's first such prompt
+  comes in whatever is left, and the step is longer than its limit by the riders at most.
 - What is still left is for drafts: guesses of what follows a sequence's tokens, computed with them. update()
   learns which guesses were right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 
 from penstock.generation.chosen import Chosen
@@ -75,7 +77,7 @@ class Scheduler:
             for item in self._share(owed, budget):
                 scheduled[item.sequence] = item
                 budget -= item.num_new_tokens
-        self._draft(scheduled, budget)
+        self._draft(scheduled, max(0, budget))
         copies, encoded = self.block_manager.take_copies(), self.admission.encoder_turns.take()
         return Batch(tuple(scheduled.values()), copies, encoded)
 
@@ -112,7 +114,9 @@ class Scheduler:
         """End a sequence with its group, running or waiting, and take the blocks back."""
         self.admission.finish(sequence, reason)
 
-    def _owe(self, budget: int, others: Container[Sequence], may_admit: bool) -> dict[Sequence, int]:
+    def _owe(
+        self, budget: int, others: Mapping[Sequence, ScheduledSequence], may_admit: bool
+    ) -> dict[Sequence, int]:
         """Prompts that advance beside the others, and by how many tokens at least: half the budget for the
         prompt that has run longest, a little for each of the rest. New prompts are admitted while there are
         tokens for them."""
@@ -123,13 +127,17 @@ class Scheduler:
         # last one nothing.
         chunk = max(1, min(MIN_CHUNK, half // max(1, len(prompts) - 1)))
         owed: dict[Sequence, int] = {}
+        is_alone = budget > 0 and all(item.num_new_tokens == 1 for item in others.values())
         for sequence in prompts:
             due = min(sequence.num_pending_tokens, chunk if owed else budget - half)
-            if 0 < due <= budget - sum(owed.values()):
+            due = max(due, sequence.num_whole_tokens)
+            if 0 < due <= budget - sum(owed.values()) or (due and is_alone and not owed):
                 owed[sequence] = due
         while may_admit and (first := waiting.first):
             due = min(first.num_tokens, MIN_CHUNK if owed else budget - half)
-            if not 0 < due <= budget - sum(owed.values()) or not self.admission.admit(first):
+            due = max(due, first.num_whole_tokens)
+            has_room = 0 < due <= budget - sum(owed.values()) or (is_alone and not owed)
+            if not has_room or not self.admission.admit(first):
                 break
             owed[first] = min(due, first.num_pending_tokens)
         return owed
@@ -137,7 +145,7 @@ class Scheduler:
     def _share(self, owed: dict[Sequence, int], budget: int) -> Iterator[ScheduledSequence]:
         """Each prompt gets what it is owed, and the shortest first what is left. What one prompt computes in
         this step the next prompts need not."""
-        left = budget - sum(owed.values())
+        left = max(0, budget - sum(owed.values()))
         for sequence in sorted(owed, key=lambda each: (each.request.priority, each.num_pending_tokens)):
             self.admission.adopt(sequence)
             room = owed[sequence] + left

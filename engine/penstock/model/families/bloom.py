@@ -78,11 +78,10 @@ class Bloom(Family):
         head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
-    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
+    def place(self, weights: LayerWeights, vectors: Tensor, positions: Tensor) -> Tensor:
         # The embedding is computed on the host, while self.kernels may be a GPU's.
-        hidden, bias = super().embed(weights, input_ids, positions), weights.vector("embedding_norm.bias")
-        norm = weights.vector("embedding_norm")
-        return ReferenceKernels().layer_norm(hidden, norm, bias, self.spec.norm_eps)
+        norm, bias = weights.vector("embedding_norm"), weights.vector("embedding_norm.bias")
+        return ReferenceKernels().layer_norm(vectors, norm, bias, self.spec.norm_eps)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

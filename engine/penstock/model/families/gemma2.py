@@ -68,8 +68,8 @@ class Gemma2(Llama):
         spec = self.spec
         return AttentionSpec(spec.num_heads, spec.attention_scale, softcap=spec.attention_softcap)
 
-    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return super().embed(weights, input_ids, positions) * math.sqrt(self.spec.hidden_size)
+    def scale_tokens(self, vectors: Tensor) -> Tensor:
+        return vectors * math.sqrt(self.spec.hidden_size)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

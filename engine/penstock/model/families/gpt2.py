@@ -86,8 +86,8 @@ class GPT2(Family):
         head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
-    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return weights.matrix("embedding").look_up(input_ids) + weights.vector("positions")[positions]
+    def place(self, weights: LayerWeights, vectors: Tensor, positions: Tensor) -> Tensor:
+        return vectors + weights.vector("positions")[positions]
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

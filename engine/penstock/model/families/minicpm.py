@@ -66,8 +66,8 @@ class MiniCPM(Llama):
             head_factor=1.0 if width is None else width / base.hidden_size,
         )
 
-    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return super().embed(weights, input_ids, positions) * self.spec.embedding_factor
+    def scale_tokens(self, vectors: Tensor) -> Tensor:
+        return vectors * self.spec.embedding_factor
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

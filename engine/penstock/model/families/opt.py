@@ -85,9 +85,8 @@ class OPT(Family):
         head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
 
-    def embed(self, weights: LayerWeights, input_ids: Tensor, positions: Tensor) -> Tensor:
-        table = weights.vector("positions")
-        return weights.matrix("embedding").look_up(input_ids) + table[positions + POSITION_OFFSET]
+    def place(self, weights: LayerWeights, vectors: Tensor, positions: Tensor) -> Tensor:
+        return vectors + weights.vector("positions")[positions + POSITION_OFFSET]
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

@@ -23,7 +23,8 @@ HEAD = "lm_head.weight"
 
 def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec, prefix: str) -> bool:
     """Whether a checkpoint of a tied model holds a head that differs from its embedding. `prefix` is the
-    beginning that the name of the embedding may lack.
+    beginning that the name of the embedding may lack. The embedding may have more rows than the head, whose
+    rows are its first ones then.
 
     A head that differs shows in its first slice; a head that is equal is read whole. Raises UnexpectedTensor
     (a head that differs has a name that the family does not know) and Checkpoint.read_rows()'s errors.
@@ -33,7 +34,8 @@ def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec
     if name not in checkpoint.entries:
         return False  # the store says what is missing
     try:
-        found = [part for part in dict.fromkeys((own, HEAD)) if _differs(checkpoint, name, part)]
+        names = dict.fromkeys((own, HEAD))
+        found = [part for part in names if _differs(checkpoint, name, part, head.shape[0])]
     finally:
         checkpoint.close()  # the next read opens the files again
     if found and found != [own]:
@@ -50,24 +52,29 @@ def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec
     return bool(found)
 
 
-def _differs(checkpoint: Checkpoint, name: str, other: str) -> bool:
-    """Whether there is an `other` matrix with other values than `name`. INT8 counts as different from floats,
-    since nobody knows how these would be rounded, and from INT8 with other scales."""
+def _differs(checkpoint: Checkpoint, name: str, other: str, num_rows: int) -> bool:
+    """Whether there is an `other` matrix with other values than the first rows of `name`, or than all of
+    them. INT8 counts as different from floats, since nobody knows how these would be rounded, and from INT8
+    with other scales."""
     if other not in checkpoint.entries:
         return False
-    if not _is_equal(checkpoint, checkpoint.entries[name], checkpoint.entries[other]):
+    if not _is_equal(checkpoint, checkpoint.entries[name], checkpoint.entries[other], num_rows):
         return True
     one, two = (checkpoint.entries.get(f"{matrix}_scale") for matrix in (name, other))
-    return one is not two if one is None or two is None else not _is_equal(checkpoint, one, two)
+    return one is not two if one is None or two is None else not _is_equal(checkpoint, one, two, num_rows)
 
 
-def _is_equal(checkpoint: Checkpoint, one: TensorEntry, other: TensorEntry) -> bool:
-    if one.shape != other.shape or (one.dtype == "I8") != (other.dtype == "I8"):
+def _is_equal(checkpoint: Checkpoint, one: TensorEntry, other: TensorEntry, num_rows: int) -> bool:
+    """Whether `other` has the values of `one`, or those of its first `num_rows` rows."""
+    if (one.dtype == "I8") != (other.dtype == "I8") or one.shape[1:] != other.shape[1:]:
+        return False
+    is_beginning = other.shape[:1] == (num_rows,) and one.shape > other.shape
+    if one.shape != other.shape and not is_beginning:
         return False
     if one.decode is None and one == replace(other, name=one.name):
         return True  # the same bytes of a file: torch.save writes shared tensors once
-    num_rows = one.shape[0] if one.shape else 1
-    step = max(1, SLICE_BYTES * num_rows // max(1, one.num_bytes))
+    num_rows = other.shape[0] if other.shape else 1
+    step = max(1, SLICE_BYTES * num_rows // max(1, other.num_bytes))
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
         rows = [checkpoint.read_rows(entry.name, start, stop) for entry in (one, other)]

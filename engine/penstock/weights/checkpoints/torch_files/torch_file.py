@@ -42,7 +42,7 @@ def read_torch_file(file: Path) -> TorchFile:
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
-            read = _read_zip if _begins(stream, _ZIP) else read_legacy
+            read = read_zip if _begins(stream, _ZIP) else read_legacy
             return _collect(file, *read(stream, size))
     except OSError as error:
         raise CorruptFile(f"{file} can't be read: {error.strerror}") from error
@@ -64,7 +64,7 @@ def _begins(stream: BinaryIO, magic: bytes) -> bool:
     return found == magic
 
 
-def _read_zip(stream: BinaryIO, size: int) -> tuple[Any, dict[str, ZipEntry]]:
+def read_zip(stream: BinaryIO, size: int) -> tuple[Any, dict[str, ZipEntry]]:
     """The content of data.pkl, and where each storage lies, by its key."""
     entries = read_directory(stream, size)
     pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
