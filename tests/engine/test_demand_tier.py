@@ -16,7 +16,7 @@ from penstock.memory.pages import PAGE
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.demand_tier import DemandTier
-from penstock.weights.tiers.policies import last_in_cycle, next_in_cycle, victim
+from penstock.weights.tiers.policies import next_in_cycle, num_ahead, victim
 
 
 def expert(number: int) -> UnitKey:
@@ -245,8 +245,7 @@ def test_policies_are_functions_of_numbers() -> None:
     assert next_in_cycle(cycle, 2, "c", "f", False, True) == "f"
     assert next_in_cycle(cycle, 2, "c", "f", False, False) is None
     assert next_in_cycle(cycle, 5, "fa", "", True, True) == "b"
-    assert last_in_cycle(cycle, 2, "adb") == "b"
-    assert last_in_cycle(cycle, 0, "adb") == "d"
+    assert [num_ahead(index, 2, 6) for index in range(6)] == [4, 5, 0, 1, 2, 3]
     # "A" and "B" are an encoder's: a sweep passes them once, and goes round in the others.
     cycle = "ABcde"
     assert [next_in_cycle(cycle, 0, taken, "", True, True, 2) for taken in ("A", "AB", "ABc")] == list("Bcd")
@@ -258,7 +257,8 @@ def test_policies_are_functions_of_numbers() -> None:
     assert next_in_cycle(cycle, 4, "cde", "B", True, True, 2) == "B", "a resident unit has its own place"
     assert next_in_cycle(cycle, 3, "cde", "A", True, False, 2) is None
     assert next_in_cycle(cycle, 1, "cdeB", "", True, True, 2) is None
-    assert last_in_cycle(cycle, 3, "cAd", 2) == "A" and last_in_cycle(cycle, 3, "cd", 2) == "c"
-    assert last_in_cycle(cycle, 0, "cd", 2) == "d"
+    assert [num_ahead(index, 0, 5, 2) for index in range(5)] == [0, 1, 2, 3, 4]
+    assert [num_ahead(index, 3, 5, 2) for index in range(2, 5)] == [2, 0, 1]
+    assert min(num_ahead(index, 3, 5, 2) for index in (0, 1)) > 4, "never met"
     assert victim({"a": 3, "b": 1}, 4, 4) == "b" and victim({"a": 3, "b": 1}, 4, 5) == "a"
     assert victim({}, 4, 4) is None

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals
-from penstock.weights.tiers.policies import last_in_cycle, next_in_cycle
+from penstock.weights.tiers.policies import next_in_cycle, num_ahead
 from penstock.weights.tiers.tier import Arrival, UnitReader
 
 
@@ -167,12 +167,10 @@ class CyclicTier:
             self.arrivals.forget(key, arrival)
         if key in self.arrivals.units or key in self.resident or self.arrivals.free_slots:
             return
-        staged = {
-            other for other, each in self.arrivals.units.items() if each.slot is not None and not each.is_lent
-        }
-        last = last_in_cycle(self._cycle, self._position, staged, self._num_once)
-        assert last is not None, "all slots are lent"
-        given_up = self.arrivals.units[last]
+        staged = self._staged()
+        assert staged, "all slots are lent"
+        last = max(staged, key=self._num_ahead)
+        given_up = staged[last]
         while not given_up.read.done():  # the slot is free only when nobody writes into it any more
             self.arrivals.wait()
         self.arrivals.forget(last, given_up)
@@ -184,17 +182,44 @@ class CyclicTier:
 
     def _next_to_read(self) -> UnitKey | None:
         arrivals = self.arrivals
-        if arrivals.is_closed or len(arrivals.units) == len(self.resident) + self.num_slots:
-            return None  # every place is taken
+        if arrivals.is_closed:
+            return None
+        if arrivals.free_slots or len(arrivals.units) < len(self.resident) + self.num_slots:
+            return self._next(has_slot=bool(arrivals.free_slots))
+        return self._next_in_place_of_a_later_one()
+
+    def _next(self, has_slot: bool) -> UnitKey | None:
+        arrivals = self.arrivals
         return next_in_cycle(
             self._cycle,
             self._position,
             arrivals.units.keys() | self._passed if self._passed else arrivals.units,
             self.resident,
-            bool(arrivals.free_slots),
+            has_slot,
             arrivals.can_read,
             self._num_once,
         )
+
+    def _next_in_place_of_a_later_one(self) -> UnitKey | None:
+        """Where a sweep does not begin where the last one would have gone on (an encoder's sweep, or a sweep
+        after one that ended early), slots hold units that the sweep meets late: the last of them makes
+        room."""
+        staged = self._staged()
+        if not staged:
+            return None
+        last, wanted = max(staged, key=self._num_ahead), self._next(has_slot=True)
+        if wanted is None or self._num_ahead(last) < self._num_ahead(wanted) or not staged[last].read.done():
+            return None
+        self.arrivals.forget(last, staged[last])
+        return wanted
+
+    def _staged(self) -> dict[UnitKey, Arrival]:
+        """Units in slots that nobody uses."""
+        units = self.arrivals.units.items()
+        return {key: each for key, each in units if each.slot is not None and not each.is_lent}
+
+    def _num_ahead(self, key: UnitKey) -> int:
+        return num_ahead(self._index[key], self._position, len(self._cycle), self._num_once)
 
 
 def _name(key: UnitKey) -> str:

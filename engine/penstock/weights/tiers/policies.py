@@ -1,6 +1,6 @@
 """Which unit is read next, and which unit gives its place up: pure functions of keys and numbers.
 
-Sweeps meet dense units in a cycle, so the next units are known (`next_in_cycle`, `last_in_cycle`). Tokens
+Sweeps meet dense units in a cycle, so the next units are known (`next_in_cycle`, `num_ahead`). Tokens
 ask for experts, and only the past uses of the experts are known (`victim`).
 
 An encoder's units come first in the order, and are not in the cycle (`num_once` units): after the encoder, a
@@ -38,13 +38,12 @@ def next_in_cycle(
     return next((key for key in passed if key in resident and key not in taken), None)
 
 
-def last_in_cycle(
-    cycle: Sequence[Key], position: int, staged: Container[Key], num_once: int = 0
-) -> Key | None:
-    """The unit that gives its slot up when all slots hold units of a sweep that ended early: the unit of
-    `staged` that the sweep meets last, or never. None if no unit of `staged` is in `cycle`."""
-    order = [*_upcoming(cycle, position, num_once), *cycle[: min(position, num_once)]]
-    return next((key for key in reversed(order) if key in staged), None)
+def num_ahead(index: int, position: int, num_units: int, num_once: int = 0) -> int:
+    """How many units a sweep at `position` meets before the unit of this index. A unit that it never meets
+    comes after all others."""
+    if index >= position:
+        return index - position
+    return num_units - position + (index - num_once if index >= num_once else num_units + index)
 
 
 def _upcoming(cycle: Sequence[Key], position: int, num_once: int) -> Iterator[Key]:
