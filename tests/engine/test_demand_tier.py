@@ -16,7 +16,7 @@ from penstock.memory.pages import PAGE
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.demand_tier import DemandTier
-from penstock.weights.tiers.policies import next_in_cycle, num_ahead, victim
+from penstock.weights.tiers.policies import met_last, next_in_cycle, victim
 
 
 def expert(number: int) -> UnitKey:
@@ -245,7 +245,8 @@ def test_policies_are_functions_of_numbers() -> None:
     assert next_in_cycle(cycle, 2, "c", "f", False, True) == "f"
     assert next_in_cycle(cycle, 2, "c", "f", False, False) is None
     assert next_in_cycle(cycle, 5, "fa", "", True, True) == "b"
-    assert [num_ahead(index, 2, 6) for index in range(6)] == [4, 5, 0, 1, 2, 3]
+    indexes = {key: index for index, key in enumerate(cycle)}
+    assert met_last("adb", indexes, 2) == "b" and met_last("adb", indexes, 0) == "d"
     # "A" and "B" are an encoder's: a sweep passes them once, and goes round in the others.
     cycle = "ABcde"
     assert [next_in_cycle(cycle, 0, taken, "", True, True, 2) for taken in ("A", "AB", "ABc")] == list("Bcd")
@@ -257,8 +258,8 @@ def test_policies_are_functions_of_numbers() -> None:
     assert next_in_cycle(cycle, 4, "cde", "B", True, True, 2) == "B", "a resident unit has its own place"
     assert next_in_cycle(cycle, 3, "cde", "A", True, False, 2) is None
     assert next_in_cycle(cycle, 1, "cdeB", "", True, True, 2) is None
-    assert [num_ahead(index, 0, 5, 2) for index in range(5)] == [0, 1, 2, 3, 4]
-    assert [num_ahead(index, 3, 5, 2) for index in range(2, 5)] == [2, 0, 1]
-    assert min(num_ahead(index, 3, 5, 2) for index in (0, 1)) > 4, "never met"
+    indexes = {key: index for index, key in enumerate(cycle)}
+    assert met_last("cAd", indexes, 3, 2) == "A" and met_last("cd", indexes, 3, 2) == "c"
+    assert met_last("cd", indexes, 0, 2) == "d"
     assert victim({"a": 3, "b": 1}, 4, 4) == "b" and victim({"a": 3, "b": 1}, 4, 5) == "a"
     assert victim({}, 4, 4) is None

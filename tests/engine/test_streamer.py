@@ -164,6 +164,44 @@ def test_one_slot_overlaps_nothing() -> None:
         assert reader.order == list(range(index + 1))
 
 
+@given(
+    num_once=st.integers(1, 5),
+    num_others=st.integers(1, 5),
+    num_slots=st.integers(2, 4),
+    resident=st.sets(st.integers(0, 9)),
+    encodes=st.lists(st.booleans(), max_size=5),
+)
+def test_an_encoders_sweep_reads_ahead_whatever_was_read_before(
+    num_once: int, num_others: int, num_slots: int, resident: set[int], encodes: list[bool]
+) -> None:
+    """A step may sweep the first units, and goes on to the others. Every unit but the last of the slots' is
+    on its way before its turn."""
+    keys = [layer_key(index) for index in range(num_once + num_others)]
+    kept = frozenset(key for key in keys if key.layer in resident)
+    reader = FakeReader()
+    tier = CyclicTier(
+        dict.fromkeys(keys, PAGE),
+        reader,
+        MemoryPool("weights", PAGE * (len(keys) + num_slots)),
+        kept,
+        num_slots,
+        num_once=num_once,
+    )
+    for is_encoding in [True, *encodes]:
+        for index in range(0 if is_encoding else num_once, len(keys)):
+            arrival = tier.acquire(keys[index])
+            assert (arrival.buffer.view(torch.float32) == index).all()
+            there = {key.layer for key, each in tier.arrivals.units.items()}
+            order = [*range(index, len(keys)), *range(num_once, index)]
+            upcoming = [each for each in order if keys[each] not in kept][:num_slots]
+            # A resident unit that is in use takes no slot; what it does not free is freed a unit later.
+            if keys[index] not in kept:
+                assert there >= set(upcoming)
+            tier.release(keys[index])
+        reader.order.clear()
+    tier.close()
+
+
 def test_a_sweep_after_one_that_ended_early_does_not_wait_for_ever() -> None:
     reader = FakeReader()
     streamer = stream(6, set(), 3, reader)

@@ -142,11 +142,6 @@ class Sequence:
         return num_tokens + (self.encoder.num_tokens if self.encoder is not None else 0)
 
     @property
-    def num_blocks(self) -> int:
-        """KV blocks that the sequence has."""
-        return len(self.block_table) + (len(self.encoder.block_table) if self.encoder is not None else 0)
-
-    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 

@@ -79,11 +79,11 @@ class Admission:
     def make_way(self) -> None:
         """Preempt running sequences of lower priority than the first in the queue, if that gives the first a
         place."""
-        manager, first = self._block_manager, self.waiting.first
+        first = self.waiting.first
         if first is None or not self.running or self.running[-1].request.priority <= first.request.priority:
             return
         lower = [sequence for sequence in self.running if sequence.request.priority > first.request.priority]
-        if manager.num_missing(first) > manager.num_free + sum(each.num_blocks for each in lower):
+        if not self._would_have_place(first, lower):
             return
         while lower and not self._has_place(first):
             last = lower[-1]
@@ -155,7 +155,21 @@ class Admission:
         self._block_manager.release(sequence)
         sequence.restart()
 
+    def _would_have_place(self, sequence: Sequence, lower: list[Sequence]) -> bool:
+        """Whether there were blocks and places if the last running sequences, `lower`, did not run."""
+        others = self.running[: -len(lower)]
+        num_free = self._block_manager.num_free + len(_blocks(lower) - _blocks(others))
+        has_room = self._places.have_room(len(others), sequence.group, {each.group for each in others})
+        return has_room and self._block_manager.num_missing(sequence) <= num_free
+
     def _has_place(self, sequence: Sequence) -> bool:
         fits = self._block_manager.num_missing(sequence) <= self._block_manager.num_free
         has_room = self._places.have_room(len(self.running), sequence.group)
         return fits and has_room and self.encoder_turns.have_room(sequence)
+
+
+def _blocks(sequences: list[Sequence]) -> set[int]:
+    """The blocks of sequences, each once: the beams of a search share some."""
+    tables = (each.block_table for each in sequences)
+    encoded = (each.encoder.block_table for each in sequences if each.encoder is not None)
+    return {block for table in (*tables, *encoded) for block in table}

@@ -105,9 +105,8 @@ class Scheduler:
         cache does not hold from earlier steps."""
         self.block_manager.prefix_cache.rollback()
         for item in reversed(batch.scheduled):
-            if (
-                item.sequence in self.admission.running
-            ):  # its group may have been suspended with another member
+            # A sequence may have been suspended with another member of its group.
+            if item.sequence in self.admission.running:
                 self.admission.suspend(item.sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -121,7 +120,9 @@ class Scheduler:
         prompt that has run longest, a little for each of the rest. New prompts are admitted while there are
         tokens for them."""
         waiting = self.admission.waiting
-        prompts = [sequence for sequence in self.admission.running if sequence not in others]
+        running = self.admission.running
+        # A beam that waits for the rest of its group has no pending tokens.
+        prompts = [each for each in running if each not in others and each.num_pending_tokens]
         half = budget // 2
         # There may be more riders than when the prompts came in: each prompt gets less then, rather than the
         # last one nothing.

@@ -8,6 +8,7 @@ beams of a search come in at once, and are preempted at once.
 from __future__ import annotations
 
 import copy
+from collections.abc import Container
 
 from penstock.generation.sequence import Sequence
 
@@ -35,9 +36,16 @@ class Places:
         #: Groups that run.
         self._groups: list[SequenceGroup] = []
 
-    def have_room(self, num_running: int, group: SequenceGroup | None) -> bool:
-        """Whether there is a place for one more sequence, or places for a group at its widest."""
-        num_taken = num_running + sum(each.num_spare_places for each in self._groups)
+    def have_room(
+        self,
+        num_running: int,
+        group: SequenceGroup | None,
+        beside: Container[SequenceGroup | None] | None = None,
+    ) -> bool:
+        """Whether there is a place for one more sequence, or places for a group at its widest, where
+        `num_running` sequences run and all groups that run now, or only those of `beside`."""
+        groups = [each for each in self._groups if beside is None or each in beside]
+        num_taken = num_running + sum(each.num_spare_places for each in groups)
         return num_taken + (1 if group is None else group.num_places) <= self._max_num_seqs
 
     def enter(self, group: SequenceGroup | None) -> None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
-
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals
-from penstock.weights.tiers.policies import next_in_cycle, num_ahead
+from penstock.weights.tiers.policies import met_last, next_in_cycle
 from penstock.weights.tiers.tier import Arrival, UnitReader
 
 
@@ -106,15 +104,6 @@ class CyclicTier:
                 self.arrivals.forget(key, arrival)
             self._ask()
 
-    def take_back(self) -> list[Tensor]:
-        """Take back what a user acquired who is gone and will not release it. Returns the slots' buffers."""
-        with self.arrivals:
-            units = self.arrivals.units.values()
-            lent = [arrival for arrival in units if arrival.is_lent and arrival.slot is not None]
-            for arrival in lent:
-                arrival.is_lent = False
-        return [arrival.buffer for arrival in lent]
-
     def wait_until_loaded(self, report_progress: Callable[[], None]) -> None:
         """Until all resident units are there, while nobody acquires. `report_progress()` is called after each
         and may raise to give up. Raises what reading raised."""
@@ -167,9 +156,9 @@ class CyclicTier:
             self.arrivals.forget(key, arrival)
         if key in self.arrivals.units or key in self.resident or self.arrivals.free_slots:
             return
-        staged = self._staged()
+        staged = self.arrivals.staged()
         assert staged, "all slots are lent"
-        last = max(staged, key=self._num_ahead)
+        last = met_last(staged, self._index, self._position, self._num_once)
         given_up = staged[last]
         while not given_up.read.done():  # the slot is free only when nobody writes into it any more
             self.arrivals.wait()
@@ -177,19 +166,15 @@ class CyclicTier:
 
     def _ask(self) -> None:
         """Read units as long as there is a unit to read and a place for it."""
-        while (key := self._next_to_read()) is not None:
+        while (
+            key := self._next(bool(self.arrivals.free_slots)) or self._next_in_place_of_a_later_one()
+        ) is not None:
             self.arrivals.begin(key, self._buffers.get(key))
-
-    def _next_to_read(self) -> UnitKey | None:
-        arrivals = self.arrivals
-        if arrivals.is_closed:
-            return None
-        if arrivals.free_slots or len(arrivals.units) < len(self.resident) + self.num_slots:
-            return self._next(has_slot=bool(arrivals.free_slots))
-        return self._next_in_place_of_a_later_one()
 
     def _next(self, has_slot: bool) -> UnitKey | None:
         arrivals = self.arrivals
+        if arrivals.is_closed:
+            return None
         return next_in_cycle(
             self._cycle,
             self._position,
@@ -204,22 +189,15 @@ class CyclicTier:
         """Where a sweep does not begin where the last one would have gone on (an encoder's sweep, or a sweep
         after one that ended early), slots hold units that the sweep meets late: the last of them makes
         room."""
-        staged = self._staged()
-        if not staged:
+        staged = self.arrivals.staged()
+        wanted = self._next(has_slot=True) if staged else None
+        if wanted is None:
             return None
-        last, wanted = max(staged, key=self._num_ahead), self._next(has_slot=True)
-        if wanted is None or self._num_ahead(last) < self._num_ahead(wanted) or not staged[last].read.done():
+        last = met_last((*staged, wanted), self._index, self._position, self._num_once)
+        if last == wanted or not staged[last].read.done():
             return None
         self.arrivals.forget(last, staged[last])
         return wanted
-
-    def _staged(self) -> dict[UnitKey, Arrival]:
-        """Units in slots that nobody uses."""
-        units = self.arrivals.units.items()
-        return {key: each for key, each in units if each.slot is not None and not each.is_lent}
-
-    def _num_ahead(self, key: UnitKey) -> int:
-        return num_ahead(self._index[key], self._position, len(self._cycle), self._num_once)
 
 
 def _name(key: UnitKey) -> str:

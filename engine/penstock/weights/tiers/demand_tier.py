@@ -86,10 +86,7 @@ class DemandTier:
         buffers."""
         with self.arrivals:
             self._num_taken_back += 1
-            lent = [arrival for arrival in self.arrivals.units.values() if arrival.is_lent]
-            for arrival in lent:
-                arrival.is_lent = False
-        return [arrival.buffer for arrival in lent]
+        return self.arrivals.take_back()
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our slots."""

@@ -135,7 +135,7 @@ class LaneTiers:
     def take_back(self) -> list[Tensor]:
         """Take back the units of a sweep that was given up and not closed. Returns their buffers."""
         experts = self.nearest_experts.take_back() if self.nearest_experts is not None else []
-        return self.nearest.take_back() + experts
+        return self.nearest.arrivals.take_back() + experts
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our buffers."""

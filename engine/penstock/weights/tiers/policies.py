@@ -1,6 +1,6 @@
 """Which unit is read next, and which unit gives its place up: pure functions of keys and numbers.
 
-Sweeps meet dense units in a cycle, so the next units are known (`next_in_cycle`, `num_ahead`). Tokens
+Sweeps meet dense units in a cycle, so the next units are known (`next_in_cycle`, `met_last`). Tokens
 ask for experts, and only the past uses of the experts are known (`victim`).
 
 An encoder's units come first in the order, and are not in the cycle (`num_once` units): after the encoder, a
@@ -8,7 +8,7 @@ sweep goes on to the decoder, and after the decoder comes the decoder of the nex
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -38,12 +38,17 @@ def next_in_cycle(
     return next((key for key in passed if key in resident and key not in taken), None)
 
 
-def num_ahead(index: int, position: int, num_units: int, num_once: int = 0) -> int:
-    """How many units a sweep at `position` meets before the unit of this index. A unit that it never meets
-    comes after all others."""
-    if index >= position:
-        return index - position
-    return num_units - position + (index - num_once if index >= num_once else num_units + index)
+def met_last(keys: Iterable[Key], indexes: Mapping[Key, int], position: int, num_once: int = 0) -> Key:
+    """Of some units, the one that sweeps meet last. `indexes` has the place of each unit in the order. A unit
+    that sweeps never meet comes after all others."""
+
+    def num_ahead(key: Key) -> int:
+        index = indexes[key]
+        if index >= position:
+            return index - position
+        return len(indexes) - position + (index - num_once if index >= num_once else len(indexes) + index)
+
+    return max(keys, key=num_ahead)
 
 
 def _upcoming(cycle: Sequence[Key], position: int, num_once: int) -> Iterator[Key]:
