@@ -33,7 +33,7 @@ class SpanReader:
         self, tokenizer: Tokenizer, closers: Sequence[int], max_tokens_per_blank: int | None
     ) -> None:
         """closers: the token that ends each blank. With one closer or none, the whole answer is the text of
-        the only blank."""
+        the only blank. The only closer is a stop token then, so that the engine leaves it out of the text."""
         self._tokenizer = tokenizer
         self._closers = closers
         self._num_blanks = max(1, len(closers))
@@ -45,7 +45,10 @@ class SpanReader:
     def read(self, token_ids: Sequence[int], text: str, finish_reason: FinishReason | None) -> list[SpanText]:
         """The new texts of an output. All blanks that are open when the answer ends end for its reason."""
         if self._num_blanks == 1:
-            return [SpanText(0, text, _finish(finish_reason))]
+            self._num_tokens += len(token_ids)
+            is_closed = finish_reason is not None and token_ids and token_ids[-1] in self._closers
+            reason = self._closed(self._num_tokens - 1) if is_closed else _finish(finish_reason)
+            return [SpanText(0, text, reason)]
         spans = [span for token_id in token_ids if (span := self._add(token_id))]
         if finish_reason is not None:
             for index in range(self._index, self._num_blanks):
@@ -61,14 +64,14 @@ class SpanReader:
             self._num_tokens += 1
             text = self._detokenizer.add(token_id)
             return SpanText(index, text) if text else None
-        span = SpanText(
-            index,
-            self._detokenizer.finish(),
-            "length" if self._num_tokens == self._max_tokens else "stop",
-        )
+        span = SpanText(index, self._detokenizer.finish(), self._closed(self._num_tokens))
         self._index, self._num_tokens = index + 1, 0
         self._detokenizer = Detokenizer(self._tokenizer, ())
         return span
+
+    def _closed(self, num_tokens: int) -> Finish:
+        """Why a blank with a text of `num_tokens` tokens was closed."""
+        return "length" if num_tokens == self._max_tokens else "stop"
 
 
 def _finish(reason: FinishReason | None) -> Finish | None:

@@ -101,6 +101,24 @@ def test_each_blank_has_its_text(cpm2: TestClient) -> None:
     assert answer["usage"]["completion_tokens"] <= 2 * 4
 
 
+@pytest.mark.parametrize("prompt", ["今天____", TEXT])
+def test_a_limit_of_each_blank_is_the_reason_of_its_end(cpm2: TestClient, folder: Path, prompt: str) -> None:
+    word, first = 20, lines_of(folder).index("<s_1>")
+    num_blanks = prompt.count("____")
+    for biases, text, reason in (
+        ({word: 100}, 2 * lines_of(folder)[word], "length"),
+        ({first + number: 100 for number in range(num_blanks)}, "", "stop"),
+    ):
+        body = {"prompt": prompt, "max_tokens_per_blank": 2, "logit_bias": biases}
+        answer = ask(cpm2, **body).json()
+        ends = [(span["text"], span["finish_reason"]) for span in answer["spans"]]
+        assert ends == [(text, reason)] * num_blanks
+        assert answer["usage"]["completion_tokens"] == num_blanks * (3 if text else 1)
+        chunks = sse_events(ask(cpm2, **body, stream=True).text)[:-1]
+        told = [span["finish_reason"] for chunk in chunks for span in chunk["spans"]]
+        assert [each for each in told if each] == [reason] * num_blanks
+
+
 def test_a_stream_adds_up(cpm2: TestClient) -> None:
     whole = ask(cpm2, max_tokens_per_blank=3).json()
     *chunks, last, done = sse_events(ask(cpm2, max_tokens_per_blank=3, stream=True).text)
