@@ -43,6 +43,7 @@ def model_of(engine: Engine) -> ServedModel:
         engine.grammars.check,
         engine.forms,
         not (engine.spec.has_encoder or engine.spec.sees_prompt_both_ways),
+        len(engine.spec.decoder_start),
     )
 
 

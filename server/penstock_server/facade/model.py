@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penstock import Grammar, PromptForms, Tokenizer
+from penstock import FormedPrompt, Grammar, PromptForms, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,11 @@ class ServedModel:
     forms: PromptForms
     #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
     predicts_prompt: bool = True
+    #: Tokens with which the decoder of an encoder-decoder begins every answer. They count as tokens of the
+    #: context.
+    num_start_tokens: int = 0
+
+    def room(self, form: FormedPrompt | None = None) -> int:
+        """The most tokens of a prompt and its answer together, if the prompt has this form."""
+        num_start = self.num_start_tokens + (len(form.answer_start) if form is not None else 0)
+        return self.max_model_len - num_start

@@ -30,7 +30,7 @@ def read_fill(model: ServedModel, body: FillRequest) -> FillQuestion:
     form = model.forms.fill(text.pieces)
     if text.num_blanks > 1:
         _refuse_ends(body, text.num_blanks)
-    room = model.max_model_len - len(form.token_ids) - len(form.answer_start) - 1
+    room = model.room(form) - len(form.token_ids)
     params = sampling_params(
         body,
         model.default_sampling,

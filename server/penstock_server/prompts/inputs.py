@@ -110,7 +110,7 @@ def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     prompts = []
     for prompt in body.prompts:
         if (formed := read_form(model, body, prompt)) is not None:
-            kept = truncated(model, body, formed.token_ids)
+            kept = truncated(model, body, formed.token_ids, formed)
             # The mark of what is missing stands at the end, whichever end is cut off.
             prompts.append(Prompt([*kept[:-1], formed.token_ids[-1]], form=formed))
             continue
@@ -166,14 +166,16 @@ def refuse_long_text(model: ServedModel, num_chars: int) -> None:
         )
 
 
-def truncated(model: ServedModel, body: GenerationFields, token_ids: list[int]) -> list[int]:
+def truncated(
+    model: ServedModel, body: GenerationFields, token_ids: list[int], form: FormedPrompt | None = None
+) -> list[int]:
     """The part of a prompt that truncate_prompt_tokens keeps: the end of the prompt, or its beginning with
     truncation_side "right". With -1 as many tokens are kept as the context has room for beside the answer
-    (one token, if the request does not limit its length)."""
+    (one token, if the request does not limit its length). form: the form of the prompt."""
     limit = body.truncate_prompt_tokens
     if limit == -1:
         answer_tokens = 1 if body.answer_tokens is None else body.answer_tokens
-        limit = max(1, model.max_model_len - answer_tokens)
+        limit = max(1, model.room(form) - answer_tokens)
     if limit is None:
         return token_ids
     return token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:]

@@ -70,7 +70,7 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
             "form of their own. Send two requests."
         )
         raise ApiError(400, message, code="unsupported_parameter", param="prompt_embeds")
-    room = model.max_model_len - max(prompt.num_tokens for prompt in prompts)
+    room = model.room(form) - max(prompt.num_tokens for prompt in prompts)
     usual = max(1, min(DEFAULT_MAX_TOKENS, room))
     num_scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
@@ -137,9 +137,8 @@ def read_input(
     conversation = body.as_conversation
     use = ToolUse.of(conversation.tools, model.tokenizer, parser)
     if body.truncation == "auto":
-        conversation = _fitting(
-            model, conversation, use.prompt, model.max_model_len - (body.max_output_tokens or 1)
-        )
+        room = model.room() - (body.max_output_tokens or 1)
+        conversation = _fitting(model, conversation, use.prompt, room)
     if not may_be_long:
         refuse_long_text(model, conversation.num_chars)
     return Prompt(read_conversation(model, conversation, use.prompt)), use

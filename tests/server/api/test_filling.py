@@ -208,3 +208,19 @@ def test_cpm2_continues_a_text_behind_its_last_sentinel(cpm2: TestClient, folder
 
 def test_the_model_says_that_it_can(cpm2: TestClient) -> None:
     assert cpm2.get("/v1/models").json()["data"][0]["max_blanks"] == 189
+
+
+def test_the_beginnings_of_answers_take_room(cpm2: TestClient) -> None:
+    """Every answer begins with the decoder's start, and those in CPM-2's form with a sentinel as well."""
+    context = cpm2.get("/v1/models").json()["data"][0]["max_model_len"]
+    cut = {"truncate_prompt_tokens": -1}
+    for body, num_prompt, num_answer in (
+        ({"prompt": [20] * (2 * context)} | cut, context - 2, 1),
+        ({"prompt": [20] * (2 * context), "max_tokens": 4} | cut, context - 5, 4),
+        ({"prompt": "天" * (2 * context)} | cut, context - 3, 1),
+        ({"prompt": [20] * (context - 9)}, context - 9, 8),
+    ):
+        answer = cpm2.post("/v1/completions", json=body | {"logit_bias": {20: 100}})
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (num_prompt, num_answer)
