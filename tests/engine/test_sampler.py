@@ -17,6 +17,7 @@ from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import SampledToken
 from penstock.generation.distribution import FIRST_CANDIDATES, draw, token_logprobs, uniform
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.grammars.blanks import BlankMatcher, Blanks
 from penstock.generation.sampler import Sampler, tokens_that_repeat
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
@@ -421,6 +422,17 @@ def test_allowed_and_forbidden_may_leave_nothing() -> None:
     (failed,) = sample(sampler, random_logits(50)[None], [sequence(params, [1], [])])
     assert isinstance(failed, NoTokenLeft)
     assert str(failed).startswith("allowed_token_ids and bad_words leave no token to choose")
+
+
+def test_what_the_blanks_forbid_is_told_as_theirs() -> None:
+    """A full blank can only be closed, and the closing token would end the answer too early."""
+    blanks = Blanks((9,), max_tokens_per_blank=1)
+    params = SamplingParams(temperature=0, blanks=blanks, min_tokens=2, stop_token_ids=(9,))
+    row = sequence(params, [1], [5])
+    row.matcher = BlankMatcher(blanks, [0]).after(5)
+    (failed,) = sample(Sampler(50, frozenset([0])), random_logits(50)[None], [row])
+    assert isinstance(failed, NoTokenLeft)
+    assert failed.params == ("min_tokens", "the blanks")
 
 
 def test_bad_words_as_transformers_has_them() -> None:

@@ -253,12 +253,13 @@ def tokens_that_repeat(size: int, token_ids: list[int]) -> list[int]:
 def _no_choice(params: SamplingParams, num_output: int, matcher: Matching | None) -> RequestFailed:
     if matcher is not None and matcher.error:
         return RequestFailed(f"the request's grammar can't be followed any further: {matcher.error}")
+    form = "the grammar" if params.blanks is None else "the blanks"
     restrictions = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
         "no_repeat_ngram_size": bool(params.no_repeat_ngram_size),
         "min_tokens": num_output < params.min_tokens,
-        "the grammar": matcher is not None,
+        form: matcher is not None,
     }
     return NoTokenLeft([name for name, restricts in restrictions.items() if restricts])
 

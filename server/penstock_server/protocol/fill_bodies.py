@@ -47,6 +47,9 @@ class FillRequest(SamplingFields):
     def _check_ends(self) -> FillRequest:
         if self.ignore_eos:
             raise invalid("ignore_eos", "not allowed here: the end token ends the last blank")
+        most = self.max_tokens_per_blank
+        if most is not None and self.min_tokens is not None and self.min_tokens > most:
+            raise invalid("min_tokens", f"must be at most max_tokens_per_blank, which is {most}")
         return self
 
 

@@ -158,6 +158,11 @@ def test_one_blank_takes_stop_strings(cpm2: TestClient) -> None:
         ({"prompt": TEXT, "stop": "。"}, "stop", "2 blanks"),
         ({"prompt": TEXT, "min_tokens": 2}, "min_tokens", "2 blanks"),
         ({"prompt": TEXT, "ignore_eos": True}, "ignore_eos", "end token"),
+        (
+            {"prompt": "____", "min_tokens": 4, "max_tokens_per_blank": 3},
+            "min_tokens",
+            "at most max_tokens_per_blank, which is 3",
+        ),
         ({"prompt": TEXT, "max_tokens": 0}, "max_tokens", "greater"),
         ({"prompt": TEXT, "logprobs": 2}, "logprobs", "logprobs"),
         ({"prompt": TEXT, "max_tokens": 100_000}, "prompt", "context"),
