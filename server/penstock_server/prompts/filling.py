@@ -43,19 +43,18 @@ def read_fill(model: ServedModel, body: FillRequest) -> FillQuestion:
 
 
 def _max_tokens(body: FillRequest, num_blanks: int, has_closers: bool, room: int) -> int:
-    """The most tokens of the answer. A blank's text and the token that closes the blank count."""
-    if (limit := body.max_tokens_per_blank) is None:
-        most = body.max_tokens
-    elif not has_closers:
-        most = min(limit, body.max_tokens or limit)
-    else:
-        most = body.max_tokens or num_blanks * (limit + 1)
-    return max(1, min(DEFAULT_MAX_TOKENS, room)) if most is None else most
+    """The most tokens of the answer. A blank's text and the token that closes the blank count. Without
+    max_tokens, the answer is not longer than the `room` in the context."""
+    limit, usual = body.max_tokens_per_blank, DEFAULT_MAX_TOKENS
+    if limit is not None:
+        usual = num_blanks * (limit + 1) if has_closers else limit
+    most = body.max_tokens or max(1, min(usual, room))
+    return most if has_closers or limit is None else min(most, limit)
 
 
 def _refuse_ends(body: FillRequest, num_blanks: int) -> None:
     """Raises 400 for fields that would end the whole answer in the middle of a blank."""
-    for name in ("stop", "stop_token_ids", "min_tokens"):
+    for name in ("stop", "stop_token_ids", "min_tokens", "include_stop_str_in_output"):
         if getattr(body, name):
             message = (
                 f"{name} is about one answer, and this prompt has {num_blanks} blanks: leave {name} out, or "

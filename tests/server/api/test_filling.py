@@ -157,6 +157,7 @@ def test_one_blank_takes_stop_strings(cpm2: TestClient) -> None:
         ({"prompt": TEXT, "blank": "[..]"}, "prompt", "'[..]'"),
         ({"prompt": TEXT, "stop": "。"}, "stop", "2 blanks"),
         ({"prompt": TEXT, "min_tokens": 2}, "min_tokens", "2 blanks"),
+        ({"prompt": TEXT, "include_stop_str_in_output": True}, "include_stop_str_in_output", "2 blanks"),
         ({"prompt": TEXT, "ignore_eos": True}, "ignore_eos", "end token"),
         (
             {"prompt": "____", "min_tokens": 4, "max_tokens_per_blank": 3},
@@ -229,3 +230,10 @@ def test_the_beginnings_of_answers_take_room(cpm2: TestClient) -> None:
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (num_prompt, num_answer)
+    long = {"prompt": "天" * (context - 10) + "____", "logit_bias": {20: 100}}
+    for limit in ({"max_tokens_per_blank": context}, {}):
+        answer = ask(cpm2, **long, **limit).json()
+        assert (answer["usage"]["total_tokens"], answer["spans"][0]["finish_reason"]) == (
+            context - 2,
+            "length",
+        )
