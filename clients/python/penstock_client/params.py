@@ -49,15 +49,6 @@ class CommonParams(TypedDict, total=False):
     min_p: float | None
     #: A value above 1 discourages tokens that occurred in prompt or answer.
     repetition_penalty: float | None
-    #: Search for the best answers with beams; they come at the end, best first, also in a stream.
-    use_beam_search: bool | None
-    #: The number of beams; `n` by default.
-    best_of: int | None
-    #: Of a beam search: above 0, long answers are favoured; 1 by default.
-    length_penalty: float | None
-    #: Of a beam search: True ends the search with as many whole answers as beams; "never" goes on while a
-    #: better answer is possible.
-    early_stopping: bool | Literal["never"] | None
     #: No sequence of this many tokens occurs twice in prompt and answer together; 0 turns this off.
     no_repeat_ngram_size: int | None
     #: Subtracted from the logit of each token that occurred in the answer, -2 to 2.
@@ -104,6 +95,15 @@ class SamplingParams(CommonParams, total=False):
     skip_special_tokens: bool | None
     #: The number of answers; each answer is a choice of the result.
     n: int | None
+    #: Search for the best answers with beams; they come at the end, best first, also in a stream.
+    use_beam_search: bool | None
+    #: The number of beams; `n` by default.
+    best_of: int | None
+    #: Of a beam search: above 0, long answers are favoured; 1 by default.
+    length_penalty: float | None
+    #: Of a beam search: True ends the search with as many whole answers as beams; "never" goes on while a
+    #: better answer is possible.
+    early_stopping: bool | Literal["never"] | None
     #: A schema (a dict or a pydantic model) that the answer must follow, or one of OpenAI's
     #: formats, such as {"type": "json_object"}. See `parse` of the result.
     response_format: Schema | None
