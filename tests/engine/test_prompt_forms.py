@@ -11,7 +11,12 @@ from cpm_originals import cpm2, eva, lines_of
 from tiny_tokenizers import save_byte_level, save_sentencepiece
 
 from penstock.errors import InvalidParameter
+from penstock.generation.answer import Answer, Gain
+from penstock.generation.chosen import SampledToken
+from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.sequence import Sequence
 from penstock.text.chat import can_chat, render_chat
+from penstock.text.detokenizer import Detokenizer
 from penstock.text.middle_tokens import KINDS
 from penstock.text.prompt_forms import BlankText, PromptForms
 from penstock.text.tokenizer import NoText, Tokenizer
@@ -72,6 +77,21 @@ def test_t5_gets_the_ids_of_its_own_tokenizer(is_mt5: bool) -> None:
     assert forms.complete("Thank you") is None and forms.forbidden_ids == ()
     with pytest.raises(InvalidParameter, match="own mark"):
         forms.fill(("Thank <extra_id_3> ", " me"))
+
+
+@pytest.mark.parametrize("is_mt5", [False, True])
+def test_a_blanks_text_has_no_space_in_front_whatever_the_sentinel_is(is_mt5: bool) -> None:
+    """As the texts of further blanks, which are decoded from nothing."""
+    tokenizer = t5_tokenizer(is_mt5)
+    formed = PromptForms(tokenizer, has_encoder=True).fill(("Thank ", " party"))
+    request = GenerationRequest(formed.token_ids, SamplingParams(stop_token_ids=formed.closers))
+    sequence = Sequence(0, request, 20, decoder_start=(0, *formed.answer_start))
+    token_ids, gain = tokenizer.encode("to your", add_special_tokens=False), Gain()
+    Answer(sequence, tokenizer).extend(
+        [SampledToken(each, None) for each in (*token_ids, *formed.closers)], gain
+    )
+    later = Detokenizer(tokenizer, ())
+    assert gain.text == "to your" == "".join(map(later.add, token_ids)) + later.finish()
 
 
 @pytest.mark.parametrize("save", [save_cpm2, save_cpm2_english])

@@ -40,9 +40,12 @@ class Answer:
         params = sequence.params
         self._sequence = sequence
         self._eos_token_ids = tokenizer.eos_token_ids
+        # The text of a decoder goes on where the prompt ends. An answer to an encoded prompt is a text of its
+        # own: its first token has no space in front, whatever the decoder begins with.
+        before = sequence.text_ids if sequence.encoder is None else ()
         self._detokenizer = Detokenizer(
             tokenizer,
-            sequence.text_ids,
+            before,
             params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
