@@ -179,5 +179,8 @@ def test_a_dialogue_of_eva(tmp_path: Path) -> None:
     assert render_chat(tokenizer, messages, add_generation_prompt=False) == ids
     with pytest.raises(InvalidParameter, match="no system messages"):
         render_chat(tokenizer, [{"role": "system", "content": "Be kind"}, *messages])
+    with pytest.raises(InvalidParameter, match="EVA has no chat template: leave mood out") as refused:
+        render_chat(tokenizer, messages, mood="!")
+    assert refused.value.param == "mood"
     with pytest.raises(InvalidParameter, match="continue_final_message"):
         render_chat(tokenizer, messages, add_generation_prompt=False, continue_final_message=True)

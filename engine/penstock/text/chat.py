@@ -39,10 +39,17 @@ def render_chat(
 ) -> list[int]:
     """Token ids of a conversation, ready for the assistant's answer.
 
-    Raises InvalidParameter if the model has no template, or if the template refuses the messages.
+    Raises InvalidParameter if the model has no template, if the template refuses the messages, or if there
+    are variables and no template.
     """
     if not (chat_template or tokenizer.has_chat_template):
         if has_dialogue_form(tokenizer):
+            for name in template_kwargs:
+                raise InvalidParameter(
+                    name,
+                    f"{name} is a variable of chat templates, and EVA has no chat template: leave {name} out "
+                    "(or out of chat_template_kwargs)",
+                )
             return encode_dialogue(tokenizer, messages, add_generation_prompt, continue_final_message)
         raise InvalidParameter(
             "messages",
