@@ -48,6 +48,9 @@ def test_the_form_step_by_step() -> None:
 def test_wrong_forms_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="closes a blank"):
         Blanks(())
+    for closers, forbidden in (((-1,), ()), ((5,), (-1,))):
+        with pytest.raises(InvalidParameter, match="below 0"):
+            Blanks(closers, forbidden)
     with pytest.raises(InvalidParameter, match="max_tokens_per_blank is 0"):
         Blanks((5,), max_tokens_per_blank=0)
     with pytest.raises(InvalidParameter, match="grammar"):
@@ -129,9 +132,9 @@ def test_starts_that_cannot_be_computed(engine: Engine, tiny_llama: Path) -> Non
     params = SamplingParams(max_tokens=10)
     with pytest.raises(InvalidParameter, match="answer_start has a token id outside"):
         engine.validate(GenerationRequest([5], params, answer_start=(VOCAB_SIZE,)))
-    with pytest.raises(InvalidParameter, match="blanks"):
-        too_far = SamplingParams(blanks=Blanks((VOCAB_SIZE,)))
-        engine.validate(GenerationRequest([5], too_far, answer_start=(3,)))
+    for form in (Blanks((VOCAB_SIZE,)), Blanks((9,), (8, VOCAB_SIZE))):
+        with pytest.raises(InvalidParameter, match="blanks has a token id above"):
+            engine.validate(GenerationRequest([5], SamplingParams(blanks=form), answer_start=(3,)))
     engine.validate(GenerationRequest([5] * 188, params, answer_start=(3,)))
     with pytest.raises(ContextOverflow):
         engine.validate(GenerationRequest([5] * 189, params, answer_start=(3,)))

@@ -24,11 +24,18 @@ class Blanks:
     def __post_init__(self) -> None:
         if not self.closers:
             raise InvalidParameter("blanks", "blanks has no token that closes a blank; it needs at least one")
+        if min(self.token_ids) < 0:
+            raise InvalidParameter("blanks", "blanks has a token id below 0")
         most = self.max_tokens_per_blank
         if most is not None and most < 1:
             raise InvalidParameter(
                 "max_tokens_per_blank", f"max_tokens_per_blank is {most}; it must be at least 1"
             )
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the form."""
+        return (*self.closers, *self.forbidden)
 
 
 class BlankMatcher:

@@ -38,7 +38,7 @@ class Matching(Protocol):
         ...
 
     def fork(self) -> Matching:
-        """A matching that stands here and goes on by itself."""
+        """Another matching at the same place; advancing one does not move the other."""
         ...
 
     def retreat(self) -> None:
