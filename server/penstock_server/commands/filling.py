@@ -24,6 +24,8 @@ def fill(settings: Settings, options: argparse.Namespace) -> int:
     """Fills in the blanks of --text, or of stdin, and prints the whole text as it grows."""
     flags = sampling_flags(options)
     SamplingParams(**flags)  # raises for a wrong flag before the model is loaded
+    if options.blank == "":
+        raise ConfigError("--blank is empty: give the text that is a blank, or leave --blank out")
     text = sys.stdin.read().removesuffix("\n") if options.text is None else options.text
     BlankText.read(text, options.blank)
     body = _body(text, options, flags)

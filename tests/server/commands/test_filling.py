@@ -1,0 +1,29 @@
+"""What `penstock fill` refuses before it loads the model."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError, InvalidParameter
+from penstock_server.commands.filling import fill
+from penstock_server.commands.terminal import _SAMPLING_FLAGS
+from penstock_server.settings.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"blank": ""}, ConfigError, "--blank is empty"),
+        ({"blank": "[..]"}, InvalidParameter, r"mark each blank by '\[..\]'"),
+        ({"blank": "x" * 65, "text": "x" * 65}, ConfigError, "--blank: .*64"),
+        ({"max_tokens_per_blank": 0}, ConfigError, "--max-tokens-per-blank: .* greater than or equal to 1"),
+    ],
+)
+def test_wrong_flags(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    names = [*_SAMPLING_FLAGS, "stop", "blank", "max_tokens_per_blank"]
+    options = argparse.Namespace(**dict.fromkeys(names) | {"text": "a ____ b"} | given)
+    with pytest.raises(error, match=words):
+        fill(Settings(model="there is none"), options)
