@@ -198,8 +198,8 @@ def read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int,
 
 
 def read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:
-    """The token ids of a conversation. Raises RequestError if the model has no chat template, or if the
-    template refuses the conversation."""
+    """The token ids of a conversation. Raises RequestError if the model has no form of a conversation, or if
+    its form has no place for what the conversation has."""
     if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
@@ -218,6 +218,8 @@ def read_conversation(model: ServedModel, conversation: Conversation, tools: Too
 
     messages = tools.messages([template_message(turn) for turn in conversation.turns])
     described = tools.description
+    if described and not model.tokenizer.has_chat_template:
+        raise InvalidParameter("tools", "this model has no chat template to show tools: leave tools out")
     return render_described(render, messages, described) if described else render(messages)
 
 

@@ -104,6 +104,14 @@ def test_no_chat_template_is_the_requests_fault() -> None:
         )
 
 
+def test_without_a_chat_template_there_is_no_place_for_tools() -> None:
+    """Also where a model has a form of its own for messages, as EVA has."""
+    body = chat({"role": "user", "content": "Hi"}, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(InvalidParameter, match="no chat template to show tools") as caught:
+        read_chat(model_of(FakeModel(has_chat_template=False)), body, "auto")
+    assert caught.value.param == "tools"
+
+
 @pytest.mark.parametrize("function", [render_chat, PreTrainedTokenizerBase.apply_chat_template])
 def test_chat_template_kwargs_can_not_set_what_is_no_variable_of_a_template(function: Any) -> None:
     user = {"role": "user", "content": "Hi"}
