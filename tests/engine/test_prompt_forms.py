@@ -14,6 +14,7 @@ from penstock.errors import InvalidParameter
 from penstock.generation.answer import Answer, Gain
 from penstock.generation.chosen import SampledToken
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.grammars.blanks import Blanks
 from penstock.generation.sequence import Sequence
 from penstock.text.chat import can_chat, render_chat
 from penstock.text.detokenizer import Detokenizer
@@ -80,11 +81,15 @@ def test_t5_gets_the_ids_of_its_own_tokenizer(is_mt5: bool) -> None:
 
 
 @pytest.mark.parametrize("is_mt5", [False, True])
-def test_a_blanks_text_has_no_space_in_front_whatever_the_sentinel_is(is_mt5: bool) -> None:
-    """As the texts of further blanks, which are decoded from nothing."""
+def test_sentinels_leave_nothing_in_a_blanks_text(is_mt5: bool) -> None:
+    """No space in front, as in the texts of further blanks, which are decoded from nothing, and no name of a
+    sentinel at the end. mT5's sentinels are ordinary pieces."""
     tokenizer = t5_tokenizer(is_mt5)
     formed = PromptForms(tokenizer, has_encoder=True).fill(("Thank ", " party"))
-    request = GenerationRequest(formed.token_ids, SamplingParams(stop_token_ids=formed.closers))
+    params = SamplingParams(
+        stop_token_ids=formed.closers, blanks=Blanks(formed.closers), include_stop_str_in_output=True
+    )
+    request = GenerationRequest(formed.token_ids, params)
     sequence = Sequence(0, request, 20, decoder_start=(0, *formed.answer_start))
     token_ids, gain = tokenizer.encode("to your", add_special_tokens=False), Gain()
     Answer(sequence, tokenizer).extend(

@@ -110,7 +110,10 @@ class Answer:
         is_eos = token_id in self._eos_token_ids and not params.ignore_eos
         is_stop_token = token_id in params.stop_token_ids
         if is_eos or is_stop_token:
-            gain.text += detokenizer.add(token_id) if params.include_stop_str_in_output else ""
+            # The mark of a blank's end is no text of the blank, also where the mark is an ordinary token.
+            is_mark = params.blanks is not None and token_id in params.blanks.closers
+            is_text = params.include_stop_str_in_output and not is_mark
+            gain.text += detokenizer.add(token_id) if is_text else ""
             gain.stop_reason = token_id if is_stop_token else None
             gain.has_end_token = True
             return self._finish(FinishReason.STOP, gain)
