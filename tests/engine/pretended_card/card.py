@@ -188,4 +188,6 @@ def _build_guard() -> None:
     root = Path(torch.__file__).parent
     command = [str(emulated_cuda.COMPILER), "-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}"]
     text = Path(__file__).with_name("guard.cpp").read_text()
-    ctypes.CDLL(str(compiled([*command, f"-L{root / 'lib'}", "-lc10"], text, ".cpp")))
+    # The source comes last, and the linker would leave out a library that nobody has asked for by then.
+    command += ["-Wl,--no-as-needed", f"-L{root / 'lib'}", "-lc10"]
+    ctypes.CDLL(str(compiled(command, text, ".cpp")))
