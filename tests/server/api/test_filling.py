@@ -219,21 +219,20 @@ def test_the_model_says_that_it_can(cpm2: TestClient) -> None:
 def test_the_beginnings_of_answers_take_room(cpm2: TestClient) -> None:
     """Every answer begins with the decoder's start, and those in CPM-2's form with a sentinel as well."""
     context = cpm2.get("/v1/models").json()["data"][0]["max_model_len"]
-    cut = {"truncate_prompt_tokens": -1}
-    for body, num_prompt, num_answer in (
-        ({"prompt": [20] * (2 * context)} | cut, context - 2, 1),
-        ({"prompt": [20] * (2 * context), "max_tokens": 4} | cut, context - 5, 4),
-        ({"prompt": "天" * (2 * context)} | cut, context - 3, 1),
-        ({"prompt": [20] * (context - 9)}, context - 9, 8),
-    ):
+    long = [20] * (2 * context)
+    cases: list[tuple[dict[str, Any], int, int]] = [
+        ({"prompt": long, "truncate_prompt_tokens": -1}, context - 2, 1),
+        ({"prompt": long, "truncate_prompt_tokens": -1, "max_tokens": 4}, context - 5, 4),
+        ({"prompt": "天" * (2 * context), "truncate_prompt_tokens": -1}, context - 3, 1),
+        ({"prompt": long[: context - 9]}, context - 9, 8),
+    ]
+    for body, num_prompt, num_answer in cases:
         answer = cpm2.post("/v1/completions", json=body | {"logit_bias": {20: 100}})
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (num_prompt, num_answer)
-    long = {"prompt": "天" * (context - 10) + "____", "logit_bias": {20: 100}}
-    for limit in ({"max_tokens_per_blank": context}, {}):
-        answer = ask(cpm2, **long, **limit).json()
-        assert (answer["usage"]["total_tokens"], answer["spans"][0]["finish_reason"]) == (
-            context - 2,
-            "length",
-        )
+    text = "天" * (context - 10) + "____"
+    for limit in (context, None):
+        answer = ask(cpm2, prompt=text, logit_bias={20: 100}, max_tokens_per_blank=limit).json()
+        assert answer["usage"]["total_tokens"] == context - 2
+        assert answer["spans"][0]["finish_reason"] == "length"
