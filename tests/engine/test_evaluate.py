@@ -331,10 +331,20 @@ def texts(model: transformers.PreTrainedModel) -> list[Window]:
     return [Window(tuple(row), LENGTH - 1) for row in written.tolist()]
 
 
-@pytest.mark.parametrize("has_outliers", [False, True], ids=["plain", "outliers"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name, has_outliers",
+    [
+        ("Llama", False),
+        ("Qwen3", True),
+        ("Gemma 2", True),
+        ("GPT-2", False),
+        ("BLOOM", True),
+        ("Falcon", False),
+    ],
+)
 def test_what_int8_costs(name: str, has_outliers: bool, tmp_path: Path) -> None:
-    """Perplexity within 0.5%. The wish for the divergence is 1e-3 nats: gated families miss it by up to a
+    """Some families; all of them are in the table that this file prints as a script. Perplexity within 0.5%.
+    The wish for the divergence is 1e-3 nats: gated families miss it by up to a
     half, because errors of INT8 weights in the first layer grow in a random model. What the engine adds to
     the weights' own error (16-bit activations, float16 keys and values) is below a thousandth of that."""
     found = Measured.of(name, tmp_path, has_outliers)
