@@ -103,11 +103,6 @@ class Family(Architecture):
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         """The norm before the head."""
 
-    def layer_norm(self, name: str, weights: LayerWeights, x: Tensor) -> Tensor:
-        """The layer norm that layer_norm_tensors() declared."""
-        bias = weights.optional(f"{name}.bias")
-        return self.kernels.layer_norm(x, weights.vector(name), bias, self.spec.norm_eps)
-
     def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         """hidden [num_rows, hidden_size] -> logits float32 [num_rows, vocab_size]. The matrix "head" of
         `weights` is the embedding's where the two are tied (with_head())."""

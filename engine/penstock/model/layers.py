@@ -34,6 +34,12 @@ def activation_function(name: str) -> ActivationFunction:
     return ACTIVATION_FUNCTIONS[name]
 
 
+def layer_norm(family: Family, name: str, weights: LayerWeights, x: Tensor) -> Tensor:
+    """The layer norm that layer_norm_tensors() declared."""
+    bias = weights.optional(f"{name}.bias")
+    return family.kernels.layer_norm(x, weights.vector(name), bias, family.spec.norm_eps)
+
+
 def attend(
     family: Family,
     index: int,

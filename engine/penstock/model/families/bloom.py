@@ -14,7 +14,7 @@ from penstock.kernels.reference import ReferenceKernels
 from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
 from penstock.model.family import Family
-from penstock.model.layers import attend, mlp
+from penstock.model.layers import attend, layer_norm, mlp
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
@@ -86,13 +86,13 @@ class Bloom(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        x = self.layer_norm("input_norm", weights, hidden)
+        x = layer_norm(self, "input_norm", weights, hidden)
         hidden = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
-        x = self.layer_norm("post_norm", weights, hidden)
+        x = layer_norm(self, "post_norm", weights, hidden)
         return hidden + mlp(self, weights, x, "gelu_tanh")
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        return self.layer_norm("final_norm", weights, hidden)
+        return layer_norm(self, "final_norm", weights, hidden)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -12,7 +12,7 @@ from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number, require
 from penstock.model.family import Family
-from penstock.model.layers import activation_function, attend, mlp
+from penstock.model.layers import activation_function, attend, layer_norm, mlp
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -88,10 +88,10 @@ class GPTNeoX(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        x = self.layer_norm("input_norm", weights, hidden)
+        x = layer_norm(self, "input_norm", weights, hidden)
         attended = hidden + attend(self, index, weights, x, kv, batch, is_per_head=True)
-        x = self.layer_norm("post_norm", weights, hidden if self.spec.is_parallel else attended)
+        x = layer_norm(self, "post_norm", weights, hidden if self.spec.is_parallel else attended)
         return attended + mlp(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        return self.layer_norm("final_norm", weights, hidden)
+        return layer_norm(self, "final_norm", weights, hidden)

@@ -108,19 +108,7 @@ class Arrivals:
             self.units.clear()
             self._ask = None
 
-    def take_back(self) -> list[Tensor]:
-        """Take back what a user acquired who is gone and will not release it. Returns the slots' buffers."""
-        with self:
-            lent = [each for each in self.units.values() if each.is_lent and each.slot is not None]
-            for each in lent:
-                each.is_lent = False
-        return [each.buffer for each in lent]
-
     # ------------------------------------------------------------ with the lock held
-
-    def staged(self) -> dict[UnitKey, Arrival]:
-        """Units in slots that nobody uses."""
-        return {key: each for key, each in self.units.items() if each.slot is not None and not each.is_lent}
 
     def begin(self, key: UnitKey, own_buffer: Tensor | None = None) -> None:
         """Read a unit into its own buffer, or into a free slot. Whoever waits for the unit learns of an
@@ -168,3 +156,12 @@ class Arrivals:
         """Runs on a reading thread, or on the thread that begins to watch a read that has just ended."""
         with self:
             self._count(read)
+
+
+def take_back(arrivals: Arrivals) -> list[Tensor]:
+    """Take back what a user acquired who is gone and will not release it. Returns the slots' buffers."""
+    with arrivals:
+        lent = [each for each in arrivals.units.values() if each.is_lent and each.slot is not None]
+        for each in lent:
+            each.is_lent = False
+    return [each.buffer for each in lent]

@@ -156,7 +156,7 @@ class CyclicTier:
             self.arrivals.forget(key, arrival)
         if key in self.arrivals.units or key in self.resident or self.arrivals.free_slots:
             return
-        staged = self.arrivals.staged()
+        staged = _staged(self.arrivals)
         assert staged, "all slots are lent"
         last = met_last(staged, self._index, self._position, self._num_once)
         given_up = staged[last]
@@ -189,7 +189,7 @@ class CyclicTier:
         """Where a sweep does not begin where the last one would have gone on (an encoder's sweep, or a sweep
         after one that ended early), slots hold units that the sweep meets late: the last of them makes
         room."""
-        staged = self.arrivals.staged()
+        staged = _staged(self.arrivals)
         wanted = self._next(has_slot=True) if staged else None
         if wanted is None:
             return None
@@ -198,6 +198,12 @@ class CyclicTier:
             return None
         self.arrivals.forget(last, staged[last])
         return wanted
+
+
+def _staged(arrivals: Arrivals) -> dict[UnitKey, Arrival]:
+    """Units in slots that nobody uses."""
+    units = arrivals.units.items()
+    return {key: each for key, each in units if each.slot is not None and not each.is_lent}
 
 
 def _name(key: UnitKey) -> str:

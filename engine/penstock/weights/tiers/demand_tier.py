@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
-from penstock.weights.tiers.arrivals import Arrivals
+from penstock.weights.tiers.arrivals import Arrivals, take_back
 from penstock.weights.tiers.policies import victim
 from penstock.weights.tiers.tier import Arrival, UnitReader
 
@@ -86,7 +86,7 @@ class DemandTier:
         buffers."""
         with self.arrivals:
             self._num_taken_back += 1
-        return self.arrivals.take_back()
+        return take_back(self.arrivals)
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our slots."""

@@ -13,6 +13,7 @@ from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic
 from penstock.spec import UnitKey
 from penstock.weights.tensors import Unit
+from penstock.weights.tiers.arrivals import take_back
 from penstock.weights.tiers.cyclic_tier import CyclicTier
 from penstock.weights.tiers.demand_tier import DemandTier
 from penstock.weights.tiers.readers import LinkReader
@@ -135,7 +136,7 @@ class LaneTiers:
     def take_back(self) -> list[Tensor]:
         """Take back the units of a sweep that was given up and not closed. Returns their buffers."""
         experts = self.nearest_experts.take_back() if self.nearest_experts is not None else []
-        return self.nearest.arrivals.take_back() + experts
+        return take_back(self.nearest.arrivals) + experts
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our buffers."""
