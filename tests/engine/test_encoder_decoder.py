@@ -172,6 +172,22 @@ def test_logits_of_plain_kernels_equal_transformers(built: tuple[Path, Any]) -> 
     test_logits_equal_transformers(built, "torch", "float32")
 
 
+@pytest.mark.parametrize("built", ["CPM-2"], indirect=True)
+def test_a_long_input(built: tuple[Path, Any]) -> None:
+    """More tokens than the MLP computes at a time, beside a short input."""
+    folder, oracle = built
+    prompts = [[GENERATOR.randrange(8, VOCAB_SIZE) for _ in range(700)], PROMPTS[1]]
+    sizes = {"max_model_len": 768, "max_num_batched_tokens": 768}
+    engine = load(folder, kv_dtype="float32", enable_prefix_caching=False, **sizes)
+    mine = answer(engine, prompts)
+    for prompt, tokens, logits in zip(prompts, mine.tokens, mine.logits, strict=True):
+        expected = oracle_logits(oracle, prompt, tokens)
+        difference = float((logits - expected).abs().max() / (expected.max() - expected.min()))
+        assert difference <= TOLERANCE["float32"] and tokens == expected.argmax(-1).tolist()
+    alone = answer(engine, prompts[:1])
+    assert torch.equal(alone.logits[0], mine.logits[0])
+
+
 def test_any_company_gives_the_same_bits(built: tuple[Path, Any], tmp_path: Path) -> None:
     """Alone, together, encoded while others decode, streamed, preempted, with few tokens a step."""
     folder = tmp_path / "converted"  # so that streamed layers are not quantized in each step
