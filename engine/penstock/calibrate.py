@@ -75,7 +75,7 @@ class Calibration:
                 "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
             )
         for tensor in opened.store.tensors.multiplied:
-            if tensor.format.operand_type is not QuantizedTensor:
+            if tensor.format.operand_types != (QuantizedTensor,):
                 raise ConfigError(
                     f"{' + '.join(tensor.parts)} is kept as {tensor.format.name}, and calibration rounds "
                     "INT8 alone: convert without a calibration text"

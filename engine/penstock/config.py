@@ -13,6 +13,9 @@ KVDtype = Literal["float16", "float32"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
+WeightBits = Literal["int8", "int4"]
+#: Inputs that share a scale in 4 bits, where no number is given.
+INT4_GROUP_SIZE = 64
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
@@ -24,8 +27,10 @@ class EngineConfig:
     #: (W8A16). "int8" is one row per token (W8A8): faster for large batches, and less exact.
     activations: Activations = "int16"
     #: Number of inputs that share a scale, for checkpoints that are quantized while they are loaded: 32, 64
-    #: or 128. None: one scale per output channel.
+    #: or 128. None: one scale per output channel for INT8, and groups of 64 for INT4.
     group_size: int | None = None
+    #: What unquantized checkpoints become while they are loaded: INT8, or 4 bits in the layers' matrices.
+    weights: WeightBits = "int8"
     #: The dtype in which K and V are stored.
     kv_dtype: KVDtype = "float16"
     #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
@@ -83,6 +88,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, choices in (
             ("activations", Activations),
+            ("weights", WeightBits),
             ("kv_dtype", KVDtype),
             ("kernels", KernelChoice),
             ("device", DeviceChoice),

@@ -90,7 +90,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors."""
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
-    opened = open_model(folder, config.ignore_unexpected_tensors, config.group_size, config.allow_pickle)
+    opened = open_model(
+        folder, config.ignore_unexpected_tensors, config.group_size, config.allow_pickle, config.weights
+    )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)
     try:
@@ -124,7 +126,9 @@ def assemble(
         kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
         tensors = opened.store.tensors
         kernels.traits.require(
-            tensors.group_size, kv_layout, {tensor.format.operand_type for tensor in tensors.multiplied}
+            tensors.group_size,
+            kv_layout,
+            {kind for tensor in tensors.multiplied for kind in tensor.format.operand_types},
         )
         hardware = lane.describe(hardware or capacities())
         size = footprint(opened.spec, tensors, kv_layout)

@@ -104,7 +104,7 @@ class Half(Float32):
 
     name = "float16"
     is_matrix = True
-    operand_type = HalfMatrix
+    operand_types = (HalfMatrix,)
 
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         return (Component("", "F16", shape, shape[1:]),)

@@ -75,7 +75,7 @@ def test_chunks_are_quantized_as_if_each_row_were_alone(dtype: torch.dtype) -> N
         weight[5] *= 1e-42  # subnormal: nothing
         weight[6] *= 1e-36
     expected, mine = plainly_quantized(weight), quantize(torch.zeros_like(weight))
-    quantizer = RowQuantizer(10, 40)
+    quantizer = RowQuantizer()
     lost, of = 0.0, 0.0
     for rows, *out in zip(*(tensor.split(10) for tensor in (weight, *mine)), strict=True):
         quantizer.quantize(rows, QuantizedTensor(*out))

@@ -12,6 +12,7 @@ from penstock.kernels import cpu, nvrtc
 from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels
 from penstock.kernels.cuda_launcher import CudaLauncher
+from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.operands import (
@@ -34,11 +35,13 @@ __all__ = [
     "BatchLayout",
     "DistanceBias",
     "ForwardingKernels",
+    "Int4Tensor",
     "KernelTraits",
     "Kernels",
     "LayerKV",
     "Matrix",
     "QuantizedTensor",
+    "StackedMatrix",
     "choose_kernels",
     "expected_traits",
     "fingerprint",

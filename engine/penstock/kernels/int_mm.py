@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
+from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.operands import KV_CODES, Matrix, QuantizedTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.reference import (
@@ -32,7 +33,7 @@ class TorchKernels(PlainOperations):
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor,),
+        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -45,6 +46,10 @@ class TorchKernels(PlainOperations):
         return self
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, StackedMatrix):
+            return weight.product(self.linear, x, bias)
+        if isinstance(weight, Int4Tensor):
+            return self._int4_in_blocks(x, weight, bias)
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
         if not _int_mm_takes(weight.qweight) or weight.num_groups > 1:
@@ -64,6 +69,12 @@ class TorchKernels(PlainOperations):
         y = torch.cat(
             [reference.linear(x, QuantizedTensor(*block), None, self.activations) for block in blocks], dim=1
         )
+        return y if bias is None else y + bias
+
+    def _int4_in_blocks(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
+        starts = range(0, weight.out_features, BLOCK_CHANNELS)
+        blocks = [weight.rows(start, start + BLOCK_CHANNELS) for start in starts]
+        y = torch.cat([reference.int4_linear(x, block, None, self.activations) for block in blocks], dim=1)
         return y if bias is None else y + bias
 
 

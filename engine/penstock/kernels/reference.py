@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.config import GROUP_SIZES
+from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.operands import (
     KV_CODES,
     ActivationFunction,
@@ -77,6 +78,26 @@ def _grouped_linear(q: Tensor, token_scale: Tensor, weight: QuantizedTensor) -> 
         inputs = slice(group * size, (group + 1) * size)
         total += (q[:, inputs] @ weight.qweight[:, inputs].double().t()) * scale
     return (total * token_scale.double()[:, None]).float()
+
+
+def int4_linear(x: Tensor, weight: Int4Tensor, bias: Tensor | None, activations: str) -> Tensor:
+    """linear() with 4-bit codes. A group's exact sum times a scale, and the sum of its inputs times a
+    minimum, are exact in float64. So their difference rounds once, and the additions of groups round, in the
+    groups' order."""
+    if weight.order is not None:
+        x = x[:, weight.order.long()]
+    q, token_scale = quantize_activations(x, activations)
+    exact, values, size = q.double(), weight.integers().double(), weight.group_size
+    scale, minimum = weight.group_scales()
+    total = torch.zeros(x.shape[0], weight.out_features, dtype=torch.float64, device=x.device)
+    for group in range(weight.num_groups):
+        inputs = exact[:, group * size : (group + 1) * size]
+        part = (inputs @ values[:, group * size : (group + 1) * size].t()) * scale[:, group]
+        if minimum is not None:
+            part -= inputs.sum(1, keepdim=True) * minimum[:, group]
+        total += part
+    y = (total * token_scale.double()[:, None]).float()
+    return y if bias is None else y + bias
 
 
 def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
@@ -188,7 +209,7 @@ class ReferenceKernels(PlainOperations):
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor,),
+        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -201,6 +222,10 @@ class ReferenceKernels(PlainOperations):
         return self
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, StackedMatrix):
+            return weight.product(self.linear, x, bias)
+        if isinstance(weight, Int4Tensor):
+            return int4_linear(x, weight, bias, self.activations)
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
         return linear(x, weight, bias, self.activations)

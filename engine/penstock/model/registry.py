@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.config import WeightBits
 from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.bloom import Bloom
@@ -119,9 +120,10 @@ def open_model(
     ignore_unexpected: bool = False,
     group_size: int | None = None,
     allow_pickle: bool = False,
+    weights: WeightBits = "int8",
 ) -> OpenModel:
-    """`group_size` and `allow_pickle` are those of EngineConfig. Raises a kind of CheckpointError if the
-    files are wrong."""
+    """`group_size`, `allow_pickle` and `weights` are those of EngineConfig. Raises a kind of CheckpointError
+    if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
     family, spec = read_spec(checkpoint.config)
@@ -135,7 +137,7 @@ def open_model(
         # From here on the config agrees with the files, also in a folder that is converted from them.
         checkpoint.config |= {"tie_word_embeddings": False}
         spec = replace(spec, is_tied=False)
-    store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size)
+    store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size, weights)
     _tell_how_it_is_read(store)
     return OpenModel(family, spec, store)
 

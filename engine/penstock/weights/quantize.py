@@ -23,21 +23,22 @@ def quantize(weight: Tensor, group_size: int = 0) -> QuantizedTensor:
     out = QuantizedTensor(
         torch.empty(weight.shape, dtype=torch.int8), scale if group_size else scale.flatten()
     )
-    RowQuantizer(*weight.shape).quantize(weight, out)
+    RowQuantizer().quantize(weight, out)
     return out
 
 
 class RowQuantizer:
-    """quantize() for one chunk of a matrix after the other. Memory is allocated once: page faults of memory
-    that is allocated for each chunk anew take longer than the arithmetic."""
+    """quantize() for one chunk of a matrix after the other. Memory is allocated for the first chunk, which is
+    the largest: page faults of memory that is allocated for each chunk anew take longer than the
+    arithmetic."""
 
-    def __init__(self, num_rows: int, num_columns: int) -> None:
-        """For chunks of at most `num_rows`."""
-        self._exact = torch.empty(num_rows * num_columns)
-        self._work = torch.empty(num_rows * num_columns)
+    def __init__(self) -> None:
+        self._exact = self._work = torch.empty(0)
 
     def quantize(self, weight: Tensor, out: QuantizedTensor) -> None:
         """quantize() into `out`."""
+        if weight.numel() > self._exact.numel():
+            self._exact, self._work = torch.empty(weight.numel()), torch.empty(weight.numel())
         exact, work, scales = self._views(out)
         exact.view(weight.shape).copy_(weight)
         scale = torch.abs(exact, out=work).amax(dim=1) / WEIGHT_LIMIT

@@ -7,13 +7,16 @@ reading a layer takes its own bytes and a few megabytes. Only matrices that the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from penstock.config import INT4_GROUP_SIZE, WeightBits
 from penstock.errors import ConfigError
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.formats import check_quantization
+from penstock.weights.checkpoints.formats import check_quantization, int4_group_size
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensor_check import check_tensors
@@ -31,18 +34,20 @@ class WeightStore:
         tensors: ModelTensors,
         ignore_unexpected: bool = False,
         group_size: int | None = None,
+        weights: WeightBits = "int8",
     ) -> None:
         """Checks that every tensor is there with its shape and that nothing else is. An unquantized
-        checkpoint gets scales per `group_size` inputs; a checkpoint in INT8 has its own.
+        checkpoint is quantized to `weights`, with scales per `group_size` inputs; a quantized checkpoint has
+        its own.
 
         Raises MissingTensor, WrongTensor, UnexpectedTensor, UnsupportedModel (a quantization that is not
         ours) and ConfigError (a group size that can't be had).
         """
-        group_size = _group_size(checkpoint, group_size)
         self.checkpoint = checkpoint
-        self.tensors = tensors.grouped(group_size) if group_size else tensors
-        self.units = {unit.key: unit for unit in self.tensors.units}
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
+        wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
+        self.tensors = wanted.as_stored(self.source)
+        self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
 
     def close(self) -> None:
@@ -115,15 +120,30 @@ class WeightStore:
         return LayerWeights.views(layout, buffer)
 
 
-def _group_size(checkpoint: Checkpoint, wanted: int | None) -> int | None:
-    """Inputs that share a scale: the checkpoint's own number where it is INT8, otherwise `wanted`. Raises
-    ConfigError if the two differ."""
-    own = check_quantization(checkpoint.config)
+def planned_tensors(
+    tensors: ModelTensors, config: dict[str, Any], weights: WeightBits, group_size: int | None
+) -> ModelTensors:
+    """A model's tensors as they will be kept, known by config.json alone. Raises as quantized_tensors()
+    does."""
+    wanted, packed = quantized_tensors(tensors, config, weights, group_size), int4_group_size(config)
+    return wanted.in_int4(packed) if packed else wanted
+
+
+def quantized_tensors(
+    tensors: ModelTensors, config: dict[str, Any], weights: WeightBits, group_size: int | None
+) -> ModelTensors:
+    """A model's tensors as EngineConfig's `weights` and `group_size` want them, or as a quantized checkpoint
+    has its INT8; its 4 bits are known when the files are read. Raises ConfigError if the two differ, and
+    UnsupportedModel."""
+    own, packed = check_quantization(config), int4_group_size(config)
     if own is None:
-        return wanted
-    if wanted not in (None, own):
+        if weights == "int4":
+            return tensors.in_int4(group_size or INT4_GROUP_SIZE)
+        return tensors.grouped(group_size) if group_size else tensors
+    if group_size not in (None, own, packed or own) or (weights == "int4" and not packed):
+        scales = f"{packed or own} inputs" if packed or own else "output channel"
         raise ConfigError(
-            f"{checkpoint.folder} is INT8 already, with scales per "
-            f"{f'{own} inputs' if own else 'output channel'}; --group-size is for unquantized checkpoints"
+            f"the checkpoint is {'in 4 bits' if packed else 'INT8'} already, with scales per {scales}; "
+            "--weights and --group-size are for unquantized checkpoints"
         )
-    return own
+    return tensors.grouped(own) if own else tensors

@@ -1,19 +1,19 @@
-"""TensorQuantizer: one tensor of a checkpoint -> INT8. Several threads read and quantize some rows at a
-time."""
+"""TensorQuantizer: one tensor of a checkpoint -> a quantized matrix. Several threads read and quantize some
+rows at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
-from penstock.kernels import QuantizedTensor
+from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
-from penstock.weights.quantize import RowQuantizer
 
 #: Bytes of float32 that a thread quantizes at a time.
 CHUNK_BYTES = 1 << 20
@@ -21,20 +21,42 @@ CHUNK_BYTES = 1 << 20
 AHEAD = 16
 
 
-class TensorQuantizer:
+Quantized = TypeVar("Quantized", QuantizedTensor, Int4Tensor)
+Target = TypeVar("Target", contravariant=True)
+
+
+class RowQuantizer(Protocol[Target]):
+    """Quantizes one chunk of rows after the other."""
+
+    def quantize(self, weight: Tensor, out: Target) -> None:
+        """Quantize rows into `out`. Raises ValueError for NaN or infinity."""
+
+    def loss(self, out: Target) -> tuple[float, float]:
+        """Sums of squares: of what was lost with the last chunk, and of the chunk. Called at most once for
+        each."""
+
+
+class TensorQuantizer(Generic[Quantized]):
     """Fills `out` from a matrix of a floating dtype."""
 
     def __init__(
-        self, checkpoint: Checkpoint, entry: TensorEntry, out: QuantizedTensor, is_transposed: bool = False
+        self,
+        checkpoint: Checkpoint,
+        entry: TensorEntry,
+        out: Quantized,
+        make_quantizer: Callable[[], RowQuantizer[Quantized]],
+        is_transposed: bool = False,
     ) -> None:
-        """A transposed matrix ([in_features, out_features] in the file) is read here and now, as a whole."""
+        """Each thread makes a quantizer of its own. A transposed matrix ([in_features, out_features] in the
+        file) is read here and now, as a whole."""
         self._checkpoint = checkpoint
         self._entry = entry
-        self._out = out
+        self._out: Quantized = out
+        self._make_quantizer: Callable[[], RowQuantizer[Quantized]] = make_quantizer
         self._whole = checkpoint.read(entry.name).t() if is_transposed else None
-        self._step = max(1, CHUNK_BYTES // (4 * out.qweight.shape[1]))
+        self._step = max(1, CHUNK_BYTES // (4 * out.shape[1]))
         #: First rows of the chunks that no thread has taken yet.
-        self._starts = iter(range(0, len(out.scale), self._step))
+        self._starts = iter(range(0, out.out_features, self._step))
 
     def run(self, num_threads: int, with_loss: bool) -> tuple[float, float]:
         """Sums of squares (zeros unless `with_loss`): of what was lost, and of the matrix.
@@ -42,7 +64,7 @@ class TensorQuantizer:
         Raises WrongTensor (the values can't be quantized) and CorruptFile.
         """
         self._read_ahead(-AHEAD * self._step, AHEAD)
-        num_threads = min(num_threads, -(-len(self._out.scale) // self._step))
+        num_threads = min(num_threads, -(-self._out.out_features // self._step))
         if num_threads <= 1:
             return self._work(with_loss)
         with ThreadPoolExecutor(num_threads, "penstock-quantizer") as pool:
@@ -51,10 +73,10 @@ class TensorQuantizer:
 
     def _work(self, with_loss: bool) -> tuple[float, float]:
         """The work of one thread."""
-        quantizer = RowQuantizer(self._step, self._out.qweight.shape[1])
+        quantizer = self._make_quantizer()
         lost, of = 0.0, 0.0
         for start, rows in self._chunks():
-            chunk = QuantizedTensor(*(whole[start : start + len(rows)] for whole in self._out))
+            chunk = self._out.rows(start, start + len(rows))
             try:
                 quantizer.quantize(rows, chunk)
             except ValueError as error:
@@ -70,8 +92,8 @@ class TensorQuantizer:
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
         """Rows that no other thread has, in the checkpoint's dtype. They are overwritten when the next are
         asked for."""
-        step, num_rows = self._step, len(self._out.scale)
-        shape = (step, self._out.qweight.shape[1])
+        step, num_rows = self._step, self._out.out_features
+        shape = (step, self._out.shape[1])
         buffer = torch.empty(shape if self._whole is None else 0, dtype=DTYPES.get(self._entry.dtype))
         for start in self._starts:
             stop = min(start + step, num_rows)

@@ -9,7 +9,7 @@ methods."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
-from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
-from penstock.weights.quantize import quantize
+from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
+from penstock.weights.quantize import RowQuantizer, quantize
 from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
 
@@ -43,7 +43,7 @@ class Component(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        return DTYPES[self.dtype].itemsize
+        return ARRAY_DTYPES[self.dtype].itemsize
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +51,7 @@ class Component(NamedTuple):
 
     def view(self, buffer: Tensor) -> Tensor:
         """`buffer` (uint8 [num_bytes]) as this array."""
-        return buffer.view(DTYPES[self.dtype]).view(self.shape)
+        return buffer.view(ARRAY_DTYPES[self.dtype]).view(self.shape)
 
 
 class Loss(NamedTuple):
@@ -73,8 +73,8 @@ class WeightFormat(Protocol):
         """Whether tokens are multiplied by the tensor. If so, a layer gets a Matrix, otherwise a Tensor."""
 
     @property
-    def operand_type(self) -> type:
-        """The type of what operand() returns."""
+    def operand_types(self) -> tuple[type, ...]:
+        """The type of what operand() returns, and the types of the matrices in it."""
 
     @property
     def group_size(self) -> int:
@@ -129,7 +129,7 @@ class Float32:
 
     name = "float32"
     is_matrix = False
-    operand_type: ClassVar[type] = Tensor
+    operand_types: ClassVar[tuple[type, ...]] = (Tensor,)
     group_size = 0
 
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
@@ -188,7 +188,7 @@ class Int8:
 
     group_size: int = 0
     is_matrix = True
-    operand_type: ClassVar[type] = QuantizedTensor
+    operand_types: ClassVar[tuple[type, ...]] = (QuantizedTensor,)
 
     @property
     def name(self) -> str:
@@ -256,20 +256,18 @@ class Int8:
         num_threads: int = 1,
         with_loss: bool = False,
     ) -> dict[str, Loss]:
-        whole, row = self.operand(arrays), 0
+        whole = self.operand(arrays)
         losses: dict[str, Loss] = {}
-        for part in tensor.parts:
-            entry = source.entry(part)
-            end = row + entry.shape[1 if is_transposed(tensor, entry) else 0]
-            rows = QuantizedTensor(whole.qweight[row:end], whole.scale[row:end])
+        for part, entry, start, end in rows_of_parts(source, tensor):
+            rows = whole.rows(start, end)
             if self.holds(entry):
                 _copy(source, part, rows)
-            else:
-                quantizer = TensorQuantizer(source.checkpoint, entry, rows, is_transposed(tensor, entry))
-                loss = Loss(*quantizer.run(num_threads, with_loss))
-                source.count(entry.num_bytes)
-                losses |= {part: loss} if with_loss else {}
-            row = end
+                continue
+            is_turned = is_transposed(tensor, entry)
+            quantizer = TensorQuantizer(source.checkpoint, entry, rows, RowQuantizer, is_turned)
+            loss = Loss(*quantizer.run(num_threads, with_loss))
+            source.count(entry.num_bytes)
+            losses |= {part: loss} if with_loss else {}
         return losses
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
@@ -287,6 +285,16 @@ class Int8:
 
 #: The formats that most tensors have.
 FLOAT32, INT8 = Float32(), Int8()
+
+
+def rows_of_parts(source: TensorSource, tensor: TensorSpec) -> Iterator[tuple[str, TensorEntry, int, int]]:
+    """Each part of a matrix: its name, its entry, and its first and last rows in the matrix."""
+    start = 0
+    for part in tensor.parts:
+        entry = source.entry(part)
+        end = start + entry.shape[1 if is_transposed(tensor, entry) else 0]
+        yield part, entry, start, end
+        start = end
 
 
 def check_shape(tensor: TensorSpec, entry: TensorEntry) -> None:

@@ -20,8 +20,9 @@ from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, ModelFootprint, ModelSpec
-from penstock.weights.checkpoints.formats import check_quantization, read_config
+from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
+from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
@@ -81,8 +82,7 @@ def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFoot
 def tensors_of(config_json: dict[str, Any], config: EngineConfig) -> tuple[ModelSpec, ModelTensors]:
     """A model's numbers, and its tensors as they would be computed with. Raises as footprint_of() does."""
     family, spec = read_spec(config_json)
-    group_size, tensors = check_quantization(config_json) or config.group_size, family.model_tensors(spec)
-    return spec, tensors.grouped(group_size) if group_size else tensors
+    return spec, planned_tensors(family.model_tensors(spec), config_json, config.weights, config.group_size)
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:

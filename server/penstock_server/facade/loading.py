@@ -60,7 +60,13 @@ class LoadProgress:
 def open_source(settings: Settings) -> OpenModel:
     """The model of the settings, opened but not loaded. Raises PenstockError."""
     folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
-    return open_model(folder, settings.ignore_unexpected_tensors, settings.group_size, settings.allow_pickle)
+    return open_model(
+        folder,
+        settings.ignore_unexpected_tensors,
+        settings.group_size,
+        settings.allow_pickle,
+        settings.weights,
+    )
 
 
 def load_engine(

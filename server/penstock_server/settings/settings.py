@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype
+from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype, WeightBits
 from penstock.errors import ConfigError
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
 from penstock_server.settings.values import (
@@ -153,10 +153,16 @@ class Settings:
         "large batches",
         commands=MEASURING,
     )
+    weights: WeightBits = engine_setting(
+        "weights",
+        "when a model is quantized: int8, or int4, which keeps the layers' matrices in 4 bits: half the "
+        "bytes, and less exact",
+        commands=(*READING, "plan"),
+    )
     group_size: int | None = engine_setting(
         "group_size",
         "when a model is quantized: inputs that share a scale (32, 64 or 128); default: all inputs of an "
-        "output channel",
+        "output channel for int8, 64 for int4",
         commands=(*READING, "plan"),
     )
     threads: int | None = engine_setting(

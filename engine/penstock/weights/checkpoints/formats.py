@@ -13,6 +13,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf import is_gguf
 from penstock.weights.checkpoints.gguf_models import open_gguf
 from penstock.weights.checkpoints.packed import gptq_entries, unpacked_entries
+from penstock.weights.checkpoints.packed_int4 import compressed_int4_entries
 from penstock.weights.checkpoints.published import bminf
 from penstock.weights.checkpoints.published.bminf_file import is_bminf
 from penstock.weights.checkpoints.published.pickled_folder import open_pickled
@@ -68,10 +69,9 @@ def _open(folder: Path, allow_pickle: bool) -> Checkpoint:
         group_size = check_quantization(stored.config)
         if _method(quantization) == GPTQ:
             return _open_gptq(stored, group_size is not None)
+        unpacked = compressed_int4_entries if _packs_4_bits(quantization) else unpacked_entries
         entries = {
-            entry.name: entry
-            for entry in unpacked_entries(stored)
-            if not entry.name.endswith(ACTIVATION_SCALES)
+            entry.name: entry for entry in unpacked(stored) if not entry.name.endswith(ACTIVATION_SCALES)
         }
         idle = _zeros(stored, ".weight_zero_point")
         return Checkpoint(folder, stored.config, entries, idle, pickles=stored.pickles)
@@ -139,12 +139,24 @@ def check_quantization(config: dict[str, Any]) -> int | None:
     raise _unsupported(method)
 
 
+def int4_group_size(config: dict[str, Any]) -> int:
+    """Inputs that share a scale in the matrices that a checkpoint keeps in 4 bits (128 if all inputs of an
+    output channel do); 0 if there are no such matrices."""
+    quantization = config.get("quantization_config") or {}
+    if _method(quantization) != "compressed-tensors":
+        return 0
+    of_4_bits = [scheme for scheme, _ in _compressed_groups(quantization) if scheme.get("num_bits") == 4]
+    return int(of_4_bits[0].get("group_size") or max(GROUP_SIZES)) if of_4_bits else 0
+
+
 def _compressed_group_size(quantization: dict[str, Any]) -> int:
     groups = list((quantization.get("config_groups") or {}).values())
     schemes = [group.get("weights") or {} for group in groups]
     formats = {group.get("format") or quantization.get("format") for group in groups}
-    sizes = {s.get("group_size") or -1 for s in schemes if s.get("strategy") == "group"} or {0}
-    is_known = schemes and formats <= set(FORMATS) and all(map(_is_int8, schemes)) and len(sizes) == 1
+    int8 = [scheme for scheme in schemes if scheme.get("num_bits") != 4]
+    sizes = {s.get("group_size") or -1 for s in int8 if s.get("strategy") == "group"} or {0}
+    is_known = schemes and formats <= set(FORMATS) and all(map(_is_int8, int8)) and len(sizes) == 1
+    is_known = is_known and _int4_is_known(quantization)
     sparsity = (quantization.get("sparsity_config") or {}).get("format") or "dense"
     transforms = (quantization.get("transform_config") or {}).get("config_groups")
     if is_known and sizes <= {0, *GROUP_SIZES} and sparsity == "dense" and not transforms:
@@ -152,6 +164,32 @@ def _compressed_group_size(quantization: dict[str, Any]) -> int:
     what = sorted({_scheme(scheme) for scheme in schemes}) + sorted(map(str, formats))
     what += ([sparsity] if sparsity != "dense" else []) + (["transforms"] if transforms else [])
     raise _unsupported(f"compressed-tensors: {'; '.join(what) or 'no format given'}")
+
+
+def _compressed_groups(quantization: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Each group's scheme of weights, and its format."""
+    groups = (quantization.get("config_groups") or {}).values()
+    return [(g.get("weights") or {}, str(g.get("format") or quantization.get("format"))) for g in groups]
+
+
+def _packs_4_bits(quantization: dict[str, Any]) -> bool:
+    """Whether what lies in int32 words are 4-bit codes."""
+    return any(scheme.get("num_bits") == 4 for scheme, _ in _compressed_groups(quantization))
+
+
+def _int4_is_known(quantization: dict[str, Any]) -> bool:
+    """Whether matrices of 4 bits are symmetric integers in words, and no others lie in words beside them."""
+    groups = _compressed_groups(quantization)
+    of_4_bits = [(scheme, form) for scheme, form in groups if scheme.get("num_bits") == 4]
+    is_alone = all(form != "pack-quantized" or scheme.get("num_bits") == 4 for scheme, form in groups)
+    return (is_alone or not of_4_bits) and all(
+        form == "pack-quantized"
+        and scheme.get("type") == "int"
+        and scheme.get("symmetric", True)
+        and scheme.get("strategy") in ("channel", "group")
+        and scheme.get("actorder") not in ("group", "dynamic", True)
+        for scheme, form in of_4_bits
+    )
 
 
 def _gptq_group_size(quantization: dict[str, Any]) -> int | None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from penstock.weights.checkpoints.int4_form import Int4Source
+
 if TYPE_CHECKING:
     from penstock.weights.checkpoints.checkpoint import Checkpoint
 
@@ -21,6 +23,8 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
+#: Dtypes of arrays that only a format of weights can read.
+ARRAY_DTYPES = DTYPES | {"I32": torch.int32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class TensorEntry:
     has_outputs_first: bool = False
     #: The tensors that `decode` reads, where they are not at `offset` of `file` alone.
     sources: tuple[TensorEntry, ...] = ()
+    #: The matrix as 4-bit codes, where it is kept so; `decode` makes floats of it.
+    int4: Int4Source | None = None
+    #: Inputs that should share a scale if the matrix becomes INT8: as many as share one in the file. 0: no
+    #: such wish.
+    group_size: int = 0
 
     def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         """Rows start:stop of a tensor of at least one axis, whose dtype is one of DTYPES. `checkpoint` has

@@ -15,7 +15,9 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from penstock.errors import CapacityError
 from penstock.memory.hardware import num_physical_cores
@@ -28,11 +30,15 @@ from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
 from penstock.weights.conversion.unit_files import UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
+from penstock.weights.int4_format import Int4
 from penstock.weights.store import WeightStore
 from penstock.weights.tensors import stored_arrays
+from penstock.weights.weight_format import rows_of_parts
 
 logger = logging.getLogger(__name__)
 
+#: The file with packed_shapes().
+SHAPES = "model-shapes.safetensors"
 INDEX = "model.safetensors.index.json"
 #: Quantizing threads: four outrun the one thread that computes checksums and writes, and most disks.
 MAX_THREADS = 4
@@ -56,6 +62,7 @@ def convert(
     started = time.perf_counter()
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
+    way |= {"weights": "int4"} if store.tensors.has_int4 else {}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(store.tensors)
     report = ConversionReport(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
@@ -141,17 +148,32 @@ class Conversion:
         for name, content in companions.items():
             if entries.get(name) != whole_file.describe_bytes(content):
                 entries[name] = whole_file.write(self._target / name, [content])
-        entries[INDEX] = whole_file.write_json(self._target / INDEX, self._index())
+        shapes = packed_shapes(self._store)
+        if shapes:
+            entries[SHAPES] = whole_file.write(self._target / SHAPES, [safetensors.torch.save(shapes)])
+        entries[INDEX] = whole_file.write_json(self._target / INDEX, self._index(shapes))
         config = whole_file.json_bytes(converted_config(self._store))
         entries[CONFIG] = whole_file.describe_bytes(config)
         whole_file.write_json(self._target / MANIFEST, self._manifest)
         whole_file.write(self._target / CONFIG, [config])
 
-    def _index(self) -> dict[str, Any]:
+    def _index(self, shapes: dict[str, Tensor]) -> dict[str, Any]:
         """model.safetensors.index.json."""
         names = {array.name: file.name for file in self._files for array in stored_arrays(file.stored)}
+        names |= dict.fromkeys(shapes, SHAPES)
         total = sum(file.num_bytes for file in self._files)
         return {"metadata": {"total_size": total}, "weight_map": names}
+
+
+def packed_shapes(store: WeightStore) -> dict[str, Tensor]:
+    """The shapes of matrices that lie in words, as compressed-tensors wants them beside the words: int64 [2]
+    by name."""
+    return {
+        f"{part}_shape": torch.tensor([end - start, tensor.shape[1]])
+        for tensor in store.tensors.multiplied
+        if isinstance(tensor.format, Int4)
+        for part, _, start, end in rows_of_parts(store.source, tensor)
+    }
 
 
 @contextmanager

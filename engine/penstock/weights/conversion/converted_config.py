@@ -30,17 +30,19 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
         linear.append(
             _Kept(tensors.output_matrix.format, [_module(HEAD)])
         )  # the file holds a head for others
+    groups = _groups(tables, linear)
+    forms = {_packing(kind) for kind in groups}
     return {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized",
+        "format": forms.pop() if len(forms) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{index}": {
                 "targets": targets,
                 "weights": _scheme(kind),
-                "format": "int-quantized",  # without it compressed-tensors takes weight-only INT8 for packed
+                "format": _packing(kind),  # without it compressed-tensors takes weight-only INT8 for packed
             }
-            for index, (kind, targets) in enumerate(_groups(tables, linear).items())
+            for index, (kind, targets) in enumerate(groups.items())
         },
         "ignore": [name for kept in tables + linear if not _scheme(kept.format) for name in kept.modules],
     }
@@ -82,6 +84,11 @@ def _scheme(kind: WeightFormat) -> dict[str, Any]:
             "converted models are written, has no name for this format. Serve the checkpoint unconverted"
         )
     return scheme
+
+
+def _packing(kind: WeightFormat) -> str:
+    """What compressed-tensors calls the form of a format's integers in files."""
+    return "pack-quantized" if _scheme(kind).get("num_bits") == 4 else "int-quantized"
 
 
 def _module(part: str) -> str:

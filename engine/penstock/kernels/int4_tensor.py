@@ -1,0 +1,147 @@
+"""Int4Tensor: a matrix of 4-bit codes, with a scale for each group of inputs. StackedMatrix: matrices of
+several formats, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.operands import Matrix
+
+#: The integer that each code stands for. "signed" is the usual offset code of symmetric formats. "unsigned"
+#: belongs to formats with minima. "mxfp4" is twice E2M1 (OCP Microscaling Formats 1.0), whose scale is halved
+#: therefore; "iq4_nl" is llama.cpp's table of unevenly spaced integers.
+CODEBOOKS: dict[str, tuple[int, ...]] = {
+    "signed": tuple(range(-8, 8)),
+    "unsigned": tuple(range(16)),
+    "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+
+
+class Int4Tensor(NamedTuple):
+    """A matrix of 4-bit codes: w = scale[group] * integer[code] - minimum[group].
+
+    Without `sub_scale`, `scale` has one number for each group. With it, `scale` has one number for each block
+    of several groups, and a group's scale is scale * sub_scale. A group's minimum is `minimum` (of its
+    block), times `sub_minimum` where there is one. Where only `sub_minimum` is there, it is the group's zero
+    point: the minimum is scale * sub_minimum. Scales of blocks have 16 bits, so that every such product is
+    exact in float32.
+    """
+
+    #: uint8 [out_features, in_features / 2]: byte i has input 2 i in its low half.
+    codes: Tensor
+    scale: Tensor  # float32, float16 or bfloat16 [out_features, num_blocks]
+    group_size: int
+    codebook: str = "signed"
+    minimum: Tensor | None = None  # of scale's dtype and shape
+    sub_scale: Tensor | None = None  # int8 [out_features, num_groups]
+    sub_minimum: Tensor | None = None  # uint8 [out_features, num_groups]
+    #: int32 [in_features]: column i of the matrix belongs to input order[i]. None: the inputs' own order.
+    order: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        return 2 * self.codes.shape[1] // self.group_size
+
+    @property
+    def out_features(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def has_minimum(self) -> bool:
+        return self.minimum is not None or self.sub_minimum is not None
+
+    def rows(self, start: int, stop: int) -> Int4Tensor:
+        """A view of the output channels from `start` to `stop`."""
+        cut = self._replace(order=None).map(lambda tensor: tensor[start:stop])
+        return cut._replace(order=self.order)
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+        chosen = self._replace(order=None).map(lambda tensor: tensor[row_ids])
+        return chosen._replace(order=self.order).dequantize()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Int4Tensor:
+        """The matrix with `function` applied to each of its tensors."""
+        fields: dict[str, Any] = self._asdict()
+        for name, field in fields.items():
+            if isinstance(field, Tensor):
+                fields[name] = function(field)
+        return Int4Tensor(**fields)
+
+    def integers(self) -> Tensor:
+        """The integers that the codes stand for: int8 [out_features, in_features], in the order of the
+        columns."""
+        table = torch.tensor(CODEBOOKS[self.codebook], dtype=torch.int8, device=self.codes.device)
+        halves = torch.stack((self.codes & 15, self.codes >> 4), dim=-1)
+        return table[halves.flatten(1).int()]
+
+    def group_scales(self) -> tuple[Tensor, Tensor | None]:
+        """The scale and the minimum of each group, exact: float64 [out_features, num_groups]. None: no
+        minima."""
+        repeats = self.num_groups // self.scale.shape[1]
+        scale = self.scale.double().repeat_interleave(repeats, 1)
+        minimum = None
+        if self.has_minimum:
+            minimum = scale if self.minimum is None else self.minimum.double().repeat_interleave(repeats, 1)
+            minimum = minimum if self.sub_minimum is None else minimum * self.sub_minimum
+        return scale if self.sub_scale is None else scale * self.sub_scale, minimum
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [out_features, in_features], the inputs in their own order. Each element
+        rounds once."""
+        scale, minimum = self.group_scales()
+        exact = self.integers().double() * scale.repeat_interleave(self.group_size, 1)
+        if minimum is not None:
+            exact -= minimum.repeat_interleave(self.group_size, 1)
+        values = exact.float()
+        return values if self.order is None else values[:, torch.argsort(self.order)]
+
+
+class StackedMatrix(NamedTuple):
+    """Matrices with the same inputs, one below the other, each in its own format: for example q, k and v
+    where a checkpoint keeps v with more bits."""
+
+    parts: tuple[Matrix, ...]
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+    def rows(self, start: int, stop: int) -> StackedMatrix:
+        """A view of the output channels from `start` to `stop`."""
+        cut, first = [], 0
+        for part in self.parts:
+            begin, end = max(start - first, 0), min(stop - first, part.out_features)
+            cut += [part.rows(begin, end)] if begin < end else []
+            first += part.out_features
+        return StackedMatrix(tuple(cut))
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+        return self.dequantize()[row_ids]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> StackedMatrix:
+        """The matrix with `function` applied to each of its tensors."""
+        return StackedMatrix(tuple(part.map(function) for part in self.parts))
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [out_features, in_features]."""
+        return torch.cat([part.dequantize() for part in self.parts])
+
+    def product(
+        self, linear: Callable[[Tensor, Matrix, Tensor | None], Tensor], x: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """x W^T + bias, by `linear` of each part."""
+        sizes = [part.out_features for part in self.parts]
+        biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+        return torch.cat([linear(x, *each) for each in zip(self.parts, biases, strict=True)], dim=1)

@@ -1,0 +1,47 @@
+"""Int4Form: how a matrix of 4-bit codes lies in arrays. Readers of checkpoints (packed files of several
+tools) give these arrays, whatever form their files have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from penstock.weights.checkpoints.checkpoint import Checkpoint
+
+#: How a group's minimum is kept: there is none; as a zero point (uint8), so that the minimum is scale * zero
+#: point; or as numbers of their own.
+Minima = Literal["none", "zero_points", "numbers"]
+
+
+@dataclass(frozen=True)
+class Int4Form:
+    """Equal forms have the same arrays. Int4Tensor (penstock.kernels) says what the arrays mean."""
+
+    group_size: int
+    #: The dtype of scales and minima, as safetensors names it: F32, F16 or BF16.
+    scale_dtype: str = "BF16"
+    #: Groups that share a number in `scale`. With more than one, each group has a sub-scale (int8), and a
+    #: sub-minimum (uint8) where there are minima.
+    block_groups: int = 1
+    minima: Minima = "none"
+    codebook: str = "signed"
+    #: The columns have an order of their own, so that the inputs of a group lie side by side.
+    is_permuted: bool = False
+
+    @property
+    def has_sub_minimum(self) -> bool:
+        return self.minima == "zero_points" or (self.minima == "numbers" and self.block_groups > 1)
+
+
+class Int4Source(Protocol):
+    """A matrix of a checkpoint that can be had as codes, without loss."""
+
+    @property
+    def form(self) -> Int4Form: ...
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
+        """Rows start:stop of each array of the form, by the field's name in Int4Tensor; `order` is whole.
+        `codes` are uint8 [rows, in_features / 2]. Raises CorruptFile and WrongTensor."""

@@ -1,0 +1,277 @@
+"""Int4 and Stacked: the weight formats of matrices with 4-bit codes, and of matrices whose parts are kept in
+several formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from penstock.errors import ConfigError, WrongTensor
+from penstock.kernels import Int4Tensor, Matrix, StackedMatrix
+from penstock.kernels.int4_tensor import CODEBOOKS
+from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
+from penstock.weights.quantize_int4 import Int4RowQuantizer, quantize_int4
+from penstock.weights.tensor_quantizer import TensorQuantizer
+from penstock.weights.tensor_source import TensorSource, is_transposed
+from penstock.weights.weight_format import (
+    CHUNK_BYTES,
+    Component,
+    Loss,
+    WeightFormat,
+    check_shape,
+    rows_of_parts,
+)
+
+if TYPE_CHECKING:
+    from penstock.weights.tensors import TensorSpec
+
+#: What follows a weight's name in the files of those who pack 4 bits (compressed-tensors, converted folders).
+_ENDINGS = ("_packed", "_scale", "_shape", "_zero_point", "_g_idx")
+#: The form of matrices that Penstock quantizes itself: of each group size, one.
+OWN_DTYPE = "BF16"
+
+
+@dataclass(frozen=True)
+class Int4:
+    """4-bit codes with a scale per group of inputs. Matrices of a floating dtype are quantized while they are
+    read, where the form is that of our own quantization (symmetric, scales in bfloat16)."""
+
+    form: Int4Form
+    is_matrix: ClassVar[bool] = True
+    operand_types: ClassVar[tuple[type, ...]] = (Int4Tensor,)
+
+    @property
+    def name(self) -> str:
+        kind = "" if self.form.codebook in ("signed", "unsigned") else f" {self.form.codebook}"
+        return f"int4{kind}, groups of {self.form.group_size}"
+
+    @property
+    def group_size(self) -> int:
+        return self.form.group_size
+
+    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
+        form, (rows, width) = self.form, shape
+        groups = width // form.group_size
+        blocks = groups // form.block_groups
+        found = [Component("_scale", form.scale_dtype, (rows, blocks), (blocks,))]
+        if form.minima == "numbers":
+            found.append(Component("_minimum", form.scale_dtype, (rows, blocks), (blocks,)))
+        if form.block_groups > 1:
+            found.append(Component("_sub_scale", "I8", (rows, groups), (groups,)))
+        if form.has_sub_minimum:
+            found.append(Component("_sub_minimum", "U8", (rows, groups), (groups,)))
+        if form.is_permuted:
+            found.append(Component("_order", "I32", (width,), ()))
+        # int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes.
+        return *found, Component("_packed", "I32", (rows, width // 8), (width // 8,))
+
+    def operand(self, arrays: Sequence[Tensor]) -> Int4Tensor:
+        form, left = self.form, list(arrays)
+        fields: dict[str, Tensor] = {"scale": left.pop(0)}
+        if form.minima == "numbers":
+            fields["minimum"] = left.pop(0)
+        if form.block_groups > 1:
+            fields["sub_scale"] = left.pop(0)
+        if form.has_sub_minimum:
+            fields["sub_minimum"] = left.pop(0)
+        if form.is_permuted:
+            fields["order"] = left.pop(0)
+        codes = left.pop(0).view(torch.uint8)
+        return Int4Tensor(codes, group_size=form.group_size, codebook=form.codebook, **fields)
+
+    def holds(self, entry: TensorEntry) -> bool:
+        return entry.int4 is not None and entry.int4.form == self.form
+
+    def grouped(self, tensor: TensorSpec, group_size: int) -> Int4:
+        if tensor.shape[1] % group_size:
+            raise ConfigError(
+                f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups "
+                f"of {group_size}; choose another --group-size"
+            )
+        return Int4(replace(self.form, group_size=group_size))
+
+    def scheme(self) -> dict[str, Any] | None:
+        if self.form != Int4Form(self.group_size, self.form.scale_dtype):
+            return None
+        return {
+            "num_bits": 4,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group",
+            "group_size": self.group_size,
+            "dynamic": False,
+        }
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        names = set()
+        for part in tensor.parts:
+            entry = source.entry(part)
+            check_shape(tensor, entry)
+            if not self.holds(entry) and self.form != Int4Form(self.group_size, OWN_DTYPE):
+                raise WrongTensor(f"tensor {entry.name} in {entry.file} is not kept as {self.name}")
+            names |= {entry.name, *(entry.name + ending for ending in _ENDINGS if self.holds(entry))}
+        return names
+
+    def fill(
+        self,
+        source: TensorSource,
+        tensor: TensorSpec,
+        arrays: Sequence[Tensor],
+        num_threads: int = 1,
+        with_loss: bool = False,
+    ) -> dict[str, Loss]:
+        whole = self.operand(arrays)
+        losses: dict[str, Loss] = {}
+        for part, entry, start, end in rows_of_parts(source, tensor):
+            rows = whole.rows(start, end)
+            if self.holds(entry):
+                _copy(source, entry, rows)
+                continue
+            is_turned = is_transposed(tensor, entry)
+            quantizer = TensorQuantizer(source.checkpoint, entry, rows, Int4RowQuantizer, is_turned)
+            loss = Loss(*quantizer.run(num_threads, with_loss))
+            source.count(entry.num_bytes)
+            losses |= {part: loss} if with_loss else {}
+        return losses
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        return exact  # the entry has made floats of the codes
+
+    def from_rows(self, rows: Tensor) -> Int4Tensor:
+        return quantize_int4(rows, self.group_size)
+
+    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        matrix = self.operand(arrays)
+        matrix.codes.random_(0, 256, generator=generator)
+        for name, value in (("sub_scale", 1), ("sub_minimum", 8), ("minimum", 0.0)):
+            if (array := getattr(matrix, name)) is not None:
+                array.fill_(value)
+        if matrix.order is not None:
+            matrix.order.copy_(torch.randperm(matrix.shape[1], generator=generator))
+        spread = float(torch.tensor(CODEBOOKS[self.form.codebook]).double().std())
+        matrix.scale.fill_(1 / (spread * matrix.shape[1] ** 0.5))
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """The parts of a matrix, each in a format of its own: (format, rows) in the order of the parts."""
+
+    parts: tuple[tuple[WeightFormat, int], ...]
+    is_matrix: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return " + ".join(kind.name for kind, _ in self.parts)
+
+    @property
+    def operand_types(self) -> tuple[type, ...]:
+        return StackedMatrix, *(one for kind, _ in self.parts for one in kind.operand_types)
+
+    @property
+    def group_size(self) -> int:
+        return max(kind.group_size for kind, _ in self.parts)
+
+    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
+        return tuple(one for kind, rows in self.parts for one in kind.components((rows, *shape[1:])))
+
+    def operand(self, arrays: Sequence[Tensor]) -> StackedMatrix:
+        matrices: list[Matrix] = []
+        for (kind, _), own in zip(self.parts, self._split(arrays), strict=True):
+            matrix = kind.operand(own)
+            assert not isinstance(matrix, Tensor)
+            matrices.append(matrix)
+        return StackedMatrix(tuple(matrices))
+
+    def _split(self, arrays: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """The arrays of each part."""
+        split, first = [], 0
+        for kind, _ in self.parts:
+            count = len(kind.components((1, 256)))
+            split.append(arrays[first : first + count])
+            first += count
+        return split
+
+    def holds(self, entry: TensorEntry) -> bool:
+        return False
+
+    def grouped(self, tensor: TensorSpec, group_size: int) -> Stacked:
+        return self
+
+    def scheme(self) -> dict[str, Any] | None:
+        return None
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        return set().union(*(kind.check(source, own) for kind, own in self._tensors(tensor)))
+
+    def _tensors(self, tensor: TensorSpec) -> list[tuple[WeightFormat, TensorSpec]]:
+        """Each part as a tensor of its own."""
+        return [
+            (kind, replace(tensor, parts=(part,), shape=(rows, *tensor.shape[1:]), format=kind))
+            for part, (kind, rows) in zip(tensor.parts, self.parts, strict=True)
+        ]
+
+    def fill(
+        self,
+        source: TensorSource,
+        tensor: TensorSpec,
+        arrays: Sequence[Tensor],
+        num_threads: int = 1,
+        with_loss: bool = False,
+    ) -> dict[str, Loss]:
+        losses: dict[str, Loss] = {}
+        for (kind, own), each in zip(self._tensors(tensor), self._split(arrays), strict=True):
+            losses |= kind.fill(source, own, each, num_threads, with_loss)
+        return losses
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        raise TypeError("the parts of a stacked matrix are read one by one")
+
+    def from_rows(self, rows: Tensor) -> Matrix:
+        raise TypeError("the parts of a stacked matrix are made one by one")
+
+    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        for (kind, _), own in zip(self.parts, self._split(arrays), strict=True):
+            kind.fill_random(own, generator)
+
+
+def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
+    """The format in which a matrix is kept without loss, where the checkpoint has 4-bit codes; the tensor's
+    own format, in groups of as many inputs as the checkpoint's where these don't fit 4 bits; otherwise the
+    tensor's own."""
+    entries = [source.find(part) for part in tensor.parts]
+    found = [entry for entry in entries if entry is not None]
+    if len(found) < len(entries) or not any(entry.int4 or entry.group_size for entry in found):
+        return tensor.format
+    kinds = [_format_of(tensor, entry) for entry in found]
+    is_permuted = any(isinstance(kind, Int4) and kind.form.is_permuted for kind in kinds)
+    if len(kinds) == 1 or (len(set(kinds)) == 1 and not is_permuted):
+        return kinds[0]
+    turned = [
+        is_transposed(replace(tensor, format=kind), entry) for kind, entry in zip(kinds, found, strict=True)
+    ]
+    rows = [entry.shape[1 if is_turned else 0] for entry, is_turned in zip(found, turned, strict=True)]
+    return Stacked(tuple(zip(kinds, rows, strict=True)))
+
+
+def _format_of(tensor: TensorSpec, entry: TensorEntry) -> WeightFormat:
+    if entry.int4 is not None:
+        return Int4(entry.int4.form)
+    size = entry.group_size
+    return tensor.format.grouped(tensor, size) if size and tensor.shape[1] % size == 0 else tensor.format
+
+
+def _copy(source: TensorSource, entry: TensorEntry, rows: Int4Tensor) -> None:
+    """Copy codes and scales as the checkpoint holds them, some rows at a time."""
+    assert entry.int4 is not None
+    step = max(1, CHUNK_BYTES // rows.codes.shape[1])
+    for start in range(0, rows.out_features, step):
+        stop = min(start + step, rows.out_features)
+        chunk = rows.rows(start, stop)
+        for name, array in entry.int4.read(source.checkpoint, start, stop).items():
+            getattr(chunk, name).copy_(array)
+    source.count(entry.num_bytes)
