@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.errors import ConfigError
 from penstock.kernels import reference
+from penstock.kernels.int4_tensor import CODEBOOKS, Int4Tensor, StackedMatrix
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
     KV_CODES,
@@ -39,6 +40,10 @@ BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("avx2", frozenset({"avx2", "fma", "f16c"})),
     ("generic", frozenset()),
 )
+#: The integers of each codebook, as bytes.
+_TABLES = {name: bytes(value & 255 for value in values) for name, values in CODEBOOKS.items()}
+#: Numbers by which cpu.c knows the dtypes of scales.
+_SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
 #: Keys of a partial result of attention (SPLIT in attention_rows.h).
@@ -56,7 +61,7 @@ class NativeKernels:
         has_own_threads=True,
         gathers_keys=False,
         workspace_factor=1.0,
-        matrices=(QuantizedTensor,),
+        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -91,17 +96,38 @@ class NativeKernels:
         return twin
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if not isinstance(weight, QuantizedTensor):
-            raise self.traits.unknown_matrix(weight)
+        if isinstance(weight, QuantizedTensor):
+            return self._int8_linear(x, weight, bias)
+        if isinstance(weight, Int4Tensor):
+            return self._int4_linear(x, weight, bias)
+        if isinstance(weight, StackedMatrix):
+            return weight.product(self.linear, x, bias)
+        raise self.traits.unknown_matrix(weight)
+
+    def _int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
         num_tokens, in_features = x.shape
         out_features = weight.qweight.shape[0]
         y = torch.empty(num_tokens, out_features)
         num_groups = weight.num_groups
-        token_bytes = 2 * ((in_features + 63) // 64 * 64) + 8 * num_groups + 4
-        scratch = torch.empty(num_tokens * token_bytes, dtype=torch.int8)
+        scratch = _scratch(num_tokens, in_features, num_groups)
         self._library.penstock_int8_linear(
             x.data_ptr(), x.stride(0), num_tokens, in_features,
             weight.qweight.data_ptr(), weight.scale.data_ptr(), num_groups, _pointer(bias), out_features,
+            self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def _int4_linear(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
+        if weight.order is not None:
+            x = x[:, weight.order]
+        (num_tokens, in_features), num_groups = x.shape, weight.num_groups
+        y = torch.empty(num_tokens, weight.out_features)
+        scratch = _scratch(num_tokens, in_features, num_groups)
+        self._library.penstock_int4_linear(
+            x.data_ptr(), x.stride(0), num_tokens, in_features,
+            weight.codes.data_ptr(), _TABLES[weight.codebook], weight.scale.data_ptr(), _pointer(weight.minimum),
+            _pointer(weight.sub_scale), _pointer(weight.sub_minimum), _SCALE_CODES[weight.scale.dtype],
+            num_groups // weight.scale.shape[1], num_groups, _pointer(bias), weight.out_features,
             self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
@@ -177,6 +203,12 @@ class NativeKernels:
             *_bias_arguments(spec.distance_bias), tiles.data_ptr(), _pointer(partials),
         )  # fmt: skip
         return y
+
+
+def _scratch(num_tokens: int, in_features: int, num_groups: int) -> Tensor:
+    """Room for a product's activations as integers, with their sums and scales."""
+    token_bytes = 2 * ((in_features + 63) // 64 * 64) + 8 * num_groups + 4
+    return torch.empty(num_tokens * token_bytes, dtype=torch.int8)
 
 
 def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:
@@ -261,6 +293,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
     "penstock_has_tiles": (),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
+    "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _N, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),

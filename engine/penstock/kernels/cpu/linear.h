@@ -1,4 +1,4 @@
-/* Products of INT8 weights and integer activations. Part of cpu.c. */
+/* Products of integer weights and integer activations. Part of cpu.c. */
 #pragma once
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -16,9 +16,10 @@ typedef struct {
     int64_t x_stride, num_tokens, in_features, padded;
     int64_t group_size, num_groups; /* of inputs that share a scale of the weights: all of them, or 16 n */
     int rows_per_token;
+    int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
     float limit;
     integer *rows;
-    int32_t *corrections; /* -128 * the sum of a row's integers: [num_rows, num_groups] */
+    int32_t *corrections; /* -offset * the sum of a row's integers: [num_rows, num_groups] */
     float *token_scales;
 } activations;
 
@@ -33,7 +34,8 @@ INLINE int32_t bits_of(float f) {
 /* One group of a token's inputs. |x / divisor| is at most 32512 (in the worst case one rounding more). So adding
  * 1.5 * 2^23 rounds half to even and leaves the integer in the low bits. */
 INLINE void quantize_group(const float *restrict x, int64_t size, float divisor, integer *restrict hi,
-                           integer *restrict lo, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
+                           integer *restrict lo, int32_t offset, int32_t *hi_sum, int32_t *lo_sum,
+                           const bool is_split) {
     const float magic = 12582912.0f;
     const int32_t magic_bits = bits_of(magic);
     uint32_t sum = 0, sum_of_lo = 0; /* integers of a row with NaN wrap around, and don't matter */
@@ -43,8 +45,8 @@ INLINE void quantize_group(const float *restrict x, int64_t size, float divisor,
         hi[k] = (integer)h, sum += (uint32_t)h;
         if (is_split) lo[k] = (integer)l, sum_of_lo += (uint32_t)l;
     }
-    *hi_sum = (int32_t)(-128u * sum);
-    if (is_split) *lo_sum = (int32_t)(-128u * sum_of_lo);
+    *hi_sum = (int32_t)(-(uint32_t)offset * sum);
+    if (is_split) *lo_sum = (int32_t)(-(uint32_t)offset * sum_of_lo);
 }
 
 static void quantize_token(void *context, int64_t token) {
@@ -64,25 +66,84 @@ static void quantize_token(void *context, int64_t token) {
     int32_t *sums = a->corrections + row * n;
     for (int64_t g = 0, k = 0; g < n; g++, k += size)
         if (a->rows_per_token == 2)
-            quantize_group(x + k, size, divisor, hi + k, lo + k, sums + g, sums + n + g, true);
-        else quantize_group(x + k, size, divisor, hi + k, NULL, sums + g, NULL, false);
+            quantize_group(x + k, size, divisor, hi + k, lo + k, a->offset, sums + g, sums + n + g, true);
+        else quantize_group(x + k, size, divisor, hi + k, NULL, a->offset, sums + g, NULL, false);
     for (int part = 0; part < a->rows_per_token; part++)
         memset(hi + part * a->padded + k_end, 0, (a->padded - k_end) * sizeof(integer));
 }
 
+/* How weights lie in memory: bytes, or two codes of 4 bits in a byte (the first in the low half), which stand for
+ * integers that follow each other, or for those of a table. */
+enum { INT8, INT4, INT4_TABLE };
+
+/* Scales and minima of groups: w = scale * integer - minimum. Int4Tensor (int4_tensor.py) says what is there. */
+typedef struct {
+    const void *scale, *minimum; /* [out_features, num_groups / block_groups] */
+    const int8_t *sub_scale;     /* [out_features, num_groups] */
+    const uint8_t *sub_minimum;
+    int64_t block_groups;
+    int dtype; /* of scale and minimum: 0 is float32, 1 float16, 2 bfloat16 */
+} group_numbers;
+
 typedef struct {
     const activations *a;
-    const int8_t *qweight; /* [out_features, in_features] */
-    const float *scale; /* [out_features, num_groups] */
+    const int8_t *qweight; /* [out_features, row_bytes] */
+    const float *scale; /* INT8: [out_features, num_groups] */
     const float *bias;
     float *y; /* [num_tokens, out_features] */
     int64_t out_features, num_groups, columns_per_task;
     bool is_tiled; /* one group, or groups that tiles can compute */
+    int kind, shift; /* k inputs lie in k >> shift bytes */
+    int64_t row_bytes;
+    bool is_grouped, has_minimum;
+    uint8_t table[16]; /* the integers of codes, with the activations' offset added */
+    group_numbers numbers; /* INT4 */
 } linear;
+
+/* `count` numbers from i on as float32; `to` has room for whole vectors. */
+INLINE void widen(const void *from, int dtype, int64_t i, int64_t count, float *restrict to) {
+    const uint16_t *halves = (const uint16_t *)from + i;
+    if (dtype == 0) memcpy(to, (const float *)from + i, count * sizeof(float));
+    else if (dtype == 2)
+        for (int64_t j = 0; j < count; j++) {
+            const uint32_t bits = (uint32_t)halves[j] << 16;
+            memcpy(to + j, &bits, 4);
+        }
+    else {
+        int64_t j = 0;
+        for (; j + LANES <= count; j += LANES) store(to + j, load_half(halves + j));
+        for (; j < count; j++) to[j] = half_to_float(halves[j]);
+    }
+}
+
+/* Scales and (where there are any) minima of a channel's groups, at most GROUPS_AT_ONCE, the first of which begins a
+ * block. Every product is exact: scales of several groups have 16 bits, and a minimum is a double. */
+enum { GROUPS_AT_ONCE = 64 };
+static void find_scales(const linear *l, int64_t column, int64_t group, int64_t count, float *restrict scales,
+                        double *restrict minima) {
+    const group_numbers *n = &l->numbers;
+    const int64_t per = n->block_groups, first = column * l->num_groups + group;
+    float blocks[GROUPS_AT_ONCE], block_minima[GROUPS_AT_ONCE];
+    widen(n->scale, n->dtype, first / per, count / per, blocks);
+    if (n->minimum) widen(n->minimum, n->dtype, first / per, count / per, block_minima);
+    const float *of_minima = n->minimum ? block_minima : blocks;
+    if (l->has_minimum)
+        for (int64_t g = 0; g < count; g++)
+            minima[g] = (double)of_minima[g / per] * (n->sub_minimum ? n->sub_minimum[first + g] : 1);
+    if (per == 1) memcpy(scales, blocks, count * sizeof(float));
+    else
+        for (int64_t g = 0; g < count; g++) scales[g] = blocks[g / per] * n->sub_scale[first + g];
+}
 
 /* The exact integer sum, scaled. It rounds once to double (53 bits hold both factors) and once to float. */
 INLINE float scaled(int64_t sum, float token_scale, float weight_scale) {
     return (float)((double)sum * ((double)token_scale * (double)weight_scale));
+}
+
+/* The sum of a group's activations: corrections have it with a factor of -1 where there are minima. */
+INLINE int32_t minus_sum(const activations *a, int64_t token, int64_t group) {
+    const int32_t *c = a->corrections + token * a->rows_per_token * a->num_groups + group;
+    return a->rows_per_token == 2 ? c[0] * 256 + c[a->num_groups] : c[0];
 }
 
 /* The first of the channels that a thread at `column` most likely computes next. */
@@ -100,41 +161,66 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
 }
 #endif
 
-/* The sum of one token and one output channel, over some of the inputs. */
-INLINE int64_t exact_sum(const activations *a, const int8_t *restrict w, int64_t token, int64_t k, int64_t k_end) {
-    int64_t sum = 0;
-    for (int part = 0; part < a->rows_per_token; part++) {
-        const integer *restrict x = a->rows + (token * a->rows_per_token + part) * a->padded;
-        int64_t dot = 0;
-        for (int64_t i = k; i < k_end;) {
-            int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
-            for (const int64_t stop = MIN(i + 256, k_end); i < stop; i++) some += (int16_t)w[i] * (int16_t)x[i];
-            dot += some;
-        }
-        sum = sum * 256 + dot;
+/* The weights k to k_end (at most 256) of a channel as integers; 4-bit codes are unpacked into `room`. */
+INLINE const int8_t *integers_at(const linear *l, int64_t column, int64_t k, int64_t k_end, int8_t *restrict room) {
+    const int8_t *row = l->qweight + column * l->row_bytes;
+    if (l->kind == INT8) return row + k;
+    for (int64_t i = k; i < k_end; i++) {
+        const int code = (uint8_t)row[i / 2] >> (i % 2 * 4) & 15;
+        room[i - k] = (int8_t)(l->table[code] - (l->has_minimum ? 0 : l->a->offset));
     }
-    return sum;
+    return room;
+}
+
+/* The sum of one token and one output channel, over some of the inputs. */
+INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t k, int64_t k_end) {
+    const activations *a = l->a;
+    int64_t dots[2] = {0};
+    for (int64_t stop; k < k_end; k = stop) {
+        int8_t room[256];
+        stop = MIN(k + 256, k_end);
+        const int8_t *restrict w = integers_at(l, column, k, stop, room);
+        for (int part = 0; part < a->rows_per_token; part++) {
+            const integer *restrict x = a->rows + (token * a->rows_per_token + part) * a->padded + k;
+            int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
+            for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)x[i];
+            dots[part] += some;
+        }
+    }
+    return a->rows_per_token == 2 ? dots[0] * 256 + dots[1] : dots[0];
+}
+
+/* A token and a channel, group after group. */
+INLINE double grouped_sum(const linear *l, int64_t column, int64_t token) {
+    const int64_t n = l->num_groups, size = l->a->in_features / n;
+    double total = 0;
+    for (int64_t g = 0; g < n; g++) {
+        const double sum = (double)exact_sum(l, column, token, g * size, (g + 1) * size);
+        if (l->kind == INT8) {
+            total += sum * (double)l->scale[column * n + g];
+            continue;
+        }
+        float scale[GROUPS_AT_ONCE] = {0};
+        double minimum[GROUPS_AT_ONCE] = {0};
+        const int64_t first = g - g % l->numbers.block_groups;
+        find_scales(l, column, first, l->numbers.block_groups, scale, minimum);
+        double part = sum * (double)scale[g - first];
+        if (l->has_minimum) part += minus_sum(l->a, token, g) * minimum[g - first];
+        total += part;
+    }
+    return total;
 }
 
 /* Plain C, which the compiler vectorizes, for the columns that tiles leave over and for other processors. */
 static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
-    for (int64_t n = column; n < column_end; n++) {
-        const int8_t *w = l->qweight + n * a->in_features;
-        const float *scale = l->scale + n * l->num_groups;
+    for (int64_t n = column; n < column_end; n++)
         for (int64_t t = 0; t < a->num_tokens; t++) {
             float y;
-            if (l->num_groups == 1) y = scaled(exact_sum(a, w, t, 0, a->in_features), a->token_scales[t], *scale);
-            else {
-                const int64_t size = a->in_features / l->num_groups;
-                double total = 0;
-                for (int64_t g = 0; g < l->num_groups; g++)
-                    total += (double)exact_sum(a, w, t, g * size, (g + 1) * size) * (double)scale[g];
-                y = (float)(total * (double)a->token_scales[t]);
-            }
+            if (l->is_grouped) y = (float)(grouped_sum(l, n, t) * (double)a->token_scales[t]);
+            else y = scaled(exact_sum(l, n, t, 0, a->in_features), a->token_scales[t], l->scale[n]);
             l->y[t * l->out_features + n] = l->bias ? y + l->bias[n] : y;
         }
-    }
 }
 
 static void linear_task(void *context, int64_t task) {
@@ -143,30 +229,59 @@ static void linear_task(void *context, int64_t task) {
     linear_rest(l, linear_fast(l, begin, end), end);
 }
 
+/* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
+static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                           int32_t offset, int activation_bits, void *scratch) {
+    if (num_tokens == 0) return; /* the head has no rows in a step that ends no prompt */
+    const int rows_per_token = HAS_VNNI && activation_bits == 16 ? 2 : 1;
+    const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
+    const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
+    int32_t *corrections = (int32_t *)((integer *)scratch + num_rows * padded);
+    float *token_scales = (float *)(corrections + num_rows * l->num_groups);
+    /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
+    const int64_t size = in_features / l->num_groups;
+    const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
+    activations a = {x, x_stride, num_tokens, in_features, padded, has_groups ? size : in_features,
+                     has_groups ? l->num_groups : 1, rows_per_token, offset, limit, scratch, corrections,
+                     token_scales};
+    for_rows(num_tokens, in_features, quantize_token, &a);
+    /* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */
+    const int64_t share = l->out_features / (8 * (atomic_load(&pool.num_wanted) + 1));
+    l->columns_per_task = MAX(64, share / 64 * 64);
+    l->is_tiled = l->num_groups == 1 || has_groups;
+    l->a = &a;
+    parallel((l->out_features + l->columns_per_task - 1) / l->columns_per_task, linear_task, l);
+}
+
 /* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of
  * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is
  * in_features rounded up to 64. */
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
-    if (num_tokens == 0) return; /* the head has no rows in a step that ends no prompt */
-    const int rows_per_token = HAS_VNNI && activation_bits == 16 ? 2 : 1;
-    const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
-    const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
-    int32_t *corrections = (int32_t *)((integer *)scratch + num_rows * padded);
-    float *token_scales = (float *)(corrections + num_rows * num_groups);
-    /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
-    const int64_t size = in_features / num_groups;
-    const bool is_grouped = num_groups > 1 && size % 16 == 0 && size <= 128;
-    activations a = {x, x_stride, num_tokens, in_features, padded, is_grouped ? size : in_features,
-                     is_grouped ? num_groups : 1, rows_per_token, limit, scratch, corrections, token_scales};
-    for_rows(num_tokens, in_features, quantize_token, &a);
-    /* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */
-    const int64_t share = out_features / (8 * (atomic_load(&pool.num_wanted) + 1));
-    const int64_t columns_per_task = MAX(64, share / 64 * 64);
-    const bool is_tiled = num_groups == 1 || is_grouped;
-    linear l = {&a, qweight, scale, bias, y, out_features, num_groups, columns_per_task, is_tiled};
-    parallel((out_features + columns_per_task - 1) / columns_per_task, linear_task, &l);
+    linear l = {.qweight = qweight, .scale = scale, .bias = bias, .y = y, .out_features = out_features,
+                .num_groups = num_groups, .kind = INT8, .row_bytes = in_features, .is_grouped = num_groups > 1};
+    compute_linear(&l, x, x_stride, num_tokens, in_features, 128, activation_bits, scratch);
+}
+
+/* The same with 4-bit codes, which stand for the 16 integers of `table`. Groups have 32, 64 or 128 inputs. `scratch`
+ * is that of penstock_int8_linear. Minima belong to codes that stand for themselves. */
+EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                                 const int8_t *codes, const int8_t *table, const void *scale, const void *minimum,
+                                 const int8_t *sub_scale, const uint8_t *sub_minimum, int dtype,
+                                 int64_t block_groups, int64_t num_groups, const float *bias, int64_t out_features,
+                                 int activation_bits, float *y, void *scratch) {
+    const bool has_minimum = minimum || sub_minimum;
+    bool is_plain = true;
+    for (int i = 0; i < 16; i++) is_plain &= table[i] == table[0] + i;
+    /* Corrections of groups with minima are the sums themselves, since the codes are unsigned already. */
+    const int32_t offset = has_minimum ? 1 : is_plain ? -table[0] : 128;
+    linear l = {.qweight = codes, .bias = bias, .y = y, .out_features = out_features, .num_groups = num_groups,
+                .kind = is_plain ? INT4 : INT4_TABLE, .shift = 1, .row_bytes = in_features / 2, .is_grouped = true,
+                .has_minimum = has_minimum,
+                .numbers = {scale, minimum, sub_scale, sub_minimum, block_groups, dtype}};
+    for (int i = 0; i < 16; i++) l.table[i] = (uint8_t)(table[i] + (has_minimum ? 0 : offset));
+    compute_linear(&l, x, x_stride, num_tokens, in_features, offset, activation_bits, scratch);
 }
 
 /* Whether products with many tokens use AMX: the processor has AMX, the system lends its registers, and a trial

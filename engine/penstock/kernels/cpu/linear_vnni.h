@@ -9,14 +9,31 @@ INLINE __m512i as_unsigned(__m512i weights) {
     return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80));
 }
 
+/* 64 weights of a row from input k on, as unsigned bytes; those that `inputs` leaves out count as 0 or as code 0. (The
+ * activations there are 0.) Two codes lie in a byte: code pairs become words, whose bytes are the codes in order. */
+INLINE __m512i weights_at(const int8_t *row, int64_t k, __mmask64 inputs, __m512i table, const int kind) {
+    if (kind == INT8) return as_unsigned(_mm512_maskz_loadu_epi8(inputs, row + k));
+    const __mmask32 bytes = inputs == ~(__mmask64)0 ? ~(__mmask32)0
+                                                    : (1u << _mm_popcnt_u64(inputs) / 2) - 1;
+    const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(bytes, row + k / 2));
+    const __m512i codes =
+        _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
+    return kind == INT4 ? codes : _mm512_shuffle_epi8(table, codes);
+}
+INLINE __m512i table_of(const linear *l) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)l->table));
+}
+
 /* Weights that are needed soon. They are prefetched in equal parts while other weights are used, `lines` cache lines
  * at a time, so that memory and arithmetic work side by side. */
 typedef struct {
     const int8_t *w;
     int64_t stride, lines;
+    int shift; /* k inputs lie in k >> shift bytes */
 } ahead;
 INLINE void fetch(const ahead *next, int64_t k) {
-    for (int64_t i = 0; i < next->lines; i++) _mm_prefetch(next->w + i * next->stride + k, _MM_HINT_T0);
+    for (int64_t i = 0; i < next->lines; i++)
+        _mm_prefetch(next->w + i * next->stride + (k >> next->shift), _MM_HINT_T0);
 }
 
 /* Accumulators are separate variables, because GCC keeps arrays of vectors in memory. */
@@ -41,18 +58,20 @@ enum {
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
     int32_t sums[PANEL_ROWS + 16][PANEL]; /* of a group that goes on in the next block of inputs; else of one tile */
-    double totals[PANEL_ROWS][PANEL], scales[MAX_GROUPS][PANEL]; /* with more than one group */
+    double totals[PANEL_ROWS][PANEL]; /* with groups */
+    double scales[MAX_GROUPS][PANEL], minima[MAX_GROUPS][PANEL];
 } panel;
 
 /* 16 channels by 64 inputs (missing ones are zeros) -> 16 vectors, 4 * 64 bytes apart. 32-bit words are transposed,
  * first within quarters of vectors, then the quarters. */
-INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to) {
+INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
+                        const int kind) {
     __m512i q[4][4];
     for (int i = 0; i < 4; i++) {
         __m512i r[4];
         for (int j = 0; j < 4; j++) {
             const __mmask64 mask = 4 * i + j < channels ? inputs : 0;
-            r[j] = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + (4 * i + j) * stride));
+            r[j] = weights_at(w + (4 * i + j) * stride, 0, mask, table, kind);
         }
         __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), AB = _mm512_unpackhi_epi32(r[0], r[1]);
         __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), CD = _mm512_unpackhi_epi32(r[2], r[3]);
@@ -69,18 +88,27 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
     }
 }
 
-static void pack_panel(const int8_t *w, int64_t stride, int channels, int64_t inputs, const ahead *next) {
+INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t inputs, const ahead *next, const int kind) {
+    const __m512i table = table_of(l);
+    const int64_t stride = l->row_bytes;
     for (int64_t k = 0; k < inputs; k += 64) {
         int8_t *to = panel.weights + PANEL * k;
         fetch(next, k);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
-            const int8_t *from = w + c * stride + k;
+            const int8_t *from = w + c * stride + (kind == INT8 ? k : k / 2);
             const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
-            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to);
-            else pack_square(from, stride, channels - c, some, to);
+            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to, table, kind);
+            else pack_square(from, stride, channels - c, some, to, table, kind);
         }
     }
 }
+#define DEFINE_PACK(name, kind)                                                                    \
+    NOINLINE void name(const linear *l, const int8_t *w, int channels, int64_t inputs, const ahead *next) { \
+        pack(l, w, channels, inputs, next, kind);                                                  \
+    }
+DEFINE_PACK(pack_int8, INT8)
+DEFINE_PACK(pack_int4, INT4)
+DEFINE_PACK(pack_int4_table, INT4_TABLE)
 
 #define DECLARE(i) __m512i a##i, b##i, c##i, d##i;
 #define BEGIN(i) a##i = b##i = c##i = d##i = _mm512_set1_epi32(corrections[i * num_groups]);
@@ -174,16 +202,41 @@ INLINE void finish(const block *b, int64_t token, int64_t num_tokens, int32_t (*
     }
 }
 
-/* Add one group's sums times its scales to the totals. With at most 128 inputs, an integer of 29 bits times a scale
- * of 24 bits is exact in double. So only the additions of groups round, and a fused multiply-add rounds the same. */
-INLINE void add_group(int64_t token, int64_t num_tokens, const double *scales, int32_t (*sums)[PANEL],
-                      const bool is_split) {
-    for (int64_t i = 0; i < num_tokens; i++)
+/* The sums of eight channels in a group, hi and lo combined. At most 128 inputs of 16 bits times integers of 8 bits
+ * make 30 bits; the sums of unsigned weights wrap around on the way and are right in the end. */
+INLINE __m512d group_sums(const int32_t *sums, const bool is_split) {
+    const __m256i first = _mm256_loadu_si256((const __m256i *)sums);
+    if (!is_split) return _mm512_cvtepi32_pd(first);
+    const __m256i second = _mm256_loadu_si256((const __m256i *)(sums + PANEL));
+    return _mm512_cvtepi32_pd(_mm256_add_epi32(_mm256_slli_epi32(first, 8), second));
+}
+
+/* Add one group's sums times its scales to the totals, less the sum of its activations times the minima. With at most
+ * 128 inputs, an integer of 30 bits times a scale of 24 bits is exact in double, as is the other product. So only the
+ * additions round, and a fused multiply-add rounds the same. */
+INLINE void add_group(const block *b, int64_t token, int64_t num_tokens, int64_t group, int64_t slot,
+                      int32_t (*sums)[PANEL], const bool is_split, const bool has_minimum) {
+    const double *scales = panel.scales[slot], *minima = panel.minima[slot];
+    for (int64_t i = 0; i < num_tokens; i++) {
+        const __m512d minus =
+            _mm512_set1_pd(has_minimum ? minus_sum(b->l->a, b->token + token + i, group) : 0);
         for (int c = 0; c < PANEL; c += 8) {
             double *total = panel.totals[token + i] + c;
-            __m512d exact = exact_sums(sums[i << is_split] + c, is_split);
-            _mm512_storeu_pd(total, _mm512_fmadd_pd(exact, _mm512_loadu_pd(scales + c), _mm512_loadu_pd(total)));
+            const __m512d exact = group_sums(sums[i << is_split] + c, is_split), scale = _mm512_loadu_pd(scales + c);
+            const __m512d before = _mm512_loadu_pd(total);
+            if (has_minimum) {
+                const __m512d part = _mm512_fmadd_pd(exact, scale, _mm512_mul_pd(minus, _mm512_loadu_pd(minima + c)));
+                _mm512_storeu_pd(total, _mm512_add_pd(before, part));
+            } else _mm512_storeu_pd(total, _mm512_fmadd_pd(exact, scale, before));
         }
+    }
+}
+static void add_group_of(const block *b, int64_t token, int64_t num_tokens, int64_t group, int64_t slot,
+                         int32_t (*sums)[PANEL]) {
+    if (b->l->has_minimum && b->is_split) add_group(b, token, num_tokens, group, slot, sums, true, true);
+    else if (b->l->has_minimum) add_group(b, token, num_tokens, group, slot, sums, false, true);
+    else if (b->is_split) add_group(b, token, num_tokens, group, slot, sums, true, false);
+    else add_group(b, token, num_tokens, group, slot, sums, false, false);
 }
 
 static void finish_groups(const block *b) {
@@ -198,32 +251,50 @@ static void finish_groups(const block *b) {
     }
 }
 
+/* The scales and minima of a panel's groups, channel beside channel. */
 static void load_scales(const block *b, int64_t group, int64_t group_end) {
-    const int64_t n = b->l->num_groups;
-    for (int c = 0; c < b->channels; c++)
-        for (int64_t g = group; g < group_end; g++) panel.scales[g - group][c] = b->l->scale[(b->column + c) * n + g];
+    const linear *l = b->l;
+    const int64_t n = l->num_groups, per = l->kind == INT8 ? 1 : l->numbers.block_groups;
+    for (int c = 0; c < b->channels; c++) {
+        if (l->kind == INT8) {
+            for (int64_t g = group; g < group_end; g++) panel.scales[g - group][c] = l->scale[(b->column + c) * n + g];
+            continue;
+        }
+        float scales[GROUPS_AT_ONCE];
+        double minima[GROUPS_AT_ONCE];
+        for (int64_t g = group - group % per, stop; g < group_end; g = stop) {
+            stop = MIN(g + GROUPS_AT_ONCE, (group_end + per - 1) / per * per);
+            find_scales(l, b->column + c, g, stop - g, scales, minima);
+            for (int64_t i = MAX(g, group); i < MIN(stop, group_end); i++) {
+                panel.scales[i - group][c] = scales[i - g];
+                if (l->has_minimum) panel.minima[i - group][c] = minima[i - g];
+            }
+        }
+    }
 }
 
 /* Multiply `rows` rows, from the block's row r on, by the packed inputs k to k_end. */
 static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_t k_end, ahead next) {
+    static const int32_t zero = 0;
     const activations *a = b->l->a;
     const int64_t row = b->token * a->rows_per_token + r, size = a->group_size, n = a->num_groups;
     const int64_t token = r >> b->is_split, num_tokens = rows >> b->is_split;
+    const bool is_corrected = !b->l->has_minimum;
     const int8_t *x = a->rows + row * a->padded, *w = panel.weights;
-    const double(*scales)[PANEL] = (const double(*)[PANEL])panel.scales;
     int64_t group = k / size;
-    for (int64_t stop; k < k_end; k = stop, group++) {
+    for (int64_t stop, first = group; k < k_end; k = stop, group++) {
         stop = MIN((group + 1) * size, k_end);
         const bool begins = k == group * size, ends = stop == (group + 1) * size;
         int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
+        const int32_t *corrections = is_corrected ? a->corrections + row * n + group : &zero;
         (rows == TILE ? tile_16 : rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
-            x + k, a->padded, w, stop - k, begins ? a->corrections + row * n + group : NULL, n, &next, sums);
-        w += PANEL * (stop - k), next.w += stop - k;
+            x + k, a->padded, w, stop - k, begins ? corrections : NULL, is_corrected ? n : 0, &next, sums);
+        next.w += (stop - k) >> next.shift;
+        w += PANEL * (stop - k);
         if (!ends) continue;
-        if (n == 1 && b->is_split) finish(b, token, num_tokens, sums, true);
-        else if (n == 1) finish(b, token, num_tokens, sums, false);
-        else if (b->is_split) add_group(token, num_tokens, *scales++, sums, true);
-        else add_group(token, num_tokens, *scales++, sums, false);
+        if (b->l->is_grouped) add_group_of(b, token, num_tokens, group, group - first, sums);
+        else if (b->is_split) finish(b, token, num_tokens, sums, true);
+        else finish(b, token, num_tokens, sums, false);
     }
 }
 
@@ -234,21 +305,23 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const bool by_tiles = has_tiles && (a->num_groups == 1 || a->group_size % TILE_INPUTS == 0);
     const int64_t at_once = by_tiles ? TILE : 6;
     const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of a block's work: packing, and tiles */
-    const int8_t *w = b->l->qweight + b->column * k_end;
-    memset(panel.totals, 0, a->num_groups > 1 ? b->num_tokens * sizeof *panel.totals : 0);
+    const linear *l = b->l;
+    const int8_t *w = l->qweight + b->column * l->row_bytes;
+    memset(panel.totals, 0, l->is_grouped ? b->num_tokens * sizeof *panel.totals : 0);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + step, k_end);
         int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
-        ahead next = {stop < k_end ? w + stop : next_weights, k_end, lines};
-        pack_panel(w + k, k_end, b->channels, stop - k, &next);
-        if (a->num_groups > 1) load_scales(b, k / a->group_size, (stop + a->group_size - 1) / a->group_size);
+        ahead next = {stop < k_end ? w + (stop >> l->shift) : next_weights, l->row_bytes, lines, l->shift};
+        (l->kind == INT8 ? pack_int8 : l->kind == INT4 ? pack_int4 : pack_int4_table)(
+            l, w + (k >> l->shift), b->channels, stop - k, &next);
+        if (l->is_grouped) load_scales(b, k / a->group_size, (stop + a->group_size - 1) / a->group_size);
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
             rows = by_tiles && num_rows - r >= TILE ? TILE : num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
-            next.w += next.lines * k_end, next.lines = MIN(lines, left), left -= next.lines;
+            next.w += next.lines * l->row_bytes, next.lines = MIN(lines, left), left -= next.lines;
             multiply_rows(b, r, (int)rows, k, stop, next);
         }
     }
-    if (a->num_groups > 1) finish_groups(b);
+    if (l->is_grouped) finish_groups(b);
 }
 
 /* Computes all channels or none, and returns where the computed ones end. */
@@ -263,7 +336,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
         for (int64_t t = 0; t < a->num_tokens; t += tokens) {
             const block b = {l, t, MIN(tokens, a->num_tokens - t), column, (int)MIN(PANEL, column_end - column),
                              a->rows_per_token == 2};
-            linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * a->in_features);
+            linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * l->row_bytes);
         }
     }
     if (has_tiles) stop_tiles();
