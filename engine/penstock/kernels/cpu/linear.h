@@ -16,6 +16,8 @@ typedef struct {
     int64_t x_stride, num_tokens, in_features, padded;
     int64_t group_size, num_groups; /* of inputs that share a scale of the weights: all of them, or 16 n */
     int rows_per_token;
+    int64_t words; /* 0, or the inputs of a block, of which the 16-bit integers of even inputs lie before those of odd
+                    * inputs; a token then has one row */
     int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
     float limit;
     integer *rows;
@@ -49,6 +51,23 @@ INLINE void quantize_group(const float *restrict x, int64_t size, float divisor,
     if (is_split) *lo_sum = (int32_t)(-(uint32_t)offset * sum_of_lo);
 }
 
+/* The same as words, in blocks. `k` is the first input, which begins 32 inputs of a block. */
+INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, float divisor, int64_t block, int16_t *rows,
+                           int32_t offset, int32_t *group_sum) {
+    const float magic = 12582912.0f;
+    const int32_t magic_bits = bits_of(magic);
+    uint32_t sum = 0;
+    for (const int64_t stop = k + size; k < stop; k += 32, x += 32) {
+        int16_t *restrict even = rows + k / block * block + k % block / 2, *restrict odd = even + block / 2;
+        for (int i = 0; i < 16; i++) {
+            const int32_t first = bits_of(x[2 * i] / divisor + magic) - magic_bits;
+            const int32_t second = bits_of(x[2 * i + 1] / divisor + magic) - magic_bits;
+            even[i] = (int16_t)first, odd[i] = (int16_t)second, sum += (uint32_t)first + (uint32_t)second;
+        }
+    }
+    *group_sum = (int32_t)(-(uint32_t)offset * sum);
+}
+
 static void quantize_token(void *context, int64_t token) {
     const activations *a = context;
     const float *x = a->x + token * a->x_stride;
@@ -64,6 +83,13 @@ static void quantize_token(void *context, int64_t token) {
     const float divisor = s > 0.0f ? s : INFINITY;
     integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
     int32_t *sums = a->corrections + row * n;
+    if (a->words) {
+        int16_t *words = (int16_t *)a->rows + token * a->padded;
+        memset(words + a->padded - 64, 0, 64 * sizeof *words);
+        for (int64_t g = 0, k = 0; g < n; g++, k += size)
+            quantize_words(x + k, k, size, divisor, a->words, words, a->offset, sums + g);
+        return;
+    }
     for (int64_t g = 0, k = 0; g < n; g++, k += size)
         if (a->rows_per_token == 2)
             quantize_group(x + k, size, divisor, hi + k, lo + k, a->offset, sums + g, sums + n + g, true);
@@ -119,20 +145,35 @@ INLINE void widen(const void *from, int dtype, int64_t i, int64_t count, float *
 /* Scales and (where there are any) minima of a channel's groups, at most GROUPS_AT_ONCE, the first of which begins a
  * block. Every product is exact: scales of several groups have 16 bits, and a minimum is a double. */
 enum { GROUPS_AT_ONCE = 64 };
+/* Every product is inlined for blocks of one group and of eight, so that the compiler makes vectors of its loops. */
+INLINE void multiply_blocks(const float *restrict blocks, const int8_t *restrict sub, int64_t num_blocks, int64_t per,
+                            float *restrict to) {
+    for (int64_t b = 0; b < num_blocks; b++)
+        for (int64_t i = 0; i < per; i++) to[b * per + i] = blocks[b] * sub[b * per + i];
+}
+INLINE void multiply_minima(const float *restrict blocks, const uint8_t *restrict sub, int64_t num_blocks, int64_t per,
+                            double *restrict to) {
+    for (int64_t b = 0; b < num_blocks; b++)
+        for (int64_t i = 0; i < per; i++)
+            to[b * per + i] = sub ? (double)blocks[b] * sub[b * per + i] : (double)blocks[b];
+}
 static void find_scales(const linear *l, int64_t column, int64_t group, int64_t count, float *restrict scales,
                         double *restrict minima) {
     const group_numbers *n = &l->numbers;
-    const int64_t per = n->block_groups, first = column * l->num_groups + group;
-    float blocks[GROUPS_AT_ONCE], block_minima[GROUPS_AT_ONCE];
-    widen(n->scale, n->dtype, first / per, count / per, blocks);
-    if (n->minimum) widen(n->minimum, n->dtype, first / per, count / per, block_minima);
-    const float *of_minima = n->minimum ? block_minima : blocks;
-    if (l->has_minimum)
-        for (int64_t g = 0; g < count; g++)
-            minima[g] = (double)of_minima[g / per] * (n->sub_minimum ? n->sub_minimum[first + g] : 1);
+    const int64_t per = n->block_groups, first = column * l->num_groups + group, num_blocks = count / per;
+    float blocks[GROUPS_AT_ONCE], own_minima[GROUPS_AT_ONCE];
+    widen(n->scale, n->dtype, first / per, num_blocks, blocks);
+    if (l->has_minimum) {
+        if (n->minimum) widen(n->minimum, n->dtype, first / per, num_blocks, own_minima);
+        const float *of = n->minimum ? own_minima : blocks;
+        const uint8_t *sub = n->sub_minimum ? n->sub_minimum + first : NULL;
+        if (per == 8) multiply_minima(of, sub, num_blocks, 8, minima);
+        else if (per == 1 && sub) multiply_minima(of, sub, num_blocks, 1, minima);
+        else multiply_minima(of, sub, num_blocks, per, minima);
+    }
     if (per == 1) memcpy(scales, blocks, count * sizeof(float));
-    else
-        for (int64_t g = 0; g < count; g++) scales[g] = blocks[g / per] * n->sub_scale[first + g];
+    else if (per == 8) multiply_blocks(blocks, n->sub_scale + first, num_blocks, 8, scales);
+    else multiply_blocks(blocks, n->sub_scale + first, num_blocks, per, scales);
 }
 
 /* The exact integer sum, scaled. It rounds once to double (53 bits hold both factors) and once to float. */
@@ -156,6 +197,7 @@ INLINE int64_t next_column(const linear *l, int64_t column, int64_t column_end) 
 #elif defined(__x86_64__)
 #include "linear_int16.h"
 #else
+enum { CODE_BLOCK = 0 };
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     return (void)l, (void)column_end, column;
 }
@@ -229,21 +271,31 @@ static void linear_task(void *context, int64_t task) {
     linear_rest(l, linear_fast(l, begin, end), end);
 }
 
+/* The blocks of inputs in which activations lie as words where they meet 4-bit codes; 0: they lie in their order. */
+INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
+#if HAS_VNNI
+    return num_tokens == 1 && activation_bits == 16 ? CODE_BLOCK : 0;
+#else
+    return (void)num_tokens, (void)activation_bits, CODE_BLOCK;
+#endif
+}
+
 /* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
 static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                            int32_t offset, int activation_bits, void *scratch) {
     if (num_tokens == 0) return; /* the head has no rows in a step that ends no prompt */
-    const int rows_per_token = HAS_VNNI && activation_bits == 16 ? 2 : 1;
+    const int64_t words = l->kind == INT8 ? 0 : code_block(num_tokens, activation_bits);
+    const int rows_per_token = HAS_VNNI && activation_bits == 16 && !words ? 2 : 1;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
     const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
-    int32_t *corrections = (int32_t *)((integer *)scratch + num_rows * padded);
+    int32_t *corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
     float *token_scales = (float *)(corrections + num_rows * l->num_groups);
     /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
     const int64_t size = in_features / l->num_groups;
     const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
     activations a = {x, x_stride, num_tokens, in_features, padded, has_groups ? size : in_features,
-                     has_groups ? l->num_groups : 1, rows_per_token, offset, limit, scratch, corrections,
-                     token_scales};
+                     has_groups ? l->num_groups : 1, rows_per_token, words, offset, limit, scratch,
+                     corrections, token_scales};
     for_rows(num_tokens, in_features, quantize_token, &a);
     /* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */
     const int64_t share = l->out_features / (8 * (atomic_load(&pool.num_wanted) + 1));

@@ -147,10 +147,21 @@ static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) {
     tile(l, token, 3, sums_3, column, next);
 }
 
+#if defined(__AVX2__)
+#include "linear_codes_avx2.h"
+enum { CODE_BLOCK = CODE_INPUTS };
+#else
+enum { CODE_BLOCK = 0 }; /* plain C serves */
+static int64_t linear_codes(const linear *l, int64_t column, int64_t column_end) {
+    return (void)l, (void)column_end, column;
+}
+#endif
+
 /* Computes the channels that fill tiles, and returns where they end. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
-    if (!l->is_tiled || l->kind != INT8) return column;
+    if (!l->is_tiled) return column;
+    if (l->kind != INT8) return linear_codes(l, column, column_end);
     column_end -= (column_end - column) % CHANNELS;
     const int64_t k_end = a->in_features, tiles = (a->num_tokens + TOKENS - 1) / TOKENS;
     const int64_t panel = tiles == 1 ? CHANNELS : MAX(CHANNELS, PANEL_BYTES / k_end / CHANNELS * CHANNELS);

@@ -9,16 +9,26 @@ INLINE __m512i as_unsigned(__m512i weights) {
     return _mm512_xor_si512(weights, _mm512_set1_epi8((char)0x80));
 }
 
-/* 64 weights of a row from input k on, as unsigned bytes; those that `inputs` leaves out count as 0 or as code 0. (The
- * activations there are 0.) Two codes lie in a byte: code pairs become words, whose bytes are the codes in order. */
-INLINE __m512i weights_at(const int8_t *row, int64_t k, __mmask64 inputs, __m512i table, const int kind) {
-    if (kind == INT8) return as_unsigned(_mm512_maskz_loadu_epi8(inputs, row + k));
-    const __mmask32 bytes = inputs == ~(__mmask64)0 ? ~(__mmask32)0
-                                                    : (1u << _mm_popcnt_u64(inputs) / 2) - 1;
-    const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(bytes, row + k / 2));
+/* The bytes with the codes of 64 inputs from k on; the codes that `inputs` leaves out are 0. */
+INLINE __m256i code_pairs(const int8_t *row, int64_t k, __mmask64 inputs) {
+    if (inputs == ~(__mmask64)0) return _mm256_loadu_si256((const __m256i *)(row + k / 2));
+    return _mm256_maskz_loadu_epi8((1u << _mm_popcnt_u64(inputs) / 2) - 1, row + k / 2);
+}
+
+/* Codes as bytes in their order, or the integers of the table that they stand for. Two codes lie in a byte: widened to
+ * a word and shifted, they lie in a byte each. */
+INLINE __m512i codes_of(__m256i bytes, __m512i table, const int kind) {
+    const __m512i pairs = _mm512_cvtepu8_epi16(bytes);
     const __m512i codes =
         _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
     return kind == INT4 ? codes : _mm512_shuffle_epi8(table, codes);
+}
+
+/* 64 weights of a row from input k on, as unsigned bytes; those that `inputs` leaves out count as 0 or as code 0. (The
+ * activations there are 0.) */
+INLINE __m512i weights_at(const int8_t *row, int64_t k, __mmask64 inputs, __m512i table, const int kind) {
+    if (kind == INT8) return as_unsigned(_mm512_maskz_loadu_epi8(inputs, row + k));
+    return codes_of(code_pairs(row, k, inputs), table, kind);
 }
 INLINE __m512i table_of(const linear *l) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)l->table));

@@ -126,90 +126,6 @@ INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end
     }
 }
 
-/* One token and 4-bit codes: groups of 128, 64 or (halves of vectors) 32 inputs. Hi and lo are combined before the
- * lanes are added up, since a group's sum fits 32 bits; sums wrap around on the way. */
-#define MULTIPLY_CODES(j)                                                                          \
-    {                                                                                              \
-        __m512i b##j = {};                                                                         \
-        for (int64_t k = begin + j * span, stop = MIN(k + span, k_end); k < stop; k += 64) {       \
-            const __m512i ws = weights_at(w, k, k < whole ? ~(__mmask64)0 : tail, table, kind);    \
-            _mm_prefetch(w + k / 2 + PREFETCH_BYTES, _MM_HINT_T0);                                 \
-            a##j = _mm512_dpbusd_epi32(a##j, ws, _mm512_loadu_si512(x + k));                       \
-            if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, _mm512_loadu_si512(x2 + k));        \
-        }                                                                                          \
-        if (rows > 1) a##j = _mm512_add_epi32(_mm512_slli_epi32(a##j, 8), b##j);                   \
-    }
-#define CLEAR_FIRST(j) __m512i a##j = {};
-/* Eight groups' sums times their scales, less the sums of their activations times the minima. */
-INLINE void scale_codes(const activations *a, int64_t group, __m256i sums, const float *scales, const double *minima,
-                        double *parts, const int rows, const bool has_minimum) {
-    const int64_t n = a->num_groups;
-    const __mmask8 mask = n - group >= 8 ? 0xff : (1 << (n - group)) - 1;
-    __m256i corrections = _mm256_maskz_loadu_epi32(mask, a->corrections + group);
-    if (rows > 1)
-        corrections = _mm256_add_epi32(_mm256_slli_epi32(corrections, 8),
-                                       _mm256_maskz_loadu_epi32(mask, a->corrections + n + group));
-    const __m512d scale = _mm512_cvtps_pd(_mm256_loadu_ps(scales));
-    if (!has_minimum) {
-        const __m512d exact = _mm512_cvtepi32_pd(_mm256_add_epi32(sums, corrections));
-        _mm512_storeu_pd(parts, _mm512_mul_pd(exact, scale));
-        return;
-    }
-    const __m512d less = _mm512_mul_pd(_mm512_cvtepi32_pd(corrections), _mm512_loadu_pd(minima));
-    _mm512_storeu_pd(parts, _mm512_fmadd_pd(_mm512_cvtepi32_pd(sums), scale, less));
-}
-
-INLINE void one_token_codes(const linear *l, int64_t column, int64_t column_end, const int rows, const bool is_half,
-                            const int kind, const bool has_minimum) {
-    const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, n = l->num_groups;
-    const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
-    const int64_t span = is_half ? 64 : a->group_size, num_sums = is_half ? 16 : 8;
-    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
-    const __m512i table = table_of(l);
-    for (; column < column_end; column++) {
-        const int8_t *w = l->qweight + column * l->row_bytes;
-        double total = 0, parts[16];
-        float scales[GROUPS_AT_ONCE];
-        double minima[GROUPS_AT_ONCE];
-        for (int64_t g = 0; g < n; g += num_sums) {
-            const int64_t begin = g * a->group_size, at = g % GROUPS_AT_ONCE;
-            if (at == 0) find_scales(l, column, g, MIN(GROUPS_AT_ONCE, n - g), scales, minima);
-            EACH_OF_8(CLEAR_FIRST)
-            EACH_OF_8(MULTIPLY_CODES)
-            const __m512i low = sum4(a0, a1, a2, a3), high = sum4(a4, a5, a6, a7);
-            if (is_half) {
-                const __m512i sums = sum16(low, high);
-                scale_codes(a, g, _mm512_castsi512_si256(sums), scales + at, minima + at, parts, rows, has_minimum);
-                if (g + 8 < n)
-                    scale_codes(a, g + 8, _mm512_extracti64x4_epi64(sums, 1), scales + at + 8, minima + at + 8,
-                                parts + 8, rows, has_minimum);
-            } else scale_codes(a, g, sum8(low, high), scales + at, minima + at, parts, rows, has_minimum);
-            for (int64_t i = 0; i < MIN(num_sums, n - g); i++) total += parts[i];
-        }
-        const float y = (float)(total * (double)a->token_scales[0]);
-        l->y[column] = l->bias ? y + l->bias[column] : y;
-    }
-}
-
-/* A function for each kind: (rows, is_half, kind, has_minimum). */
-#define DEFINE_CODES(name, rows, is_half, kind, has_minimum)                                       \
-    NOINLINE void name(const linear *l, int64_t column, int64_t column_end) {                      \
-        one_token_codes(l, column, column_end, rows, is_half, kind, has_minimum);                  \
-    }
-#define DEFINE_CODES_OF(name, kind, has_minimum)                                                   \
-    DEFINE_CODES(name##_1, 1, false, kind, has_minimum)                                            \
-    DEFINE_CODES(name##_2, 2, false, kind, has_minimum)                                            \
-    DEFINE_CODES(name##_1_half, 1, true, kind, has_minimum)                                        \
-    DEFINE_CODES(name##_2_half, 2, true, kind, has_minimum)                                        \
-    static void name(const linear *l, int64_t column, int64_t column_end) {                        \
-        const bool is_split = l->a->rows_per_token == 2, is_half = l->a->group_size == 32;         \
-        (is_split ? is_half ? name##_2_half : name##_2 : is_half ? name##_1_half : name##_1)(l, column, column_end); \
-    }
-DEFINE_CODES_OF(codes_plain, INT4, false)
-DEFINE_CODES_OF(codes_minimum, INT4, true)
-DEFINE_CODES_OF(codes_table, INT4_TABLE, false)
-
 /* More rows: one or two rows by eight channels at a time. The weights of eight channels are read as they lie, and stay
  * in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Tiles with more rows
  * would read the rows faster than the L2 cache delivers them. */
@@ -218,7 +134,7 @@ enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
 /* The empty asm generates nothing; an operand of it has to be in a register. */
 #define MULTIPLY_CHANNEL(j)                                                                        \
     {                                                                                              \
-        const __m512i ws = weights_at(w + j * stride, k, mask, table, kind);                       \
+        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * stride + k));         \
         a##j = _mm512_dpbusd_epi32(a##j, ws, xs);                                                  \
         if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, xs2);                                   \
         __asm__("" : "+v"(a##j), "+v"(b##j));                                                      \
@@ -229,9 +145,9 @@ enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
         const __m512i xs = _mm512_loadu_si512(x + k), xs2 = _mm512_loadu_si512(x2 + k);            \
         EACH_OF_8(MULTIPLY_CHANNEL)                                                             \
     }
-/* One or two rows, x and x2, times eight channels, `stride` bytes apart, over the inputs k to `stop`. */
+/* One or two rows, x and x2, times eight channels, `stride` apart, over the inputs k to `stop`. */
 INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t stride, int64_t k, int64_t stop,
-                 const ahead *next, __m256i sums[2], __m512i table, const int rows, const int kind) {
+                 const ahead *next, __m256i sums[2], const int rows) {
     EACH_OF_8(CLEAR)
     for (; k + 64 <= stop; k += 64) {
         fetch(next, k);
@@ -245,94 +161,53 @@ INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t str
 /* Add the products of some inputs to the totals of one or two rows. They are exact integers, times the group's scale
  * where there are groups. With at most 128 inputs this product is exact as well, so only adding groups rounds. */
 INLINE void few_tile(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next,
-                     double (*scales)[CHANNELS], double (*minima)[CHANNELS], double (*totals)[CHANNELS],
-                     const int rows, const bool is_split, const int kind, const bool has_minimum) {
+                     double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows, const bool is_split) {
     const activations *a = l->a;
-    const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * l->row_bytes;
-    const __m512i table = table_of(l);
+    const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * a->in_features;
     for (int64_t g = k / a->group_size, end; k < stop; g++, k = end) {
         end = MIN((g + 1) * a->group_size, stop);
         __m256i sums[2];
-        __m512d exact[2], minus[2];
-        dots(x, x + (rows - 1) * a->padded, w, l->row_bytes, k, end, next, sums, table, rows, kind);
+        __m512d exact[2];
+        dots(x, x + (rows - 1) * a->padded, w, a->in_features, k, end, next, sums, rows);
         for (int i = 0; i < rows; i++) {
             const int32_t correction = k == g * a->group_size ? a->corrections[(row + i) * a->num_groups + g] : 0;
-            minus[i] = _mm512_set1_pd(correction), exact[i] = _mm512_cvtepi32_pd(sums[i]);
-            if (!has_minimum) exact[i] = _mm512_add_pd(exact[i], minus[i]);
+            exact[i] = _mm512_add_pd(_mm512_cvtepi32_pd(sums[i]), _mm512_set1_pd(correction));
         }
         if (is_split) exact[0] = _mm512_fmadd_pd(exact[0], _mm512_set1_pd(256), exact[1]);
-        if (is_split) minus[0] = _mm512_fmadd_pd(minus[0], _mm512_set1_pd(256), minus[1]);
-        const __m512d scale = l->is_grouped ? _mm512_loadu_pd(*scales++) : _mm512_set1_pd(1);
-        const __m512d minimum = has_minimum ? _mm512_loadu_pd(*minima++) : _mm512_setzero_pd();
-        for (int i = 0; i < rows >> is_split; i++) {
-            const __m512d before = _mm512_loadu_pd(totals[i]), less = _mm512_mul_pd(minus[i], minimum);
-            const __m512d after = has_minimum ? _mm512_add_pd(before, _mm512_fmadd_pd(exact[i], scale, less))
-                                              : _mm512_fmadd_pd(exact[i], scale, before);
-            _mm512_storeu_pd(totals[i], after);
-        }
+        const __m512d scale = a->num_groups > 1 ? _mm512_loadu_pd(*scales++) : _mm512_set1_pd(1);
+        for (int i = 0; i < rows >> is_split; i++)
+            _mm512_storeu_pd(totals[i], _mm512_fmadd_pd(exact[i], scale, _mm512_loadu_pd(totals[i])));
     }
 }
 
 /* Each tile is a function that is called and not inlined, so that the tile has all registers. */
-#define DEFINE_FEW(name, rows, is_split, kind, has_minimum)                                        \
+#define DEFINE_FEW(name, rows, is_split)                                                           \
     NOINLINE void name(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next, \
-                       double (*scales)[CHANNELS], double (*minima)[CHANNELS], double (*totals)[CHANNELS]) { \
-        few_tile(l, row, column, k, stop, next, scales, minima, totals, rows, is_split, kind, has_minimum); \
+                       double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {                   \
+        few_tile(l, row, column, k, stop, next, scales, totals, rows, is_split);                   \
     }
-#define DEFINE_FEW_OF(name, kind, has_minimum)                                                     \
-    DEFINE_FEW(name##_one_row, 1, false, kind, has_minimum)                                        \
-    DEFINE_FEW(name##_two_rows, 2, false, kind, has_minimum)                                       \
-    DEFINE_FEW(name##_split_row, 2, true, kind, has_minimum)
-DEFINE_FEW_OF(int8, INT8, false)
-DEFINE_FEW_OF(int4, INT4, false)
-DEFINE_FEW_OF(int4_minimum, INT4, true)
-DEFINE_FEW_OF(int4_table, INT4_TABLE, false)
-typedef void (*few_fn)(const linear *, int64_t, int64_t, int64_t, int64_t, const ahead *, double (*)[CHANNELS],
-                       double (*)[CHANNELS], double (*)[CHANNELS]);
-/* The tiles of a kind: a row of int8 activations, two of them, the two rows of a token. */
-#define FEW_OF(name) {name##_one_row, name##_two_rows, name##_split_row}
-static const few_fn FEW[4][3] = {FEW_OF(int8), FEW_OF(int4), FEW_OF(int4_table), FEW_OF(int4_minimum)};
-
-/* Scales and minima of eight channels' groups from the one at input k to the one before `stop`. */
-enum { FEW_GROUPS = BLOCK_INPUTS / 64 };
-static void few_scales(const linear *l, int64_t column, int64_t k, int64_t stop, double (*scales)[CHANNELS],
-                       double (*minima)[CHANNELS]) {
-    const int64_t n = l->num_groups, size = l->a->group_size, first = k / size, count = (stop + size - 1) / size - first;
-    for (int j = 0; j < CHANNELS; j++) {
-        if (l->kind == INT8) {
-            for (int64_t i = 0; i < count; i++) scales[i][j] = l->scale[(column + j) * n + first + i];
-            continue;
-        }
-        float found[GROUPS_AT_ONCE];
-        double least[GROUPS_AT_ONCE];
-        find_scales(l, column + j, first, count, found, least);
-        for (int64_t i = 0; i < count; i++) {
-            scales[i][j] = found[i];
-            if (l->has_minimum) minima[i][j] = least[i];
-        }
-    }
-}
+DEFINE_FEW(one_row, 1, false)
+DEFINE_FEW(two_rows, 2, false)
+DEFINE_FEW(split_row, 2, true)
 
 /* All rows by eight channels. Each tile prefetches a part of the next weights while it computes. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split;
+    const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = l->num_groups;
     const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles;
-    const few_fn *tile = FEW[l->has_minimum ? 3 : l->kind];
-    double totals[FEW_ROWS][CHANNELS] = {}, scales[FEW_GROUPS][CHANNELS], minima[FEW_GROUPS][CHANNELS];
+    double totals[FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + BLOCK_INPUTS, k_end);
-        if (l->is_grouped) few_scales(l, column, k, stop, scales, minima);
-        const int8_t *next = l->qweight + (stop < k_end ? column * l->row_bytes + (stop >> l->shift)
-                                                        : next_column * l->row_bytes) - (k >> l->shift);
+        for (int64_t g = k / a->group_size, i = 0; n > 1 && g * a->group_size < stop; g++, i++)
+            for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j) * n + g];
+        const int8_t *next = l->qweight + (stop < k_end ? column * k_end + stop : next_column * k_end) - k;
         for (int64_t r = 0, fetched = 0; r < num_rows; r += 2, fetched += lines) {
-            const ahead part = {next + fetched * l->row_bytes, l->row_bytes, MAX(0, MIN(lines, CHANNELS - fetched)),
-                                l->shift};
+            const ahead part = {next + fetched * k_end, k_end, MAX(0, MIN(lines, CHANNELS - fetched)), 0};
             double(*sums)[CHANNELS] = totals + (r >> is_split);
-            tile[is_split ? 2 : r + 1 < num_rows](l, r, column, k, stop, &part, scales, minima, sums);
+            (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(l, r, column, k, stop, &part, scales, sums);
         }
     }
-    const __m512d scale = l->is_grouped ? _mm512_set1_pd(1) : _mm512_cvtps_pd(_mm256_loadu_ps(l->scale + column));
+    const __m512d scale = n > 1 ? _mm512_set1_pd(1) : _mm512_cvtps_pd(_mm256_loadu_ps(l->scale + column));
     for (int64_t t = 0; t < a->num_tokens; t++) {
         const __m512d both = _mm512_mul_pd(_mm512_set1_pd(a->token_scales[t]), scale);
         __m256 y = _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_loadu_pd(totals[t]), both));
@@ -341,14 +216,14 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, c
     }
 }
 
+#include "linear_vnni_codes.h"
+
 /* Computes the channels that it can, for few rows, and returns where they end. */
 static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
     if (a->num_tokens == 1) {
-        if (l->kind == INT4_TABLE) codes_table(l, column, column_end);
-        else if (l->has_minimum) codes_minimum(l, column, column_end);
-        else if (l->kind == INT4) codes_plain(l, column, column_end);
+        if (l->kind != INT8) one_token_codes(l, column, column_end);
         else if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
         else if (l->num_groups == 1) one_token(l, column, column_end, 1);
         else if (is_split && is_half) one_token_groups(l, column, column_end, 2, true);
@@ -368,6 +243,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
 /* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). */
 static bool is_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
-    if (!l->is_grouped) return num_rows <= FEW_ROWS;
+    if (l->kind != INT8) return l->a->num_tokens == 1;
+    if (l->num_groups == 1) return num_rows <= FEW_ROWS;
     return num_rows <= FEW_ROWS_GROUPED && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }
