@@ -398,11 +398,10 @@ def check(point):
 point, num_kills, seen = 0, 0, set()
 while not run(point):
     seen.add(check(point))
-    if run(point):  # going on takes fewer steps
-        check(point)
-    else:
+    if point % 4 == 0:  # a run that goes on ends before this point where it has fewer steps
+        run(point)
         seen.add(check(point))
-        assert run(1 << 30)
+    assert run(1 << 30)
     assert {path.name for path in out.iterdir()} == {path.name for path in expected.iterdir()}, point
     check(point)
     shutil.rmtree(out)
@@ -412,8 +411,9 @@ print(json.dumps({"points": point, "stages": len(seen)}))
 
 
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
-    """kill -9 at each system call that writes, and again in the run that goes on: never a file that looks
-    whole and is not, no model before everything is there, and in the end the same bytes and nothing else."""
+    """kill -9 at each system call that writes, and at every fourth call again in the run that goes on: never
+    a file that looks whole and is not, no model before everything is there, and in the end the same bytes and
+    nothing else."""
     build("Llama", tmp_path / "source", num_hidden_layers=1)
     (tmp_path / "source" / "tokenizer.json").write_text('{"version": "1.0"}')
     convert(store_of(tmp_path / "source"), tmp_path / "expected")
