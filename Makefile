@@ -26,12 +26,15 @@ endif
 
 install: $(INSTALLED)
 
+# pip would spend a minute on the bytecode of 14,000 files. Python compiles the few files that it imports.
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+
 # torch is installed first and alone: with the other packages, pip could choose another, much larger build.
 $(INSTALLED): pyproject.toml clients/python/pyproject.toml docker/constraints.txt \
 		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h)
 	$(PYTHON) -m venv $(CLEAR) $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python
+	$(PIP_INSTALL) $(TORCH)
+	$(PIP_INSTALL) -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python
 	@printf '%s\n' '$(TORCH)' '$(EXTRAS)' > $@
 
 run: install

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -194,7 +194,7 @@ class Engine:
             self.meter.look_at(self.scheduler)
         return expired
 
-    def step(self, aborted: Container[str] = ()) -> list[RequestOutput]:
+    def step(self, aborted: Set[str] = frozenset()) -> list[RequestOutput]:
         """Compute one sweep. Returns [] if nothing is pending.
 
         `aborted` may grow while the sweep runs (another thread adds request ids): once all requests of the

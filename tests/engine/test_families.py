@@ -212,7 +212,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
 
     inputs = ModelInputs.of(model.batch(model.sequences()), BLOCK_SIZE)
     layer = read_layer(model.store)
-    kv = LayerKV(model.kv_cache.layout, tuple(part.to(device) for part in model.kv_cache.layer(0)))
+    kv = LayerKV(model.kv_cache.layout, tuple(part.to(device) for part in model.kv_cache.layers[0]))
     hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
     layout = inputs.layout.to(device)
     hidden = family.layer(0, moved(layer), hidden, kv, layout)

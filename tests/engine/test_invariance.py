@@ -108,7 +108,7 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
         kv_bytes_per_token = engine.spec.kv_bytes_per_token()
     num_preemptions = num_hits = 0
-    for _ in range(3):
+    for _ in range(2):
         with Engine.load(model, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:
             together = arriving(engine, dice, asked)
             num_preemptions += engine.metrics.num_preemptions

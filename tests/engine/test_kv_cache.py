@@ -30,12 +30,12 @@ def cache(num_bytes: int = 1 << 20) -> KVCache:
 def test_copies_are_made_in_order_in_all_layers_and_touch_nothing_else() -> None:
     made = cache()
     for index in range(3):
-        for part in made.layer(index):
+        for part in made.layers[index]:
             part.copy_(torch.randn(part.shape))
-    before = [[part.clone() for part in made.layer(index)] for index in range(3)]
+    before = [[part.clone() for part in made.layers[index]] for index in range(3)]
     made.copy_blocks([(0, 3), (4, 0)])
     for index in range(3):
-        for now, then in zip(made.layer(index), before[index], strict=True):
+        for now, then in zip(made.layers[index], before[index], strict=True):
             assert torch.equal(now[3], then[0]) and torch.equal(now[0], then[4])
             assert torch.equal(now[[1, 2, 4]], then[[1, 2, 4]])
 

@@ -54,6 +54,7 @@ class Executor:
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
+        self._kv = [LayerKV(kv_cache.layout, parts) for parts in kv_cache.layers]
         self._max_rows = max_rows
 
     @torch.inference_mode()
@@ -113,9 +114,7 @@ class Executor:
                 for weights, index in zip(sweep, counter, strict=False):
                     if is_cancelled():
                         raise Cancelled
-                    kv = LayerKV(
-                        self._kv_cache.layout, self._kv_cache.layer(self._family.kv_layer(stack, index))
-                    )
+                    kv = self._kv[self._family.kv_layer(stack, index)]
                     hidden = compute(index, weights, hidden, kv, layout)
                     observe(index, hidden)
         return hidden

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Set
 
 from penstock.errors import CheckpointError, InvalidParameter, StepFailed
 from penstock.generation.beam_request import BeamRequest
@@ -92,14 +92,14 @@ class RequestTable:
             self.end(output.request_id, FinishReason.ERROR)
         return outputs
 
-    def start(self, batch: Batch, aborted: Container[str]) -> Callable[[], bool]:
+    def start(self, batch: Batch, aborted: Set[str]) -> Callable[[], bool]:
         """Note that a step begins. Returns a function that says whether nobody wants the step any more: all
         its requests are among the `aborted`."""
         now = time.monotonic()
-        ids = [item.sequence.request.request_id for item in batch.scheduled]
+        ids = frozenset(item.sequence.request.request_id for item in batch.scheduled)
         for request_id in ids:
             self._requests[request_id].start(now)
-        return lambda: all(request_id in aborted for request_id in ids)
+        return lambda: ids <= aborted
 
     def deliver(self, gained: list[tuple[Sequence, Chosen]]) -> list[RequestOutput]:
         """The outputs of a step. A request whose answer has ended is dropped."""

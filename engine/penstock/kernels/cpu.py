@@ -108,11 +108,12 @@ class NativeKernels:
         num_tokens, in_features = x.shape
         out_features = weight.qweight.shape[0]
         y = torch.empty(num_tokens, out_features)
-        num_groups = weight.num_groups
+        num_groups = weight.scale.numel() // out_features
         scratch = _scratch(num_tokens, in_features, num_groups)
         self._library.penstock_int8_linear(
             x.data_ptr(), x.stride(0), num_tokens, in_features,
-            weight.qweight.data_ptr(), weight.scale.data_ptr(), num_groups, _pointer(bias), out_features,
+            weight.qweight.data_ptr(), weight.scale.data_ptr(), num_groups,
+            None if bias is None else bias.data_ptr(), out_features,
             self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
@@ -172,7 +173,7 @@ class NativeKernels:
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        code, keys, values = kv.plain()
+        code, keys, values = kv.plain
         _, num_kv_heads, head_dim, block_size = keys.shape
         self._library.penstock_write_kv(
             k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0],
@@ -181,7 +182,7 @@ class NativeKernels:
         )  # fmt: skip
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        code, keys, values = kv.plain()
+        code, keys, values = kv.plain
         _, num_kv_heads, head_dim, block_size = keys.shape
         if head_dim > MAX_HEAD_DIM:  # a rare shape, which is not worth a second path in C
             return reference.paged_attention(q, kv, batch, spec)

@@ -98,7 +98,7 @@ class CudaKernels:
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        code, keys, values = kv.plain()
+        code, keys, values = kv.plain
         _, num_kv_heads, head_dim, block_size = keys.shape
         assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
         self._launcher.launch(
@@ -109,7 +109,7 @@ class CudaKernels:
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         (num_tokens, num_heads, head_dim), num_seqs = q.shape, batch.num_seqs
-        code, keys, values = kv.plain()
+        code, keys, values = kv.plain
         _, num_kv_heads, _, block_size = keys.shape
         width = next((width for width in HEIGHTS if head_dim <= width), None)
         if width is None:  # a rare shape, not worth a kernel

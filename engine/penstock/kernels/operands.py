@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -77,12 +78,14 @@ class QuantizedTensor(NamedTuple):
         return self.qweight.float() * scale.repeat_interleave(self.qweight.shape[1] // scale.shape[1], 1)
 
 
-class LayerKV(NamedTuple):
+@dataclass(frozen=True)
+class LayerKV:
     """One layer's part of the KV cache."""
 
     layout: KVLayout
     parts: tuple[Tensor, ...]  # of the shapes that the layout says
 
+    @cached_property
     def plain(self) -> tuple[int, Tensor, Tensor]:
         """The code of a layout in KV_CODES; K [num_blocks, num_kv_heads, head_dim, block_size]; V
         [num_blocks, num_kv_heads, block_size, head_dim]. Raises TypeError for another layout."""

@@ -118,7 +118,7 @@ def _attend(
     q: Tensor, kv: LayerKV, block_table: Tensor, position: int, num_keys: int, spec: AttentionSpec
 ) -> Tensor:
     """One token, which sees the first `num_keys` keys: q [num_heads, head_dim] -> [num_heads, head_dim]."""
-    _, k, v = kv.plain()
+    _, k, v = kv.plain
     num_kv_heads, head_dim, block_size = k.shape[1:]
     blocks = block_table[: -(-num_keys // block_size)].long()
     # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
@@ -188,7 +188,7 @@ class PlainOperations:
         second.copy_(new_second)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        _, keys, values = kv.plain()
+        _, keys, values = kv.plain
         block_size = values.shape[2]
         block, offset = slot_mapping // block_size, slot_mapping % block_size
         if keys.dtype != k.dtype:

@@ -30,19 +30,16 @@ class KVCache:
         self.layout = layout
         sizes = num_blocks, block_size, spec.num_kv_heads, spec.head_dim
         num_bytes = num_blocks * block_size * layout.bytes_per_token(spec.num_kv_heads, spec.head_dim)
-        self._layers = [
+        #: Of each layer one tensor for each part of the layout.
+        self.layers = [
             kv_views(layout, pool.allocate(f"kv.{index}", num_bytes), *sizes)
             for index in range(spec.num_layers)
         ]
 
-    def layer(self, index: int) -> tuple[Tensor, ...]:
-        """One layer's tensors, one for each part of the layout."""
-        return self._layers[index]
-
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, one after the other, so that copying takes
         no memory. On a GPU the copies are queued."""
-        for parts in self._layers:
+        for parts in self.layers:
             for source, destination in copies:
                 for part in parts:
                     part[destination].copy_(part[source])

@@ -25,6 +25,13 @@ class LayerWeights:
     def __init__(self, tensors: dict[str, Matrix | Tensor], ask: AskForExperts = no_experts) -> None:
         self._tensors = tensors
         self._ask = ask
+        vectors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        matrices = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Tensor)}
+        # Methods of dictionaries, which Python calls without a frame: a step asks for hundreds of tensors.
+        self.matrix: Callable[[str], Matrix] = matrices.__getitem__
+        self.vector: Callable[[str], Tensor] = vectors.__getitem__
+        #: A vector that some models have and others lack, such as a bias.
+        self.optional: Callable[[str], Tensor | None] = vectors.get
 
     @classmethod
     def views(cls, layout: UnitLayout, buffer: Tensor, ask: AskForExperts = no_experts) -> LayerWeights:
@@ -32,20 +39,6 @@ class LayerWeights:
         return cls(
             {slot.tensor.name: slot.tensor.format.operand(slot.arrays(buffer)) for slot in layout.slots}, ask
         )
-
-    def matrix(self, name: str) -> Matrix:
-        tensor = self._tensors[name]
-        assert not isinstance(tensor, Tensor)
-        return tensor
-
-    def vector(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        assert isinstance(tensor, Tensor)
-        return tensor
-
-    def optional(self, name: str) -> Tensor | None:
-        """A vector that some models have and others lack, such as a bias."""
-        return self.vector(name) if name in self._tensors else None
 
     def experts(self, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
         """(number, weights) of these experts. Experts that are in memory come first: computing with them
