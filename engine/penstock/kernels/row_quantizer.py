@@ -25,8 +25,8 @@ class NativeRowQuantizer:
         self._sums = (ctypes.c_double * 2)()
 
     def quantize(self, weight: Tensor, out: QuantizedTensor) -> None:
-        """Quantize rows of any floating dtype into `out`, whose rows and scales are contiguous. Raises ValueError
-        for NaN or infinity."""
+        """Quantize rows of any floating dtype into `out`, whose rows and scales are contiguous. Raises
+        ValueError for NaN or infinity."""
         weight = weight.to(weight.dtype if weight.dtype in _CODES else torch.float32).contiguous()
         assert out.qweight.is_contiguous() and out.scale.is_contiguous()
         num_scales = out.scale.numel()
