@@ -20,6 +20,8 @@ from units import layer_bytes, read_layer
 
 from penstock.errors import ConfigError, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
+from penstock.kernels.cpu import compiled_builds
+from penstock.kernels.row_quantizer import NativeRowQuantizer
 from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
@@ -66,8 +68,9 @@ def plainly_quantized(weight: torch.Tensor) -> QuantizedTensor:
     return QuantizedTensor(torch.stack(rows).to(torch.int8), torch.stack(scales))
 
 
+@pytest.mark.parametrize("build", [None, *compiled_builds()])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_chunks_are_quantized_as_if_each_row_were_alone(dtype: torch.dtype) -> None:
+def test_chunks_are_quantized_as_if_each_row_were_alone(dtype: torch.dtype, build: str | None) -> None:
     """In the same memory one after the other, the last one shorter."""
     weight = torch.randn(23, 40, generator=torch.Generator().manual_seed(1)).to(dtype)
     weight[4] = 0
@@ -75,7 +78,7 @@ def test_chunks_are_quantized_as_if_each_row_were_alone(dtype: torch.dtype) -> N
         weight[5] *= 1e-42  # subnormal: nothing
         weight[6] *= 1e-36
     expected, mine = plainly_quantized(weight), quantize(torch.zeros_like(weight))
-    quantizer = RowQuantizer()
+    quantizer = RowQuantizer() if build is None else NativeRowQuantizer(build)
     lost, of = 0.0, 0.0
     for rows, *out in zip(*(tensor.split(10) for tensor in (weight, *mine)), strict=True):
         quantizer.quantize(rows, QuantizedTensor(*out))

@@ -32,3 +32,4 @@
 #include "cpu/linear.h"
 #include "cpu/rows.h"
 #include "cpu/attention.h"
+#include "cpu/weights.h"

@@ -76,7 +76,7 @@ class NativeKernels:
         self.activations = activations
         self.build: str
         self._library: Any
-        self.build, self._library = _load(build)
+        self.build, self._library = load_library(build)
         if self.build == "amx" and not self._library.penstock_has_tiles():
             logger.warning("AMX can't be used (the system refuses it, or its trial failed): AVX512 serves")
         self._activation_bits = 16 if activations == "int16" else 8
@@ -265,7 +265,8 @@ def _processor_flags() -> frozenset[str]:
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-def _load(build: str | None) -> tuple[str, ctypes.CDLL]:
+def load_library(build: str | None) -> tuple[str, ctypes.CDLL]:
+    """A build of BUILDS and its library; None takes the best. Raises ConfigError where there is none."""
     available = compiled_builds()
     chosen = build if build is not None else (available or [""])[0]
     if chosen not in available:
@@ -299,6 +300,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
+    "penstock_quantize_weights": (_P, _I, _N, _N, _P, _P, _P),
     "penstock_write_kv": (_P, _N, _P, _N, _N, _P, _P, _P, _I, _N, _N, _N),
     "penstock_paged_attention": (
         _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _F, _F, _N, _P, _P, _N, _N, _P,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from penstock.kernels import QuantizedTensor
+from penstock.kernels.cpu import compiled_builds
+from penstock.kernels.row_quantizer import NativeRowQuantizer
 
 WEIGHT_LIMIT = 127
 
@@ -23,12 +26,23 @@ def quantize(weight: Tensor, group_size: int = 0) -> QuantizedTensor:
     out = QuantizedTensor(
         torch.empty(weight.shape, dtype=torch.int8), scale if group_size else scale.flatten()
     )
-    RowQuantizer().quantize(weight, out)
+    row_quantizer().quantize(weight, out)
     return out
 
 
+def row_quantizer() -> NativeRowQuantizer | RowQuantizer:
+    """A quantizer for one chunk of a matrix after the other, compiled if that is there. Both compute the same
+    bits."""
+    return NativeRowQuantizer() if _has_native() else RowQuantizer()
+
+
+@cache
+def _has_native() -> bool:
+    return bool(compiled_builds())
+
+
 class RowQuantizer:
-    """quantize() for one chunk of a matrix after the other. Memory is allocated for the first chunk, which is
+    """The quantizer of torch's operations. Memory is allocated for the first chunk, which is
     the largest: page faults of memory that is allocated for each chunk anew take longer than the
     arithmetic."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
 from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
-from penstock.weights.quantize import RowQuantizer, quantize
+from penstock.weights.quantize import quantize, row_quantizer
 from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
 
@@ -264,7 +264,7 @@ class Int8:
                 _copy(source, part, rows)
                 continue
             is_turned = is_transposed(tensor, entry)
-            quantizer = TensorQuantizer(source.checkpoint, entry, rows, RowQuantizer, is_turned)
+            quantizer = TensorQuantizer(source.checkpoint, entry, rows, row_quantizer, is_turned)
             loss = Loss(*quantizer.run(num_threads, with_loss))
             source.count(entry.num_bytes)
             losses |= {part: loss} if with_loss else {}

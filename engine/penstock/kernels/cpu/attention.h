@@ -6,34 +6,55 @@
 typedef struct {
     kv_layout kv;
     const float *k, *v;
-    int64_t k_stride, v_stride;
+    int64_t k_stride, v_stride, num_tokens, tokens_per_task;
     const int64_t *slot_mapping;
 } kv_write;
 
-static void write_kv_token(void *context, int64_t token) {
-    const kv_write *c = context;
+/* One head's keys of a token lie `stride` apart, its values side by side. */
+INLINE void write_halves(const float *k, const float *v, uint16_t *k_out, uint16_t *v_out, int64_t d, int64_t stride) {
+    int64_t i = 0;
+    for (; i + LANES <= d; i += LANES) {
+        uint16_t halves[LANES];
+        store_half(halves, load(k + i));
+        store_half(v_out + i, load(v + i));
+        for (int lane = 0; lane < LANES; lane++) k_out[(i + lane) * stride] = halves[lane];
+    }
+    for (; i < d; i++) k_out[i * stride] = float_to_half(k[i]), v_out[i] = float_to_half(v[i]);
+}
+
+INLINE void write_kv_head(const kv_write *c, int64_t token, int64_t head) {
     const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
     const int64_t block = c->slot_mapping[token] / bs, offset = c->slot_mapping[token] % bs;
-    for (int64_t head = 0; head < c->kv.num_kv_heads; head++) {
-        const float *k = c->k + token * c->k_stride + head * d, *v = c->v + token * c->v_stride + head * d;
-        const int64_t base = (block * c->kv.num_kv_heads + head) * d * bs;
-        if (c->kv.is_half) {
-            uint16_t *k_out = (uint16_t *)c->kv.k_cache + base + offset;
-            uint16_t *v_out = (uint16_t *)c->kv.v_cache + base + offset * d;
-            for (int64_t i = 0; i < d; i++) k_out[i * bs] = float_to_half(k[i]), v_out[i] = float_to_half(v[i]);
-        } else {
-            float *k_out = (float *)c->kv.k_cache + base + offset, *v_out = (float *)c->kv.v_cache + base + offset * d;
-            for (int64_t i = 0; i < d; i++) k_out[i * bs] = k[i], v_out[i] = v[i];
-        }
+    const int64_t base = (block * c->kv.num_kv_heads + head) * d * bs;
+    const float *k = c->k + token * c->k_stride + head * d, *v = c->v + token * c->v_stride + head * d;
+    if (c->kv.is_half) {
+        uint16_t *k_out = (uint16_t *)c->kv.k_cache + base + offset, *v_out = (uint16_t *)c->kv.v_cache + base + offset * d;
+        write_halves(k, v, k_out, v_out, d, bs);
+    } else {
+        float *k_out = (float *)c->kv.k_cache + base + offset, *v_out = (float *)c->kv.v_cache + base + offset * d;
+        for (int64_t i = 0; i < d; i++) k_out[i * bs] = k[i], v_out[i] = v[i];
     }
+}
+
+/* Some tokens that follow one another. Keys of neighbouring tokens lie in the same cache lines: a thread fills the
+ * lines of one head before it goes on to the next head. */
+static void write_kv_task(void *context, int64_t task) {
+    const kv_write *c = context;
+    const int64_t begin = task * c->tokens_per_task, end = MIN(begin + c->tokens_per_task, c->num_tokens);
+    for (int64_t head = 0; head < c->kv.num_kv_heads; head++)
+        for (int64_t token = begin; token < end; token++) write_kv_head(c, token, head);
 }
 
 EXPORT void penstock_write_kv(const float *k, int64_t k_stride, const float *v, int64_t v_stride, int64_t num_tokens,
                               const int64_t *slot_mapping, void *k_cache, void *v_cache, int is_half,
                               int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
+    /* A block's tokens together, but tasks for all threads. */
+    const int64_t share = num_tokens / (2 * (atomic_load(&pool.num_wanted) + 1));
+    const int64_t tokens_per_task = MAX(1, MIN(block_size, share));
     kv_write c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size}, k, v, k_stride, v_stride,
-                  slot_mapping};
-    for_rows(num_tokens, 2 * num_kv_heads * head_dim, write_kv_token, &c);
+                  num_tokens, tokens_per_task, slot_mapping};
+    const int64_t num_tasks = (num_tokens + tokens_per_task - 1) / tokens_per_task;
+    for_rows(num_tasks, 2 * num_kv_heads * head_dim * tokens_per_task, write_kv_task, &c);
 }
 
 /* merge() is never inlined: two copies of it could round differently. */

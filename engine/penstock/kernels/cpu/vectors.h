@@ -159,3 +159,17 @@ INLINE vec load_half(const uint16_t *p) {
     return v;
 #endif
 }
+
+/* float_to_half() of every lane. */
+INLINE void store_half(uint16_t *p, vec v) {
+#if defined(__AVX2__)
+    v = min_vec(max_vec(v, splat(-65504.0f)), splat(65504.0f));
+#endif
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < LANES; i++) p[i] = float_to_half(v[i]);
+#endif
+}

@@ -13,7 +13,8 @@ from penstock.errors import CorruptFile
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES = 4 << 20
+#: What a cache beside a core holds, so that a byte is hashed before it leaves the cache.
+READ_BYTES = 1 << 20
 
 
 class Checksums:
