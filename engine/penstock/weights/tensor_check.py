@@ -1,5 +1,5 @@
-"""Whether a checkpoint holds the tensors that a model consists of, each with its shape, and no others. Whether
-the inputs of matrices make whole groups."""
+"""Whether a checkpoint holds the tensors that a model consists of, each with its shape, and no others; and
+whether the inputs of matrices make whole groups."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from penstock import Tokenizer
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import choose_kernels
+from penstock.kernels import choose_kernels, expected_traits
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
 from penstock.weights.conversion.manifest import verify
@@ -70,7 +70,9 @@ def read_text(path: Path) -> str:
 
 
 def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
-    kernels = choose_kernels(EngineConfig(), num_physical_cores())
+    kinds = {kind for tensor in opened.store.tensors.multiplied for kind in tensor.format.operand_types}
+    knows = kinds <= set(expected_traits(EngineConfig(), None).matrices)
+    kernels = choose_kernels(EngineConfig(kernels="auto" if knows else "torch"), num_physical_cores())
     # torch computes the factorizations, which are as much work as the layers.
     torch.set_num_threads(num_physical_cores())
     token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(text)
@@ -106,7 +108,7 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
         ]
     if report.errors:
         worst = max(report.errors, key=lambda name: report.errors[name])
-        lines.append(f"relative error of rounding to INT8: at most {report.errors[worst]:.2%} ({worst})")
+        lines.append(f"relative error of rounding: at most {report.errors[worst]:.2%} ({worst})")
     if report.is_compensated:
         lines.append(
             "this error is before compensation, which makes single weights worse and outputs better; "
