@@ -12,7 +12,7 @@ from penstock import Tokenizer
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import choose_kernels, expected_traits
+from penstock.kernels import choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
 from penstock.weights.conversion.manifest import verify
@@ -70,9 +70,7 @@ def read_text(path: Path) -> str:
 
 
 def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
-    kinds = {kind for tensor in opened.store.tensors.multiplied for kind in tensor.format.operand_types}
-    knows = kinds <= set(expected_traits(EngineConfig(), None).matrices)
-    kernels = choose_kernels(EngineConfig(kernels="auto" if knows else "torch"), num_physical_cores())
+    kernels = choose_kernels(EngineConfig(), num_physical_cores())
     # torch computes the factorizations, which are as much work as the layers.
     torch.set_num_threads(num_physical_cores())
     token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(text)
