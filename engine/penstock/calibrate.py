@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, WrongTensor
-from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV, Matrix, QuantizedTensor
+from penstock.kernels import (
+    BatchLayout,
+    ForwardingKernels,
+    Int4Tensor,
+    Kernels,
+    LayerKV,
+    Matrix,
+    QuantizedTensor,
+)
 from penstock.memory.hardware import num_physical_cores
 from penstock.memory.kv_cache import kv_views
 from penstock.model.registry import OpenModel
 from penstock.spec import FLOAT32, RopeSpec
-from penstock.weights.conversion.gptq import inverse_factor, quantize_compensated
+from penstock.weights.conversion.gptq import compensate_int4, compensate_int8, plan_turns
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
 
@@ -24,6 +32,8 @@ LENGTH, STEP_SEQS = 256, 4
 BLOCK_SIZE = 16
 #: Float32 numbers of a matrix that are rounded at a time; rows are independent of each other.
 CHUNK_ELEMENTS = 1 << 24
+#: The formats that are calibrated.
+KNOWN = ((QuantizedTensor,), (Int4Tensor,))
 
 
 class _ListeningKernels(ForwardingKernels):
@@ -35,9 +45,9 @@ class _ListeningKernels(ForwardingKernels):
         self.hessians: dict[int, Tensor] = {}
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, QuantizedTensor):
+        if isinstance(weight, QuantizedTensor | Int4Tensor):
             width = x.shape[1]
-            hessian = self.hessians.setdefault(weight.qweight.data_ptr(), torch.zeros(width, width))
+            hessian = self.hessians.setdefault(_address(weight), torch.zeros(width, width))
             hessian.addmm_(x.t(), x)
         return super().linear(x, weight, bias)
 
@@ -49,7 +59,7 @@ class Calibration:
 
     def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
         """Takes the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if the text
-        is too short, the checkpoint is INT8 already, or a matrix is kept in another format."""
+        is too short, the checkpoint is quantized already, or a matrix is kept in another format."""
         if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
             raise ConfigError(
                 f"{opened.spec.architecture} sees its prompts both ways, and only decoders that see a text "
@@ -69,16 +79,15 @@ class Calibration:
         digest = hashlib.sha256(str(token_ids[: num_seqs * length]).encode()).hexdigest()
         self.name: str | None = f"GPTQ by {num_seqs} sequences of {length} tokens, {digest}"
         self._store = opened.store
-        first = next(tensor for tensor in opened.store.tensors.layers[0] if tensor.is_matrix)
-        if first.format.holds(opened.store.source.entry(first.parts[0])):
+        if opened.store.is_quantized:
             raise ConfigError(
-                "the checkpoint is INT8 already; calibrate where the unquantized one is converted"
+                "the checkpoint is quantized already; calibrate where the unquantized one is converted"
             )
         for tensor in opened.store.tensors.multiplied:
-            if tensor.format.operand_types != (QuantizedTensor,):
+            if tensor.format.operand_types not in KNOWN:
                 raise ConfigError(
                     f"{' + '.join(tensor.parts)} is kept as {tensor.format.name}, and calibration rounds "
-                    "INT8 alone: convert without a calibration text"
+                    "INT8 and INT4 alone: convert without a calibration text"
                 )
         self._kernels, self._listening = kernels, _ListeningKernels(kernels)
         self._plain = opened.family(opened.spec, kernels, length)
@@ -107,9 +116,7 @@ class Calibration:
             self._sweep(index, weights, is_final=False)
             for tensor in tensors:
                 if tensor.is_matrix:
-                    matrix = weights.matrix(tensor.name)
-                    assert isinstance(matrix, QuantizedTensor)
-                    self._compensate(tensor, matrix)
+                    self._compensate(tensor, weights.matrix(tensor.name))
             self._sweep(index, weights, is_final=True)
         return errors
 
@@ -138,20 +145,28 @@ class Calibration:
             if is_final:
                 self._hidden[part] = after
 
-    def _compensate(self, tensor: TensorSpec, out: QuantizedTensor) -> None:
-        hessian = self._listening.hessians.get(out.qweight.data_ptr())
+    def _compensate(self, tensor: TensorSpec, out: Matrix) -> None:
+        assert isinstance(out, QuantizedTensor | Int4Tensor)
+        hessian = self._listening.hessians.get(_address(out))
         if hessian is None:
             return
         try:
-            factor = inverse_factor(hessian)
+            turns = plan_turns(hessian)
             row = 0
             for rows in self._store.source.row_chunks(tensor, CHUNK_ELEMENTS):
-                quantized = quantize_compensated(rows, factor, tensor.format.group_size)
-                end = row + rows.shape[0]
-                out.qweight[row:end], out.scale[row:end] = quantized
-                row = end
+                chunk = out.rows(row, row + rows.shape[0])
+                if isinstance(chunk, Int4Tensor):
+                    compensate_int4(rows, turns, chunk)
+                else:
+                    compensate_int8(rows, turns, chunk)
+                row += rows.shape[0]
         except ValueError as error:
             raise WrongTensor(f"{' + '.join(tensor.parts)} can't be calibrated: {error}") from error
+
+
+def _address(matrix: QuantizedTensor | Int4Tensor) -> int:
+    """Where a matrix lies."""
+    return (matrix.codes if isinstance(matrix, Int4Tensor) else matrix.qweight).data_ptr()
 
 
 def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:

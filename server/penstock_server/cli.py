@@ -51,8 +51,6 @@ def _check_contradictions(options: argparse.Namespace) -> None:
     """Raises ConfigError for flags that would have no effect beside other flags."""
     given = vars(options).keys()  # has a setting only if the setting is on the command line
     has_shape = getattr(options, "shape", None) is not None
-    if has_shape and options.command == "bench" and "group_size" in given:
-        raise ConfigError("random weights have a scale per output channel: leave out --group-size")
     if "calibration_tokens" in given and "calibrate" not in given:
         raise ConfigError("--calibration-tokens needs a text: add --calibrate FILE")
     if has_shape and (

@@ -17,14 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import build
-from units import layer_key
+from units import layer_bytes, layer_key
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, WeightBits
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
 from penstock.generation.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
+from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import convert
@@ -61,8 +62,8 @@ class Ids:
         return b""
 
 
-def store_of(folder: Path, group_size: int | None = None) -> WeightStore:
-    return open_model(folder, group_size=group_size).store
+def store_of(folder: Path, group_size: int | None = None, weights: WeightBits = "int8") -> WeightStore:
+    return open_model(folder, group_size=group_size, weights=weights).store
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -123,6 +124,35 @@ def test_transformers_opens_it_and_computes_the_same(
             for step, (token, logprobs) in enumerate(zip(mine.token_ids, mine.logprobs, strict=True)):
                 spread = float(logits[step].max() - logits[step].min())
                 assert abs(logprobs.logprob - float(expected[step, token])) <= 1e-3 * spread
+
+
+@pytest.mark.parametrize("kind", ["Llama, tied, biases", "Phi-3", "GPT-NeoX", "GPT-2"])
+def test_four_bits_are_kept_and_are_the_same_to_transformers(kind: str, tmp_path: Path) -> None:
+    """A fused and a tied model, a head that transformers calls otherwise, and transposed weights."""
+    pytest.importorskip("compressed_tensors")
+    import transformers
+
+    build(kind, tmp_path / "source")
+    source = store_of(tmp_path / "source", 32, "int4")
+    convert(source, tmp_path / "target")
+    with pytest.raises(ConfigError, match="quantized in another way"):
+        convert(store_of(tmp_path / "source", 32), tmp_path / "target")
+    opened = open_model(tmp_path / "target")
+    for index in range(source.num_layers):
+        buffers = [torch.empty(layer_bytes(source), dtype=torch.uint8) for _ in range(2)]
+        for store, buffer in zip((source, opened.store), buffers, strict=True):
+            store.read_unit(layer_key(index), buffer)
+        assert torch.equal(*buffers)
+        place = opened.store.contiguous_unit(layer_key(index))
+        assert place is not None and place.offset % PAGE == 0
+    if kind == "GPT-2":  # its layers are no Linear
+        return
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "target", dtype=torch.float32, attn_implementation="eager"
+    )
+    ids = torch.tensor([PROMPTS[1]])
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(ids).logits, UnquantizedModel(opened).forward(ids).logits)
 
 
 def test_it_reports_and_writes_a_manifest(tiny_llama: Path, tmp_path: Path) -> None:

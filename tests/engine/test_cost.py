@@ -51,6 +51,19 @@ def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> No
         assert step.floor_s <= step.seconds
 
 
+def test_four_bits_save_reading_and_no_arithmetic() -> None:
+    family = find_family(config := find_shape("solar-10.7b"))
+    tensors = family.model_tensors(family.read_spec(config)).in_int4(64)
+    size, settings = footprint(family.read_spec(config), tensors), EngineConfig(host_memory_bytes=20 * GIB)
+    plan = plan_memory(size, MACHINE, settings)
+    for num_tokens, least, most in ((1, 0.5, 0.55), (512, 0.97, 1.0)):
+        step = predict_step(plan, size, MACHINE, settings, num_tokens, 1)
+        int8 = predict_step(
+            plan_memory(solar(), MACHINE, settings), solar(), MACHINE, settings, num_tokens, 1
+        )
+        assert least < step.products_s / int8.products_s < most
+
+
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 def test_more_tokens_never_take_less(activations: str) -> None:
     """The scheduler relies on it."""

@@ -108,6 +108,18 @@ def test_a_random_encoder_decoder_is_a_model(tmp_path: Path) -> None:
     assert len(answer.token_ids) == 5
 
 
+def test_random_four_bits_are_a_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+    config = find_shape("solar-10.7b") | sizes | {"num_key_value_heads": 2, "intermediate_size": 96}
+    write_random(config, tmp_path, weights="int4", group_size=32)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
+        tensors = engine.model.store.tensors
+        assert tensors.has_int4 and tensors.group_size == 32
+        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_a_random_model_is_a_model(is_tied: bool, tmp_path: Path) -> None:
     config = find_shape("qwen3-14b") | {

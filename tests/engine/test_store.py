@@ -230,8 +230,11 @@ def test_a_group_size_is_honoured_or_refused(tiny_llama: Path, tmp_path: Path) -
     assert layer.matrix("o").scale.shape == (64, 2)
     assert torch.equal(layer.matrix("o").scale, expected.scale)
     assert torch.equal(layer.matrix("o").qweight, expected.qweight)
-    with pytest.raises(ConfigError, match="down_proj.*96 inputs.*whole groups of 64"):
+    not_whole = "down_proj.*96 inputs.*whole groups of 64: choose --group-size 32, or leave out --"
+    with pytest.raises(ConfigError, match=not_whole + "group-size"):
         open_model(tiny_llama, group_size=64)
+    with pytest.raises(ConfigError, match=not_whole + "weights int4"):
+        open_model(tiny_llama, weights="int4")
     int8 = quantized_copy(tiny_llama, tmp_path / "int8")
     with pytest.raises(ConfigError, match="INT8 already, with scales per output channel"):
         open_model(int8, group_size=32)

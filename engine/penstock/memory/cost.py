@@ -133,9 +133,13 @@ def predict_step(
         return UNKNOWN
     floor_s = products_s = max(terms.values())
     if lane.products:
-        products_s = layer_bytes * _seconds_per_byte(lane.products, rows * num_tokens)
-        products_s += encoder_bytes * _seconds_per_byte(lane.products, rows * num_encoded)
-        products_s += footprint.head_elements * _seconds_per_byte(lane.products, rows * num_sampled)
+        asked_elements = asked_bytes * footprint.experts.elements // max(1, footprint.experts.num_bytes)
+        work = (
+            (layer_bytes, footprint.layer_elements + asked_elements, rows * num_tokens),
+            (encoder_bytes, footprint.encoder_elements, rows * num_encoded),
+            (footprint.head_elements, footprint.head_elements, rows * num_sampled),
+        )
+        products_s = sum(_product_s(lane.products, *each) for each in work)
         products_s += streamed_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
     vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
     other_s = LAYER_OVERHEAD_S * len(swept) + ELEMENT_S * vectors
@@ -159,11 +163,19 @@ def _expert_bytes(plan: MemoryPlan, footprint: ModelFootprint, num_tokens: int) 
     return int(asked), int(asked * share_missing)
 
 
+def _product_s(products: ProductRates, num_bytes: int, num_elements: int, rows: int) -> float:
+    """Seconds of products by matrices with so many bytes and elements. Rates are those of INT8, a byte for
+    each element. With the fewest rows a product waits for its bytes; what more rows add is arithmetic, which
+    goes by elements."""
+    if rows == 0:
+        return 0.0
+    reading = 1 / products[0][1] / 1e9
+    return num_bytes * reading + num_elements * (_seconds_per_byte(products, rows) - reading)
+
+
 def _seconds_per_byte(products: ProductRates, rows: int) -> float:
     """Seconds per byte of weights that meet so many rows. Between two measured numbers of rows the seconds
     lie on the line through both; beyond the largest they grow in proportion."""
-    if rows == 0:
-        return 0.0
     before_rows, before_gbps = products[0]
     for known_rows, gbps in products:
         if rows <= known_rows:

@@ -1,4 +1,4 @@
-"""Shapes of models: the footprint by which a plan knows one, and folders of a shape with random INT8 weights.
+"""Shapes of models: the footprint by which a plan knows one, and folders of a shape with random weights.
 known_shapes.py has the shapes of well-known models."""
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.config import WeightBits
 from penstock.model.registry import find_family
 from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
 from penstock.weights.conversion.unit_files import unit_files
+from penstock.weights.store import quantized_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: A random model has this many different layers of a form; the others repeat them, which no measurement
@@ -67,16 +69,22 @@ def _matrix_elements(tensors: tuple[TensorSpec, ...]) -> int:
 
 
 def write_random(
-    config: dict[str, Any], folder: Path, report_progress: Callable[[int, int], None] | None = None
+    config: dict[str, Any],
+    folder: Path,
+    report_progress: Callable[[int, int], None] | None = None,
+    weights: WeightBits = "int8",
+    group_size: int | None = None,
 ) -> None:
     """Write a folder as `penstock convert` does, with random weights of this shape and without a tokenizer.
+    `weights` and `group_size` are those of EngineConfig.
 
     Integers cover the whole range, and scales keep activations about as large as in a trained model. Raises
-    CapacityError if the disk is too small, and CheckpointError if another process is writing there.
+    CapacityError if the disk is too small, CheckpointError if another process is writing there, and
+    ConfigError if inputs don't make whole groups.
     """
     family = find_family(config)
     spec = family.read_spec(config)
-    tensors = family.model_tensors(spec)
+    tensors = quantized_tensors(family.model_tensors(spec), config, weights, group_size)
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, WrongTensor
+from penstock.errors import WrongTensor
 from penstock.kernels import Int4Tensor, Matrix, StackedMatrix
 from penstock.kernels.int4_tensor import CODEBOOKS
 from penstock.weights.checkpoints.int4_form import Int4Form
@@ -88,11 +88,6 @@ class Int4:
         return entry.int4 is not None and entry.int4.form == self.form
 
     def grouped(self, tensor: TensorSpec, group_size: int) -> Int4:
-        if tensor.shape[1] % group_size:
-            raise ConfigError(
-                f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups "
-                f"of {group_size}; choose another --group-size"
-            )
         return Int4(replace(self.form, group_size=group_size))
 
     def scheme(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""QuantizationError: how far the INT8 form of a matrix is from the matrix that a checkpoint holds."""
+"""QuantizationError: how far the quantized form of a matrix is from the matrix that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """How far a tensor's INT8 form is from the tensor that the checkpoint holds."""
+    """How far a tensor's quantized form is from the tensor that the checkpoint holds."""
 
     name: str
     #: Frobenius norm of the difference over that of the tensor.

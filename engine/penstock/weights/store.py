@@ -19,7 +19,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import check_quantization, int4_group_size
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.tensor_check import check_tensors
+from penstock.weights.tensor_check import check_tensors, with_whole_groups
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 from penstock.weights.weight_format import Loss
@@ -138,12 +138,15 @@ def quantized_tensors(
     own, packed = check_quantization(config), int4_group_size(config)
     if own is None:
         if weights == "int4":
-            return tensors.in_int4(group_size or INT4_GROUP_SIZE)
-        return tensors.grouped(group_size) if group_size else tensors
+            packed = group_size or INT4_GROUP_SIZE
+            return with_whole_groups(tensors.in_int4(packed), "leave out --weights int4")
+        if group_size:
+            return with_whole_groups(tensors.grouped(group_size), "leave out --group-size")
+        return tensors
     if group_size not in (None, own, packed or own) or (weights == "int4" and not packed):
         scales = f"{packed or own} inputs" if packed or own else "output channel"
         raise ConfigError(
             f"the checkpoint is {'in 4 bits' if packed else 'INT8'} already, with scales per {scales}; "
             "--weights and --group-size are for unquantized checkpoints"
         )
-    return tensors.grouped(own) if own else tensors
+    return with_whole_groups(tensors.grouped(own), "download the checkpoint again") if own else tensors

@@ -1,10 +1,12 @@
-"""Whether a checkpoint holds the tensors that a model consists of, each with its shape, and no others."""
+"""Whether a checkpoint holds the tensors that a model consists of, each with its shape, and no others; and
+whether the inputs of matrices make whole groups."""
 
 from __future__ import annotations
 
 import re
 
-from penstock.errors import UnexpectedTensor, WrongTensor
+from penstock.config import GROUP_SIZES
+from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
 from penstock.weights.tensor_source import TensorSource, is_transposed
 from penstock.weights.tensors import ModelTensors, TensorSpec
 
@@ -20,6 +22,21 @@ def check_tensors(source: TensorSource, tensors: ModelTensors, ignore_unexpected
         _check_rows(source, tensor)
     if not ignore_unexpected:
         _check_others(source, known, (*DERIVED_TENSORS, *tensors.unused))
+
+
+def with_whole_groups(tensors: ModelTensors, otherwise: str) -> ModelTensors:
+    """The model itself. Raises ConfigError if the inputs of a matrix don't make whole groups: the error names
+    the sizes that fit, and says what to do `otherwise`."""
+    grouped = [tensor for tensor in tensors.multiplied if tensor.format.group_size]
+    for tensor in grouped:
+        if tensor.shape[1] % tensor.format.group_size:
+            fitting = [str(size) for size in GROUP_SIZES if not any(each.shape[1] % size for each in grouped)]
+            remedy = f"choose --group-size {' or '.join(fitting)}, or " if fitting else "no size fits, so "
+            raise ConfigError(
+                f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups of "
+                f"{tensor.format.group_size}: {remedy}{otherwise}"
+            )
+    return tensors
 
 
 def _check_rows(source: TensorSource, tensor: TensorSpec) -> None:

@@ -230,7 +230,7 @@ class ModelTensors:
 
     def grouped(self, group_size: int) -> ModelTensors:
         """The same model with INT8 scales per group in units and head. Embeddings are looked up row by row
-        and keep one scale for each row. Raises ConfigError if inputs don't make whole groups."""
+        and keep one scale for each row."""
 
         def group(tensor: TensorSpec) -> WeightFormat:
             return tensor.format.grouped(tensor, group_size)
@@ -238,13 +238,10 @@ class ModelTensors:
         return self._with_formats(unit=group, head=group)
 
     def in_int4(self, group_size: int) -> ModelTensors:
-        """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8. Raises
-        ConfigError if inputs don't make whole groups."""
+        """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8."""
 
         def pack(tensor: TensorSpec) -> WeightFormat:
-            return (
-                Int4(Int4Form(group_size)).grouped(tensor, group_size) if tensor.is_matrix else tensor.format
-            )
+            return Int4(Int4Form(group_size)) if tensor.is_matrix else tensor.format
 
         return self._with_formats(unit=pack)
 

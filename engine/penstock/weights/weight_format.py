@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.errors import ConfigError, WrongTensor
+from penstock.errors import WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
 from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
 from penstock.weights.quantize import quantize, row_quantizer
@@ -91,8 +91,7 @@ class WeightFormat(Protocol):
         """Whether the checkpoint holds a tensor's part in this very format, so that the part is copied."""
 
     def grouped(self, tensor: TensorSpec, group_size: int) -> WeightFormat:
-        """This format with a scale per `group_size` inputs; the format itself where it has no scales. Raises
-        ConfigError if the tensor's inputs don't make whole groups."""
+        """This format with a scale per `group_size` inputs; the format itself where it has no scales."""
 
     def scheme(self) -> dict[str, Any] | None:
         """What compressed-tensors calls the format. {} if the tensor is kept as plain floating point; None if
@@ -209,11 +208,6 @@ class Int8:
         return entry.dtype == "I8"
 
     def grouped(self, tensor: TensorSpec, group_size: int) -> Int8:
-        if tensor.shape[1] % group_size:
-            raise ConfigError(
-                f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups "
-                f"of {group_size}; choose another --group-size, or none"
-            )
         return Int8(group_size)
 
     def scheme(self) -> dict[str, Any] | None:

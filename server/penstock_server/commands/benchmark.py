@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import Engine, GenerationRequest, SamplingParams
-from penstock.config import EngineConfig
+from penstock.config import INT4_GROUP_SIZE, EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.model.known_shapes import find_shape
@@ -146,12 +146,14 @@ def check_memory(
 
 def _random_folder(settings: Settings, shape: str) -> Path:
     config = find_shape(shape)
-    folder = settings.cache_dir / "shapes" / shape.lower()
+    weights, group_size = settings.weights, settings.group_size
+    kind = "" if (weights, group_size) == ("int8", None) else f"-{weights}-{group_size or INT4_GROUP_SIZE}"
+    folder = settings.cache_dir / "shapes" / (shape.lower() + kind)
     if not (folder / "config.json").is_file():
         print(f"writing random weights of this shape to {folder}", file=sys.stderr)
         bar = ProgressBar(shape, "B")
         try:
-            write_random(config, folder, bar)
+            write_random(config, folder, bar, weights, group_size)
         finally:
             bar.close()
     return folder

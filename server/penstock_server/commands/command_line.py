@@ -206,7 +206,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text that is predicted")
     parser.add_argument(
-        "--against", metavar="REF", help="the unquantized model; default: MODEL, unless MODEL is INT8"
+        "--against", metavar="REF", help="the unquantized model; default: MODEL, unless MODEL is quantized"
     )
     parser.add_argument(
         "--context",
@@ -243,11 +243,11 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "generate": ("continue a text in the terminal", _add_generate),
     "fill": ("fill in the blanks of a text in the terminal", _add_fill),
     "chat": ("talk to a model in the terminal", _add_chat),
-    "convert": ("write a model as INT8, laid out to be streamed", _add_convert),
+    "convert": ("write a model as INT8 or INT4, laid out to be streamed", _add_convert),
     "plan": ("tell what would lie in which memory, and how fast a step would be", _add_plan),
     "hardware": ("measure this machine: memory, disk, arithmetic, GPU", _add_hardware),
     "bench": ("time steps of a model, or of random weights of a shape", _add_bench),
     "doctor": ("tell what slows this machine down, and what to do", _add_doctor),
-    "report": ("tell what INT8 costs, tensor by tensor", _add_report),
+    "report": ("tell what quantization costs, tensor by tensor", _add_report),
     "eval": ("measure perplexity, and the distance from the unquantized model", _add_eval),
 }

@@ -106,7 +106,7 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
         ]
     if report.errors:
         worst = max(report.errors, key=lambda name: report.errors[name])
-        lines.append(f"relative error of rounding to INT8: at most {report.errors[worst]:.2%} ({worst})")
+        lines.append(f"relative error of rounding: at most {report.errors[worst]:.2%} ({worst})")
     if report.is_compensated:
         lines.append(
             "this error is before compensation, which makes single weights worse and outputs better; "

@@ -32,13 +32,14 @@ CONTEXT = 512
 #: The kind of the reference -> a note below the report. None as kind: there is no reference.
 NOTES = {
     None: (
-        "The model is INT8 already, so there is nothing to compare it with. Name the checkpoint from which "
-        "the model was made (--against ORIGINAL), or the model itself to see what is lost beside its weights."
+        "The model is quantized already, so there is nothing to compare it with. Name the checkpoint from "
+        "which the model was made (--against ORIGINAL), or the model itself to see what is lost beside its "
+        "weights."
     ),
     "unquantized": None,
     "dequantized": (
-        "The reference has INT8 tensors itself, dequantized. If they are the model's own, these figures have "
-        "the error of activations, keys and values alone, and not the error of the weights."
+        "The reference has quantized tensors itself, dequantized. If they are the model's own, these figures "
+        "have the error of activations, keys and values alone, and not the error of the weights."
     ),
 }
 
@@ -48,13 +49,14 @@ class Evaluation:
     """Everything that the command reports."""
 
     fidelity: Fidelity
-    #: The errors of the INT8 tensors, in order; () without a reference.
+    #: The errors of the quantized tensors, in order; () without a reference.
     weights: tuple[QuantizationError, ...]
     num_windows: int
     context: int
     #: The kind of the reference: a key of NOTES.
     reference: str | None
-    #: The engine's settings.
+    #: The formats of the engine's matrices, each once, and its settings.
+    formats: tuple[str, ...]
     activations: str
     kv_dtype: str
     kernels: str
@@ -122,7 +124,8 @@ def measure(
         errors = quantization_errors(engine, reference)
         weights = list(tqdm(errors, "weights", unit="tensor", disable=not sys.stderr.isatty()))
     config = engine.config
-    ways = config.activations, config.kv_dtype, config.kernels
+    formats = tuple(dict.fromkeys(tensor.format.name for tensor in tensors_of(engine).multiplied))
+    ways = formats, config.activations, config.kv_dtype, config.kernels
     return Evaluation(fidelity, tuple(weights), len(pieces), context, kind, *ways)
 
 
@@ -132,6 +135,7 @@ def lines(found: Evaluation, tensors: ModelTensors) -> list[str]:
     report = [
         f"text              {fidelity.num_tokens} tokens scored; windows: {found.num_windows} of at most "
         f"{found.context}",
+        f"weights           {'; '.join(found.formats)}",
         f"engine            activations {found.activations}, keys and values {found.kv_dtype}, kernels "
         f"{found.kernels}",
         f"perplexity        {fidelity.perplexity:.4f}",
@@ -153,7 +157,7 @@ def layer_table(
     divergence: Divergence, weights: tuple[QuantizationError, ...], tensors: ModelTensors
 ) -> list[str]:
     """A line for the embedding, for each layer and for the head: the relative error of the hidden states
-    behind it, and the relative error of its worst INT8 tensor. A layer's experts are tensors of the layer."""
+    behind it, and the relative error of its worst matrix. A layer's experts are tensors of the layer."""
     errors = {error.name: error for error in weights}
     layers = [*_layers(tensors)]
     names = ["embedding", *(f"layer {index}" for index in range(len(layers))), "head"]

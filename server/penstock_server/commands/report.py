@@ -1,4 +1,4 @@
-"""`penstock report`: the error of each INT8 tensor against the checkpoint's tensor."""
+"""`penstock report`: the error of each quantized tensor against the checkpoint's tensor."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def report(settings: Settings, is_json: bool) -> int:
 
 
 def table(errors: list[QuantizationError], num_kept: int) -> list[str]:
-    """The errors as lines of text. `num_kept`: the matrices that the checkpoint has in INT8."""
+    """The errors as lines of text. `num_kept`: the matrices that the checkpoint has quantized."""
     if not errors:
-        return ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
+        return ["The checkpoint is quantized already: nothing is rounded, and nothing is lost."]
     worst = max(errors, key=lambda error: error.relative)
     lines = [_COLUMNS, *(_line(error) for error in errors), ""]
     lines.append(
         f"{len(errors)} of {len(errors) + num_kept} matrices are quantized; the worst is {worst.name}: "
         f"{worst.relative:.2%} of its norm"
     )
-    kept = f"{num_kept} matrices are INT8 in the checkpoint already, and lose nothing"
+    kept = f"{num_kept} matrices are quantized in the checkpoint already, and lose nothing"
     return [*lines, kept] if num_kept else lines
 
 

@@ -1,4 +1,4 @@
-"""The JSON of `penstock report` and `penstock eval`: errors of INT8 tensors, and of an engine's results."""
+"""The JSON of `penstock report` and `penstock eval`: errors of quantized tensors, of an engine's results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock_server.protocol.engine_bodies import Told
 
 
 class TensorError(Told):
-    """The error of a tensor's INT8 form against the checkpoint's tensor."""
+    """The error of a tensor's quantized form against the checkpoint's tensor."""
 
     name: str
     #: Frobenius norm of the difference, divided by that of the tensor; for the whole tensor, and for the
@@ -46,6 +46,8 @@ class EvaluationBody(Told):
     context: int
     #: The kind of the reference: "unquantized" or "dequantized"; null without one.
     reference: str | None
+    #: The formats of the matrices by which tokens are multiplied, each once.
+    formats: tuple[str, ...]
     activations: str
     kv_dtype: str
     kernels: str

@@ -71,7 +71,7 @@ class Settings:
     )
     convert_to: Path | None = setting(
         "model",
-        "convert the model to this folder first (INT8, laid out to be streamed), unless that is done, "
+        "convert the model to this folder first (quantized, laid out to be streamed), unless that is done, "
         "and use the folder",
         commands=(*GENERATING, "eval"),
         parse=Path,

@@ -118,6 +118,24 @@ def test_calibrate_by_a_text(tiny_llama: Path, tmp_path: Path, capsys: pytest.Ca
     assert "some thousands are better" in capsys.readouterr().err
 
 
+def test_four_bits(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Converted by a command, evaluated, and converted on the way to an engine."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("the water runs down the pipe and the wheel turns\n" * 40)
+    convert = ["convert", str(tiny_llama), str(out), "--weights", "int4"]
+    assert cli.main(convert) == 2
+    assert "96 inputs" in (told := capsys.readouterr().err) and "choose --group-size 32" in told
+    assert cli.main([*convert, "--group-size", "32", "--calibrate", str(text)]) == 0
+    assert cli.main([*convert, "--group-size", "32"]) == 2  # plain rounding would be another model
+    capsys.readouterr()
+    assert cli.main(["eval", str(out), "--against", str(tiny_llama), "--text", str(text)]) == 0
+    told = capsys.readouterr().out
+    assert "weights           int4, groups of 32; int8\n" in told and "KL divergence" in told
+    settings = Settings(model=str(tiny_llama), weights="int4", group_size=32, convert_to=tmp_path / "plain")
+    with load_engine(settings) as engine:
+        assert engine.model.store.tensors.has_int4 and (tmp_path / "plain" / "config.json").is_file()
+
+
 def as_pickle(source: Path, folder: Path) -> Path:
     """A copy of a model whose weights are a file of torch.save; returns the file."""
     shutil.copytree(source, folder)

@@ -38,10 +38,10 @@ def test_matrices_that_are_int8_already_are_counted() -> None:
     """As in the demo model, whose embedding alone is quantized when it is read."""
     lines = table([QuantizationError("embedding", 0.01, 0.02, 3.0)], 25)
     assert lines[-2].startswith("1 of 26 matrices are quantized; the worst is embedding: 1.00%")
-    assert lines[-1] == "25 matrices are INT8 in the checkpoint already, and lose nothing"
+    assert lines[-1] == "25 matrices are quantized in the checkpoint already, and lose nothing"
 
 
 def test_nothing_to_report_and_nothing_to_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert table([], 3) == ["The checkpoint is INT8 already: nothing is quantized, and nothing is lost."]
+    assert table([], 3) == ["The checkpoint is quantized already: nothing is rounded, and nothing is lost."]
     assert cli.main(["report", str(tmp_path / "nothing")]) == 1
     assert "penstock:" in capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""A checkpoint -> a Penstock folder: INT8 once and for all, one file per unit of tensors, each read at once.
+"""A checkpoint -> a Penstock folder: quantized once and for all, one file per unit, each read at once.
 
-The folder is a Hugging Face folder in the compressed-tensors `int-quantized` layout. The last file,
-config.json, makes the folder a model; until then `penstock.json` tells what is done, and the next run goes on
-there. A file has its real name only when all of it is on the disk.
+The folder is a Hugging Face folder in compressed-tensors' layouts: `int-quantized` for INT8, `pack-quantized`
+for INT4. The last file, config.json, makes the folder a model; until then `penstock.json` tells what is done,
+and the next run goes on there. A file has its real name only when all of it is on the disk.
 """
 
 from __future__ import annotations

@@ -24,8 +24,10 @@ def converted_config(store: WeightStore) -> dict[str, Any]:
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
     """What compressed-tensors calls our formats. Raises ConfigError for a format without a name there."""
-    _, *others = tensors.groups
-    tables, linear = _kept(tensors.embedding), [kept for group in others for kept in _kept(group)]
+    tables = _kept(tensors.embedding)
+    linear = [kept for unit in tensors.units for kept in _kept(unit.tensors)]
+    # transformers calls every head by one name, and knows the names of heads in checkpoints beside it.
+    linear += [kept.also(_module(HEAD)) for kept in _kept(tensors.head)]
     if tensors.is_tied:
         linear.append(
             _Kept(tensors.output_matrix.format, [_module(HEAD)])
@@ -53,6 +55,10 @@ class _Kept(NamedTuple):
 
     format: WeightFormat
     modules: list[str]
+
+    def also(self, module: str) -> _Kept:
+        """The same modules, and `module` if that is not one of them."""
+        return self._replace(modules=list(dict.fromkeys([*self.modules, module])))
 
 
 def _kept(tensors: tuple[TensorSpec, ...]) -> list[_Kept]:

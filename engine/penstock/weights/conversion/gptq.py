@@ -2,16 +2,23 @@
 Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, algorithm 1).
 
 Columns (inputs) are rounded one after the other. The columns that are not rounded yet make up for the error
-of a column, as far as their inputs go together with its inputs in a calibration text.
+of a column, as far as their inputs go together with its inputs in a calibration text. Columns with large
+inputs come first, while many others can still make up for their errors; scales belong to the same groups as
+in plain rounding, whatever the order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from penstock.kernels import QuantizedTensor
+from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.weights.quantize import WEIGHT_LIMIT, quantize
+from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, pack
 
 #: Columns whose errors are carried to the others at once: many small updates become one product.
 BLOCK = 128
@@ -19,15 +26,25 @@ BLOCK = 128
 DAMPING = 0.01
 
 
-def inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of sum(x x^T), float32 [in_features, in_features].
+class Turns(NamedTuple):
+    """The order in which columns are rounded, and how the later ones make up for the error of each."""
+
+    #: int64 [in_features]: the column of each turn.
+    order: Tensor
+    #: float32 [in_features, in_features], by turns: the upper Cholesky factor of the inverse of sum(x x^T).
+    factor: Tensor
+
+
+def plan_turns(hessian: Tensor) -> Turns:
+    """Turns by falling sum of squares of the inputs, from sum(x x^T), float32 [in_features, in_features].
 
     An input that was always zero is correlated with no other. Three float64 matrices are needed for a while.
     Raises ValueError where the calibration text left NaN or infinity, or a matrix without an inverse.
     """
     if not bool(torch.isfinite(hessian).all()):
         raise ValueError("the calibration text makes infinite activations")
-    work = hessian.double()
+    order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+    work = hessian[order][:, order].double()
     diagonal = work.diagonal()
     diagonal += torch.where(diagonal == 0, 1.0, DAMPING * diagonal.mean())
     try:
@@ -38,33 +55,66 @@ def inverse_factor(hessian: Tensor) -> Tensor:
         raise ValueError(
             f"the correlations of its inputs can't be inverted ({error}); try a longer text"
         ) from error
-    factor: Tensor = work.float()
-    return factor
+    return Turns(order, work.float())
 
 
-def quantize_compensated(weight: Tensor, factor: Tensor, group_size: int = 0) -> QuantizedTensor:
-    """INT8 of [out_features, in_features], by inverse_factor() of its inputs; rows do not depend on each
-    other. Scales are made by quantize(), from whole rows, or from the state of a group when its turn comes.
-    Raises ValueError."""
-    left = weight.float().clone()
+@dataclass(frozen=True)
+class Grid:
+    """The values that weights may become: integers from `lowest` to `highest` times the scale of a group."""
+
+    lowest: int
+    highest: int
+    group_size: int
+    #: The scales of one group: float32 [num_rows, group_size] -> [num_rows].
+    choose_scale: Callable[[Tensor], Tensor]
+
+
+def compensate_int8(weight: Tensor, turns: Turns, out: QuantizedTensor) -> None:
+    """INT8 of [num_rows, in_features] into `out`. Raises ValueError."""
+    size = weight.shape[1] // out.num_groups
+    grid = Grid(-WEIGHT_LIMIT, WEIGHT_LIMIT, size, lambda group: quantize(group).scale)
+    integers, scales = _compensate(weight, turns, grid)
+    out.qweight.copy_(integers)
+    out.scale.copy_(scales.view(out.scale.shape))
+
+
+def compensate_int4(weight: Tensor, turns: Turns, out: Int4Tensor) -> None:
+    """4-bit codes of [num_rows, in_features] into `out`. Raises ValueError."""
+    size = out.group_size
+    grid = Grid(LOWEST, HIGHEST, size, lambda group: choose_scales(group, size)[:, 0].float())
+    integers, scales = _compensate(weight, turns, grid)
+    out.codes.copy_(pack((integers - LOWEST).to(torch.uint8)))
+    out.scale.copy_(scales)
+
+
+def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Integers (int8 [num_rows, in_features]) and scales (float32 [num_rows, num_groups]). Rows do not depend
+    on each other. A group's scale is chosen when the first of its columns has its turn, from what the columns
+    are by then."""
+    order, factor = turns
+    left = weight.float()[:, order]
     num_rows, width = left.shape
-    qweight = torch.empty(num_rows, width, dtype=torch.int8)
-    scales = [] if group_size else [quantize(left).scale]
+    integers = torch.empty(num_rows, width, dtype=torch.int8)
+    scales: dict[int, Tensor] = {}
+    columns, groups = torch.argsort(order), (order // grid.group_size).tolist()
     for start in range(0, width, BLOCK):
         end = min(start + BLOCK, width)
         errors = torch.zeros(num_rows, end - start)
-        for column in range(start, end):
-            if group_size and column % group_size == 0:
-                scales.append(quantize(left[:, column : column + group_size]).scale)
-            rounded, error = _round(left[:, column], scales[-1], float(factor[column, column]))
-            qweight[:, column], errors[:, column - start] = rounded, error
-            left[:, column:end] -= torch.outer(error, factor[column, column:end])
+        for turn, group in enumerate(groups[start:end], start):
+            if group not in scales:
+                members = columns[group * grid.group_size : (group + 1) * grid.group_size]
+                # Columns behind this block don't have the block's errors yet.
+                carried = factor[start:end, members].where(members >= end, 0.0)
+                scales[group] = grid.choose_scale(left[:, members] - errors @ carried)
+            rounded, error = _round(left[:, turn], scales[group], float(factor[turn, turn]), grid)
+            integers[:, order[turn]], errors[:, turn - start] = rounded, error
+            left[:, turn:end] -= torch.outer(error, factor[turn, turn:end])
         left[:, end:] -= errors @ factor[start:end, end:]
-    return QuantizedTensor(qweight, torch.stack(scales, dim=1) if group_size else scales[0])
+    return integers, torch.stack([scales[group] for group in range(len(scales))], dim=1)
 
 
-def _round(column: Tensor, scale: Tensor, pivot: float) -> tuple[Tensor, Tensor]:
+def _round(column: Tensor, scale: Tensor, pivot: float, grid: Grid) -> tuple[Tensor, Tensor]:
     """The integers of a column, and its error in units of the factor's diagonal."""
     divisor = torch.where(scale > 0, scale, torch.inf)
-    rounded = (column / divisor).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT)
+    rounded = (column / divisor).round_().clamp_(grid.lowest, grid.highest)
     return rounded.to(torch.int8), (column - rounded * scale) / pivot

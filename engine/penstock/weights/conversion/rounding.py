@@ -1,4 +1,4 @@
-"""Rounding: how weights become INT8 while a model is converted."""
+"""Rounding: how weights become integers while a model is converted."""
 
 from __future__ import annotations
 
