@@ -206,12 +206,12 @@ class Stacked:
         return None
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return set().union(*(kind.check(source, own) for kind, own in self._tensors(tensor)))
+        return set().union(*(own.format.check(source, own) for own in self.by_part(tensor)))
 
-    def _tensors(self, tensor: TensorSpec) -> list[tuple[WeightFormat, TensorSpec]]:
+    def by_part(self, tensor: TensorSpec) -> list[TensorSpec]:
         """Each part as a tensor of its own."""
         return [
-            (kind, replace(tensor, parts=(part,), shape=(rows, *tensor.shape[1:]), format=kind))
+            replace(tensor, parts=(part,), shape=(rows, *tensor.shape[1:]), format=kind)
             for part, (kind, rows) in zip(tensor.parts, self.parts, strict=True)
         ]
 
@@ -224,8 +224,8 @@ class Stacked:
         with_loss: bool = False,
     ) -> dict[str, Loss]:
         losses: dict[str, Loss] = {}
-        for (kind, own), each in zip(self._tensors(tensor), self._split(arrays), strict=True):
-            losses |= kind.fill(source, own, each, num_threads, with_loss)
+        for own, each in zip(self.by_part(tensor), self._split(arrays), strict=True):
+            losses |= own.format.fill(source, own, each, num_threads, with_loss)
         return losses
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
 def _format_of(tensor: TensorSpec, entry: TensorEntry) -> WeightFormat:
     if entry.int4 is not None:
         return Int4(entry.int4.form)
-    size = entry.group_size
+    size = 0 if tensor.format.group_size else entry.group_size  # the group size that a user has chosen stays
     return tensor.format.grouped(tensor, size) if size and tensor.shape[1] % size == 0 else tensor.format
 
 

@@ -13,7 +13,13 @@ from typing import Any
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf import GgufRows, Metadata, read_header, read_vector, renamed
+from penstock.weights.checkpoints.gguf_files.gguf_header import (
+    GgufRows,
+    Metadata,
+    read_header,
+    read_vector,
+    renamed,
+)
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 NAMES = {
