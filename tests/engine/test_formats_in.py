@@ -40,14 +40,17 @@ class Ids:
         return b""
 
 
-def assert_computes(folder: Path, expected: Any, group_size: int = 0, kernels: Any = "auto") -> None:
+def assert_computes(
+    folder: Path, expected: Any, group_size: int = 0, kernels: Any = "auto", is_rounded: bool = False
+) -> None:
     """That the engine's log-probabilities are those of transformers' model, once its embedding and head have
-    been quantized as well."""
+    been quantized as well, unless they are (`is_rounded`)."""
     tokenizer: Any = Ids()
     embedding, head = expected.get_input_embeddings(), expected.get_output_embeddings()
-    if head.weight is not embedding.weight:
+    if head.weight is not embedding.weight and not is_rounded:
         head.weight.data = quantize(head.weight.data, group_size).dequantize()
-    embedding.weight.data = quantize(embedding.weight.data).dequantize()
+    if not is_rounded:
+        embedding.weight.data = quantize(embedding.weight.data).dequantize()
     # Plain kernels are slow, and a warm-up computes the largest step.
     few = {} if kernels == "auto" else {"max_num_seqs": 2, "max_num_batched_tokens": 48}
     config = EngineConfig(
