@@ -59,8 +59,8 @@ def decoded(kind: str, stored: np.ndarray[Any, Any]) -> Tensor:
 
 
 def kind_of(name: str, kinds: dict[str, str]) -> str:
-    """The type of a tensor: that of the first ending in `kinds`, otherwise that of ""."""
-    return next(kind for ending, kind in kinds.items() if name.removesuffix(".weight").endswith(ending))
+    """The type of a tensor: that of the last word of its name, otherwise that of ""."""
+    return kinds.get(name.removesuffix(".weight").rpartition(".")[2], kinds[""])
 
 
 def write_mixed(model: Any, path: Path, kinds: dict[str, str]) -> None:
@@ -82,6 +82,7 @@ def write_mixed(model: Any, path: Path, kinds: dict[str, str]) -> None:
             blocks = random_blocks(kind, *weight.shape, seed)
             weight.data = put_back(parameter, decoded(kind, blocks), config)
         else:
+            weight.data = weight.data.half().float() if kind == "F16" else weight.data
             data = exchanged(parameter, weight.data, config) if name == "llama" else weight.data
             data = data + 1 if name == "gemma2" and "norm" in parameter else data
             blocks = gguf.quants.quantize(data.contiguous().numpy(), dtype)
@@ -132,7 +133,7 @@ MIXTURES = {
 def make(mixture: str, folder: Path, family: str = "Llama", **changes: Any) -> Any:
     """Writes folder/model.gguf with rows of 256; returns transformers' model with the file's matrices."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
-    model = build(family, folder / "source", **sizes, **changes)
+    model = build(family, folder / "source", **(sizes | changes))
     write_mixed(model, folder / "model.gguf", MIXTURES[mixture])
     return model
 
@@ -159,7 +160,8 @@ def test_mixtures_in_a_model(mixture: str, tmp_path: Path, caplog: pytest.LogCap
         logits = UnquantizedModel(opened).forward(ids).logits
         torch.testing.assert_close(logits, model(ids).logits, atol=1e-4, rtol=1e-4)
     as_computed(model, MIXTURES[mixture])
-    assert_computes(tmp_path / "model.gguf", model, kernels="torch", is_rounded=True)
+    kernels = "torch" if mixture == "Q4_K_M" else "auto"
+    assert_computes(tmp_path / "model.gguf", model, kernels=kernels, is_rounded=True)
 
 
 def test_parts_keep_their_types(tmp_path: Path) -> None:
@@ -211,12 +213,12 @@ def test_types_with_fewer_bits_are_named(kind: str, tmp_path: Path) -> None:
 
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     """Some bytes of the header changed: no other error than ours, whatever is read then."""
-    make("Q4_K_M", tmp_path)
+    make("Q4_K_M", tmp_path, num_hidden_layers=1)
     file = tmp_path / "model.gguf"
     whole, tensors = file.read_bytes(), gguf.GGUFReader(file).tensors
     results = collections.Counter[str]()
     first = min(tensor.field.offset for tensor in tensors)
-    for seed in range(300):
+    for seed in range(120):
         rng, content = random.Random(seed), bytearray(whole)
         for _ in range(rng.choice((1, 1, 2, 3))):
             at = (
@@ -227,7 +229,7 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
             content[at] = rng.choice((0, 1, 2, 6, 8, 12, 14, 23, 39, 255, rng.randrange(256)))
         file.write_bytes(content)
         results[outcome(file)] += 1
-    assert results["read"] > 30 and results["CorruptFile"] > 30, results
+    assert results["read"] > 10 and results["CorruptFile"] > 10, results
 
 
 def outcome(file: Path) -> str:

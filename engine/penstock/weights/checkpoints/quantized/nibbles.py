@@ -33,7 +33,7 @@ def reorder(codes: Tensor, order: Tensor) -> Tensor:
 def shared_size(width: int, num_groups: int) -> int:
     """The size of groups in which the scales of `num_groups` groups of a row can be kept: the groups' own, or
     the largest of GROUP_SIZES that divides a larger group, whose scale is repeated. 0: there is none."""
-    if not num_groups or width % num_groups:
+    if not num_groups or not width or width % num_groups:
         return 0
     return next((size for size in reversed(GROUP_SIZES) if width // num_groups % size == 0), 0)
 
