@@ -133,7 +133,7 @@ def test_compressed_tensors_matrices(
     assert_reads(tmp_path, "a.weight", expected)
 
 
-@pytest.mark.parametrize(("kernels", "ordered"), [("torch", False), ("reference", True), ("torch", True)])
+@pytest.mark.parametrize(("kernels", "ordered"), [("torch", False), ("reference", True), ("auto", True)])
 def test_a_model_of_compressed_tensors(kernels: str, ordered: bool, tmp_path: Path) -> None:
     """Asymmetric; with orders of columns, q, k and v are computed one by one."""
     torch.manual_seed(1)
@@ -231,8 +231,9 @@ def test_gptq_matrices(shape: tuple[int, int], group_size: int, kind: dict[str, 
     assert_reads(tmp_path, "a.weight", expected)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
-@pytest.mark.parametrize("kind", [GPTQ_KINDS[0], GPTQ_KINDS[4] | {"lm_head": True}], ids=str)
+@pytest.mark.parametrize(
+    ("family", "kind"), [("Llama", GPTQ_KINDS[0]), ("Qwen2", GPTQ_KINDS[4] | {"lm_head": True})], ids=str
+)
 def test_a_model_of_gptq(family: str, kind: dict[str, Any], tmp_path: Path) -> None:
     """Zero biases beside modules that have none; a head with 4 bits."""
 
@@ -247,7 +248,7 @@ def test_a_model_of_gptq(family: str, kind: dict[str, Any], tmp_path: Path) -> N
         expected.lm_head.weight.data = quantize(expected.lm_head.weight.data).dequantize()
     embedding = expected.model.embed_tokens
     embedding.weight.data = quantize(embedding.weight.data).dequantize()
-    assert_computes(tmp_path, expected, kernels="torch", is_rounded=True)
+    assert_computes(tmp_path, expected, is_rounded=True)
 
 
 # ---- AWQ
@@ -301,7 +302,7 @@ def test_a_model_of_awq(tmp_path: Path) -> None:
     computed = UnquantizedModel(open_model(tmp_path)).forward(ids)
     with torch.inference_mode():
         torch.testing.assert_close(computed.logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
-    assert_computes(tmp_path, expected, kernels="torch")
+    assert_computes(tmp_path, expected)
 
 
 # ---- FP8

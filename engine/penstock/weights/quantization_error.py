@@ -76,13 +76,21 @@ def quantization_errors(store: WeightStore, exact: WeightStore | None = None) ->
         yield QuantizationError.of(", ".join(tensor.parts), rows, ours)
 
 
-def _quantized(store: WeightStore, source: TensorSource) -> Iterator[TensorSpec]:
-    """The matrices that `source` does not hold in the store's format. Parts of a stacked matrix count as
+def matrices(store: WeightStore) -> Iterator[TensorSpec]:
+    """The matrices of a model. The parts of a stacked matrix, each in a format of its own, count as
     matrices."""
     for tensor in (tensor for tensors in store.tensors.groups for tensor in tensors):
-        for part in tensor.format.by_part(tensor) if isinstance(tensor.format, Stacked) else [tensor]:
-            if part.is_matrix and not part.format.holds(source.entry(part.parts[0])):
-                yield part
+        if isinstance(tensor.format, Stacked):
+            yield from tensor.format.by_part(tensor)
+        elif tensor.is_matrix:
+            yield tensor
+
+
+def _quantized(store: WeightStore, source: TensorSource) -> Iterator[TensorSpec]:
+    """The matrices that `source` does not hold in the store's format."""
+    for tensor in matrices(store):
+        if not tensor.format.holds(source.entry(tensor.parts[0])):
+            yield tensor
 
 
 def sample_error(store: WeightStore) -> QuantizationError | None:

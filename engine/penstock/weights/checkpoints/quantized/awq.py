@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.checkpoints.quantized.nibbles import pack, unpack
+from penstock.weights.checkpoints.quantized.nibbles import pack, unpack, words_form
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.quantized.word_module import WordModule, module_entries
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
@@ -26,7 +26,7 @@ def awq_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     def matrix(module: WordModule) -> TensorEntry:
         num_inputs, num_outputs = module.qweight.shape[0], 8 * module.qweight.shape[1]
         size = module.checked_size(num_inputs, num_outputs, has_zero_points=True)
-        form = Int4Form(size, module.scales.dtype, minima="zero_points", codebook="unsigned")
+        form = words_form(size, module.scales.dtype, has_zero_points=True)
         source = AwqInt4(module, form)
         return int4_entry(f"{module.name}weight", module.qweight, (num_outputs, num_inputs), source)
 

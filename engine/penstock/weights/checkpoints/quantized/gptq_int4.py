@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.checkpoints.quantized.nibbles import column_order, reorder, unpack
+from penstock.weights.checkpoints.quantized.nibbles import column_order, in_groups, unpack, words_form
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.quantized.word_module import WordModule, module_entries
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
@@ -42,8 +42,7 @@ def _matrix(checkpoint: Checkpoint, module: WordModule, is_first: bool, is_symme
     g_idx = module.g_idx
     if g_idx is not None and column_order(checkpoint, g_idx, module.num_groups) is None:
         g_idx = None
-    minima, codebook = ("none", "signed") if is_symmetric else ("zero_points", "unsigned")
-    form = Int4Form(size, module.scales.dtype, 1, minima, codebook, is_permuted=g_idx is not None)
+    form = words_form(size, module.scales.dtype, not is_symmetric, is_permuted=g_idx is not None)
     source = GptqInt4(module, g_idx, is_first, form)
     return int4_entry(f"{module.name}weight", module.qweight, (num_outputs, num_inputs), source)
 
@@ -72,10 +71,7 @@ class GptqInt4:
                 f'{MIDDLE}, though the model\'s config says "sym": true. Set "sym" to false there, and the '
                 "zero points count"
             )
-        order = self.g_idx and column_order(checkpoint, self.g_idx, self.module.num_groups)
-        if order is None:
-            return arrays | {"codes": codes}
-        return arrays | {"codes": reorder(codes, order), "order": order}
+        return arrays | in_groups(checkpoint, codes, self.g_idx, self.module.num_groups)
 
     def _zero_points(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         """uint8 [stop - start, num_groups]."""

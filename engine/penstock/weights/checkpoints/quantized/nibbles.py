@@ -8,6 +8,7 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 #: Dtypes that scales may have. With 16 bits, a scale times a zero point is exact in float32.
@@ -28,6 +29,22 @@ def pack(codes: Tensor) -> Tensor:
 def reorder(codes: Tensor, order: Tensor) -> Tensor:
     """Codes (uint8 [rows, in_features / 2]) with input order[i] in column i."""
     return pack(unpack(codes)[:, order.long()])
+
+
+def in_groups(
+    checkpoint: Checkpoint, codes: Tensor, g_idx: TensorEntry | None, num_groups: int
+) -> dict[str, Tensor]:
+    """`codes` (uint8 [rows, in_features / 2]) as Int4Tensor has them: the inputs of a group side by side, and
+    their `order` where they lie apart, as `g_idx` says. Raises WrongTensor."""
+    order = None if g_idx is None else column_order(checkpoint, g_idx, num_groups)
+    return {"codes": codes} if order is None else {"codes": reorder(codes, order), "order": order}
+
+
+def words_form(size: int, scale_dtype: str, has_zero_points: bool, is_permuted: bool = False) -> Int4Form:
+    """The form of codes that words hold: with zero points of their own, or with 8 for all."""
+    if has_zero_points:
+        return Int4Form(size, scale_dtype, 1, "zero_points", "unsigned", is_permuted)
+    return Int4Form(size, scale_dtype, is_permuted=is_permuted)
 
 
 def shared_size(width: int, num_groups: int) -> int:

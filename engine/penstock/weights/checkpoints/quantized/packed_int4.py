@@ -19,9 +19,10 @@ from penstock.weights.checkpoints.quantized.nibbles import (
     EXACT_SCALE_DTYPES,
     SCALE_DTYPES,
     column_order,
-    reorder,
+    in_groups,
     shared_size,
     unpack,
+    words_form,
 )
 from penstock.weights.checkpoints.quantized.packed import check_words
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
@@ -87,8 +88,7 @@ class CompressedInt4:
             raise _misfit(packed, g_idx, "the group of each input (I32)")
         if g_idx is not None and _is_in_order(checkpoint, g_idx, scale.shape[1]):
             g_idx = None
-        minima, codebook = ("none", "signed") if zero is None else ("zero_points", "unsigned")
-        form = Int4Form(size, scale.dtype, 1, minima, codebook, is_permuted=g_idx is not None)
+        form = words_form(size, scale.dtype, zero is not None, is_permuted=g_idx is not None)
         return cls(packed, scale, zero, g_idx, form)
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
@@ -100,10 +100,7 @@ class CompressedInt4:
         if self.zero_point is not None:
             zeros = _zero_points(checkpoint, self.zero_point, start, stop)
             arrays["sub_minimum"] = zeros.repeat_interleave(repeats, 1)
-        order = self.g_idx and column_order(checkpoint, self.g_idx, num_groups)
-        if order is None:
-            return arrays | {"codes": codes}
-        return arrays | {"codes": reorder(codes, order), "order": order}
+        return arrays | in_groups(checkpoint, codes, self.g_idx, num_groups)
 
 
 def _is_in_order(checkpoint: Checkpoint, g_idx: TensorEntry, num_groups: int) -> bool:

@@ -46,10 +46,11 @@ class WordModule:
     @classmethod
     def of(cls, checkpoint: Checkpoint, name: str) -> WordModule:
         """Raises MissingTensor and WrongTensor."""
-        found = [checkpoint.entry(name + kind) for kind in ("qweight", "qzeros", "scales")]
-        for entry in found[:2]:
-            check_words(entry)
-        return cls(name, *found, checkpoint.entries.get(f"{name}g_idx"))
+        qweight, qzeros = checkpoint.entry(f"{name}qweight"), checkpoint.entry(f"{name}qzeros")
+        check_words(qweight)
+        check_words(qzeros)
+        g_idx = checkpoint.entries.get(f"{name}g_idx")
+        return cls(name, qweight, qzeros, checkpoint.entry(f"{name}scales"), g_idx)
 
     @property
     def num_groups(self) -> int:
@@ -60,7 +61,9 @@ class WordModule:
         4 bits and a matrix of this shape."""
         groups, size = self.num_groups, shared_size(num_inputs, self.num_groups)
         dtypes = EXACT_SCALE_DTYPES if has_zero_points else SCALE_DTYPES
-        words, expected = ("I32",), [(self.scales, (groups, num_outputs), dtypes)]
+        words: tuple[str, ...] = ("I32",)
+        expected: list[tuple[TensorEntry, tuple[int, ...], tuple[str, ...]]]
+        expected = [(self.scales, (groups, num_outputs), dtypes)]
         expected += [(self.qzeros, (groups, num_outputs // 8), words)]
         expected += [(self.g_idx, (num_inputs,), words)] if self.g_idx is not None else []
         for entry, shape, known in expected:
