@@ -20,11 +20,12 @@ def half(blocks: Tensor, at: int) -> Tensor:
 
 def neighbours(stored: Tensor, stretch: int) -> Tensor:
     """Bytes with codes of inputs half a stretch apart -> bytes with codes of neighbours. [num_blocks, n]."""
-    halves = stored.reshape(len(stored), -1, stretch // 4, 2)
-    even, odd = halves.unbind(-1)
-    first = (even & 15) | (odd << 4)
-    second = (even >> 4) | (odd & 0xF0)
-    return torch.cat((first, second), dim=2).flatten(1)
+    # Words of 16 bits are computed with several times as fast as every second byte.
+    pairs = stored.contiguous().view(torch.int16).view(len(stored), -1, stretch // 4)
+    shifted = pairs >> 4
+    first = (pairs & 15).bitwise_or_(shifted & 0xF0)
+    second = (pairs >> 8).bitwise_and_(0xF0).bitwise_or_(shifted.bitwise_and_(15))
+    return torch.cat((first.to(torch.uint8), second.to(torch.uint8)), dim=2).flatten(1)
 
 
 def scales_and_minima(stored: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.checkpoints.quantized.nibbles import pack, unpack, words_form
+from penstock.weights.checkpoints.quantized.nibbles import words_form
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.quantized.word_module import WordModule, module_entries
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
-#: Where each of eight outputs lies in a word, counted in codes from the lowest bits.
-PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+#: Where each of eight outputs is among the codes of a word: those at even places first, counted from the
+#: lowest bits, then those at odd places.
+PLACES = [0, 2, 4, 6, 1, 3, 5, 7]
+#: The codes at even places of a word.
+EVEN = 0x0F0F0F0F
 
 
 def awq_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
@@ -42,17 +46,23 @@ class AwqInt4:
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
         first, last = start // 8 * 4, -(-stop // 8) * 4
-        codes = _by_output(checkpoint.read_columns(self.module.qweight, first, last), start, stop)
-        zeros = _by_output(self.module.zero_bytes(checkpoint, start, stop), start, stop)
-        repeats = codes.shape[1] // self.form.group_size // self.module.num_groups
+        words = checkpoint.read_columns(self.module.qweight, first, last).view(torch.int32)
+        codes = _in_pairs(words[0::2], words[1::2])[start % 8 :][: stop - start]
+        zeros = _in_pairs(self.module.zero_bytes(checkpoint, start, stop).view(torch.int32), None)
+        repeats = 2 * codes.shape[1] // self.form.group_size // self.module.num_groups
         return {
-            "codes": pack(codes),
+            "codes": codes,
             "scale": self.module.scale_rows(checkpoint, start, stop).repeat_interleave(repeats, 1),
-            "sub_minimum": zeros.repeat_interleave(repeats, 1),
+            "sub_minimum": zeros[start % 8 :][: stop - start].repeat_interleave(repeats, 1),
         }
 
 
-def _by_output(stored: Tensor, start: int, stop: int) -> Tensor:
-    """Words (uint8 [rows, 4 * words], the first has output start // 8 * 8) -> uint8 [stop - start, rows]."""
-    in_order = unpack(stored).view(len(stored), -1, 8)[:, :, PLACES].flatten(1)
-    return in_order.t()[start % 8 :][: stop - start].contiguous()
+def _in_pairs(even: Tensor, odd: Tensor | None) -> Tensor:
+    """Words (int32 [rows, words]) of even rows and of odd rows -> uint8 [8 * words, rows]: each output's
+    codes, that of an odd row in the high half of a byte. None: the high halves are 0."""
+    low, high = even & EVEN, (even >> 4) & EVEN
+    if odd is not None:
+        low, high = low | (odd & EVEN) << 4, high | odd & ~EVEN
+    places = torch.stack([part.t().contiguous().view(torch.uint8) for part in (low, high)])
+    by_place = places.view(2, len(places[0]), -1, 4).permute(1, 0, 3, 2).flatten(1, 2)
+    return by_place[:, PLACES].flatten(0, 1)

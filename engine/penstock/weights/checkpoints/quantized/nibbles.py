@@ -18,12 +18,14 @@ EXACT_SCALE_DTYPES = ("F16", "BF16")
 
 def unpack(stored: Tensor) -> Tensor:
     """uint8 [..., n] -> one code in each byte, the low half first: uint8 [..., 2 n]."""
-    return torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2)
+    wide = stored.to(torch.int16)  # a little-endian machine has the low byte first
+    return ((wide << 4) | wide).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
 def pack(codes: Tensor) -> Tensor:
     """uint8 [..., 2 n], one code in each byte -> uint8 [..., n], the first in the low half."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    pairs = codes.contiguous().view(torch.int16)
+    return ((pairs >> 4) | pairs).to(torch.uint8)
 
 
 def reorder(codes: Tensor, order: Tensor) -> Tensor:
