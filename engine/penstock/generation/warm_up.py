@@ -116,7 +116,10 @@ def _unread(
     tensors: tuple[TensorSpec, ...], device: torch.device, ask: AskForExperts = no_experts
 ) -> LayerWeights:
     layout = UnitLayout.of(tensors)
-    return LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device), ask)
+    weights = LayerWeights.views(layout, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device), ask)
+    # Integers of 32 bits are the orders of columns, which kernels take as indices.
+    weights.map(lambda part: part.zero_() if part.dtype == torch.int32 else part)
+    return weights
 
 
 class _LargestTwice:

@@ -24,8 +24,9 @@ from penstock.model.families.phi3 import Phi3
 from penstock.model.families.t5 import EVA, MT5, T5
 from penstock.model.family import Family
 from penstock.spec import ModelSpec
-from penstock.weights.checkpoints.formats import MALFORMED, activation_note, open_checkpoint
+from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint
 from penstock.weights.checkpoints.own_head import has_own_head
+from penstock.weights.checkpoints.quantized.quantization_config import activation_note
 from penstock.weights.conversion.converted_config import TIED_HEAD
 from penstock.weights.conversion.manifest import check_finished
 from penstock.weights.quantization_error import sample_error
@@ -147,8 +148,7 @@ def _tell_how_it_is_read(store: WeightStore) -> None:
     checkpoint = store.checkpoint
     if note := activation_note(checkpoint.config):
         logger.info("%s was %s", checkpoint.folder, note)
-    if checkpoint.requantized:
-        error = sample_error(store)
+    if checkpoint.requantized and (error := sample_error(store)):
         logger.info(
             "%s has %s: quantized again, which loses %.2g of %s; `penstock report` tells of each tensor",
             checkpoint.folder, checkpoint.requantized, error.relative, error.name,

@@ -4,6 +4,7 @@ several formats."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -125,7 +126,7 @@ class Int4:
         for part, entry, start, end in rows_of_parts(source, tensor):
             rows = whole.rows(start, end)
             if self.holds(entry):
-                _copy(source, entry, rows)
+                _copy(source, entry, rows, num_threads)
                 continue
             is_turned = is_transposed(tensor, entry)
             quantizer = TensorQuantizer(source.checkpoint, entry, rows, Int4RowQuantizer, is_turned)
@@ -201,12 +202,12 @@ class Stacked:
         return None
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return set().union(*(kind.check(source, own) for kind, own in self._tensors(tensor)))
+        return set().union(*(own.format.check(source, own) for own in self.by_part(tensor)))
 
-    def _tensors(self, tensor: TensorSpec) -> list[tuple[WeightFormat, TensorSpec]]:
+    def by_part(self, tensor: TensorSpec) -> list[TensorSpec]:
         """Each part as a tensor of its own."""
         return [
-            (kind, replace(tensor, parts=(part,), shape=(rows, *tensor.shape[1:]), format=kind))
+            replace(tensor, parts=(part,), shape=(rows, *tensor.shape[1:]), format=kind)
             for part, (kind, rows) in zip(tensor.parts, self.parts, strict=True)
         ]
 
@@ -219,8 +220,8 @@ class Stacked:
         with_loss: bool = False,
     ) -> dict[str, Loss]:
         losses: dict[str, Loss] = {}
-        for (kind, own), each in zip(self._tensors(tensor), self._split(arrays), strict=True):
-            losses |= kind.fill(source, own, each, num_threads, with_loss)
+        for own, each in zip(self.by_part(tensor), self._split(arrays), strict=True):
+            losses |= own.format.fill(source, own, each, num_threads, with_loss)
         return losses
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
@@ -256,17 +257,23 @@ def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
 def _format_of(tensor: TensorSpec, entry: TensorEntry) -> WeightFormat:
     if entry.int4 is not None:
         return Int4(entry.int4.form)
-    size = entry.group_size
+    size = 0 if tensor.format.group_size else entry.group_size  # the group size that a user has chosen stays
     return tensor.format.grouped(tensor, size) if size and tensor.shape[1] % size == 0 else tensor.format
 
 
-def _copy(source: TensorSource, entry: TensorEntry, rows: Int4Tensor) -> None:
-    """Copy codes and scales as the checkpoint holds them, some rows at a time."""
-    assert entry.int4 is not None
+def _copy(source: TensorSource, entry: TensorEntry, rows: Int4Tensor, num_threads: int) -> None:
+    """Copy codes and scales as the checkpoint holds them, some rows at a time. Files of other tools have them
+    in other orders, so that threads gain."""
+    assert (codes := entry.int4) is not None
     step = max(1, CHUNK_BYTES // rows.codes.shape[1])
-    for start in range(0, rows.out_features, step):
-        stop = min(start + step, rows.out_features)
-        chunk = rows.rows(start, stop)
-        for name, array in entry.int4.read(source.checkpoint, start, stop).items():
+
+    def copy(start: int) -> None:
+        chunk = rows.rows(start, start + step)
+        found = codes.read(source.checkpoint, start, start + chunk.out_features)
+        for name, array in found.items():
             getattr(chunk, name).copy_(array)
+
+    starts = range(0, rows.out_features, step)
+    with ThreadPoolExecutor(max(1, min(num_threads, len(starts))), "penstock-codes") as pool:
+        list(pool.map(copy, starts))
     source.count(entry.num_bytes)

@@ -1,4 +1,4 @@
-"""QuantizationError: how far the quantized form of a matrix is from the matrix that a checkpoint holds."""
+"""QuantizationError: how far a matrix, once quantized, is from the matrix that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 from penstock.errors import WrongTensor
 from penstock.kernels import Matrix
+from penstock.weights.int4_format import Stacked
 from penstock.weights.store import WeightStore
+from penstock.weights.tensor_source import TensorSource
+from penstock.weights.tensors import TensorSpec
 
 #: Elements of a matrix that are compared with their quantized form at a time.
 CHUNK_ELEMENTS = 1 << 22
@@ -63,22 +66,41 @@ def quantization_errors(store: WeightStore, exact: WeightStore | None = None) ->
     matrix of the store from which it was converted. A matrix that the checkpoint (or `exact`) holds quantized
     has no error to report."""
     source = store.source if exact is None else exact.source
+    for tensor in _quantized(store, source):
+        rows = torch.cat([source.rows(tensor, part) for part in tensor.parts]).float()
+        ours = (
+            tensor.format.from_rows(rows)
+            if exact is None
+            else store.read_resident((tensor,)).matrix(tensor.name)
+        )
+        yield QuantizationError.of(", ".join(tensor.parts), rows, ours)
+
+
+def matrices(store: WeightStore) -> Iterator[TensorSpec]:
+    """The matrices of a model. The parts of a stacked matrix, each in a format of its own, count as
+    matrices."""
     for tensor in (tensor for tensors in store.tensors.groups for tensor in tensors):
-        if tensor.is_matrix and not tensor.format.holds(source.entry(tensor.parts[0])):
-            rows = torch.cat([source.rows(tensor, part) for part in tensor.parts]).float()
-            ours = (
-                tensor.format.from_rows(rows)
-                if exact is None
-                else store.read_resident((tensor,)).matrix(tensor.name)
-            )
-            yield QuantizationError.of(", ".join(tensor.parts), rows, ours)
+        if isinstance(tensor.format, Stacked):
+            yield from tensor.format.by_part(tensor)
+        elif tensor.is_matrix:
+            yield tensor
 
 
-def sample_error(store: WeightStore) -> QuantizationError:
-    """The error of some rows of the first layer's first matrix: what to expect of the others. Raises
-    WrongTensor."""
-    tensor = next(tensor for tensor in store.tensors.layers[0] if tensor.is_matrix)
-    part = tensor.parts[0]
+def _quantized(store: WeightStore, source: TensorSource) -> Iterator[TensorSpec]:
+    """The matrices that `source` does not hold in the store's format."""
+    for tensor in matrices(store):
+        if not tensor.format.holds(source.entry(tensor.parts[0])):
+            yield tensor
+
+
+def sample_error(store: WeightStore) -> QuantizationError | None:
+    """The error of some rows of the layers' first matrix that is quantized, or of the embedding's if no
+    other is: what to expect of the others. None if no matrix is quantized. Raises WrongTensor."""
+    outside = {part for tensor in (*store.tensors.embedding, *store.tensors.head) for part in tensor.parts}
+    found = sorted(_quantized(store, store.source), key=lambda tensor: tensor.parts[0] in outside)
+    if not found:
+        return None
+    tensor, part = found[0], found[0].parts[0]
     entry = store.source.entry(part)
     rows = store.source.read(part, 0, min(SAMPLE_ROWS, entry.shape[0])).float()
     try:

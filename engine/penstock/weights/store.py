@@ -16,7 +16,7 @@ from penstock.config import INT4_GROUP_SIZE, WeightBits
 from penstock.errors import ConfigError
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.formats import check_quantization, int4_group_size
+from penstock.weights.checkpoints.quantized.quantization_config import check_quantization, int4_group_size
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensor_check import check_tensors, with_whole_groups

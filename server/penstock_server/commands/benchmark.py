@@ -23,10 +23,9 @@ from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
-from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_model
 from penstock_server.commands.converting import ProgressBar
-from penstock_server.commands.plan_report import estimated_plan, footprint_of
+from penstock_server.commands.plan_report import estimated_plan, footprint_at
 from penstock_server.facade.inside import (
     hardware_body,
     longest_in_a_step,
@@ -80,7 +79,7 @@ def run_bench(
     else:
         folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
     hardware = profile(settings, folder, is_forced=True)
-    check_memory(sequences, config, footprint_of(read_config(folder), config), hardware)
+    check_memory(sequences, config, footprint_at(folder, config), hardware)
     started = time.perf_counter()
     with Engine.load(
         folder,

@@ -17,7 +17,7 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.plan import MemoryPlan
 from penstock.memory.planner import plan_memory
 from penstock.model.known_shapes import find_shape
-from penstock.model.registry import read_spec
+from penstock.model.registry import open_model, read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import KV_LAYOUTS, ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.formats import read_config
@@ -42,7 +42,7 @@ def run_plan(
     CapacityError says the least memory that would work."""
     config, device = settings.engine_config(), find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
-    size = footprint_of(read_config(folder) if folder else find_shape(shape or ""), config)
+    size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
@@ -77,6 +77,16 @@ def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFoot
     """The facts about a model that a plan needs, from config.json. Raises UnsupportedModel, InvalidConfig."""
     spec, tensors = tensors_of(config_json, config)
     return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
+
+
+def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
+    """The same for a model's folder, of which config.json is enough, or for a GGUF file, whose header says
+    how each tensor is kept. Raises CheckpointError."""
+    if not path.is_file():
+        return footprint_of(read_config(path), config)
+    opened = open_model(path, group_size=config.group_size, weights=config.weights)
+    opened.store.close()
+    return footprint(opened.spec, opened.store.tensors, KV_LAYOUTS[config.kv_dtype])
 
 
 def tensors_of(config_json: dict[str, Any], config: EngineConfig) -> tuple[ModelSpec, ModelTensors]:

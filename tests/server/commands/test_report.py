@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy
 import pytest
 from safetensors.numpy import load_file
+from test_gguf_types import make
 
+from penstock.config import EngineConfig
+from penstock.model.registry import open_model, read_spec
 from penstock.weights.quantization_error import QuantizationError
 from penstock_server import cli
+from penstock_server.commands.plan_report import footprint_at
 from penstock_server.commands.report import table
 
 
@@ -38,10 +42,26 @@ def test_matrices_that_are_int8_already_are_counted() -> None:
     """As in the demo model, whose embedding alone is quantized when it is read."""
     lines = table([QuantizationError("embedding", 0.01, 0.02, 3.0)], 25)
     assert lines[-2].startswith("1 of 26 matrices are quantized; the worst is embedding: 1.00%")
-    assert lines[-1] == "25 matrices are quantized in the checkpoint already, and lose nothing"
+    assert lines[-1] == "25 matrices are INT8 or 4 bits in the checkpoint already, and lose nothing"
 
 
 def test_nothing_to_report_and_nothing_to_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert table([], 3) == ["The checkpoint is quantized already: nothing is rounded, and nothing is lost."]
+    assert table([], 3) == ["The checkpoint is quantized already: nothing is quantized, and nothing is lost."]
     assert cli.main(["report", str(tmp_path / "nothing")]) == 1
     assert "penstock:" in capsys.readouterr().err
+
+
+def test_a_file_with_several_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts of a matrix with several types are counted one by one; a plan knows the types as well."""
+    make("Q4_K_M", tmp_path)
+    file = str(tmp_path / "model.gguf")
+    assert cli.main(["report", file]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # Q6_K: v and down of two layers, and the head. Kept: q, k, o, gate with up, and the embedding.
+    assert lines[-2].startswith("5 of 14 matrices are quantized")
+    assert lines[-1].startswith("9 matrices are INT8 or 4 bits in the checkpoint already")
+    store = open_model(tmp_path / "model.gguf").store
+    size = footprint_at(tmp_path / "model.gguf", EngineConfig())
+    assert sum(size.layer_bytes) == store.tensors.layer_bytes
+    plain = read_spec(store.checkpoint.config)
+    assert sum(size.layer_bytes) < 0.75 * plain[0].model_tensors(plain[1]).layer_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, DownloadError, UnsafeCheckpoint
 from penstock.weights.checkpoints.folder import CONSOLIDATED, about_pickles, find_gguf, shortened
-from penstock.weights.checkpoints.gguf import is_gguf
+from penstock.weights.checkpoints.gguf_files.gguf_header import is_gguf
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo_model"
 #: owner/name, as the hub spells repositories. Older repositories ("gpt2") have no owner.

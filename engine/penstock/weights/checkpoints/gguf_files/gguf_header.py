@@ -1,24 +1,17 @@
 """GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): a header with the model's numbers,
 its vocabulary and where each tensor lies, then the tensors. Only headers are read when a file is opened.
-
-A row of Q8_0 consists of blocks: a float16 scale and 32 signed bytes. ggml scales each block so that it
-reaches 127 or -127 (quantize_row_q8_0). So quantizing again in groups of 32 changes nothing.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-from torch import Tensor
-
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
-from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.folder import GGUF_PART
+from penstock.weights.checkpoints.gguf_files.block_types import BLOCK_TYPES, OTHER_TYPES
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 Metadata = dict[str, Any]
@@ -28,11 +21,8 @@ DEFAULT_ALIGNMENT = 32
 #: Metadata types of fixed size, as struct spells them.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-#: Tensor types. F32, F16 and BF16 are the names that safetensors uses.
-TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
-OTHER_TYPES = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K"}
-OTHER_TYPES |= {13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 39: "MXFP4"}
-BLOCK, BLOCK_BYTES = 32, 34
+#: Types of plain elements, under the names that safetensors uses.
+PLAIN_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 
 
 def is_gguf(path: Path) -> bool:
@@ -84,16 +74,23 @@ def _read_file(path: Path) -> tuple[Metadata, list[TensorEntry]]:
 
 
 def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorEntry:
-    if kind not in TYPES:
+    if dtype := PLAIN_TYPES.get(kind):
+        num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+        return TensorEntry(name, path, start + offset, dtype, shape, num_bytes)
+    if kind not in BLOCK_TYPES:
+        known = (*(block.name for block in BLOCK_TYPES.values()), *PLAIN_TYPES.values())
         raise UnsupportedModel(
-            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}; of GGUF files Penstock reads "
-            "those with Q8_0, F16, BF16 and F32. Use such a file, or the original repository"
+            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}, which is none of Penstock's 4 "
+            f"or 8 bits; of GGUF files Penstock reads {', '.join(known)}. Use such a file, or the original "
+            "repository"
         )
-    dtype, count = TYPES[kind], math.prod(shape)
-    if dtype == "Q8_0" and (not shape or shape[-1] % BLOCK):
-        raise CorruptFile(f"{path}: tensor {name} of shape {list(shape)} has no whole blocks of {BLOCK}")
-    num_bytes = count // BLOCK * BLOCK_BYTES if dtype == "Q8_0" else count * DTYPES[dtype].itemsize
-    return TensorEntry(name, path, start + offset, dtype, shape, num_bytes)
+    block = BLOCK_TYPES[kind]
+    if len(shape) < 2 or shape[-1] % block.num_inputs:
+        raise CorruptFile(
+            f"{path}: tensor {name} of shape {list(shape)} has no rows of whole blocks of {block.num_inputs}"
+        )
+    num_bytes = math.prod(shape) // block.num_inputs * block.num_bytes
+    return TensorEntry(name, path, start + offset, block.name, shape, num_bytes)
 
 
 class _Reader:
@@ -150,54 +147,3 @@ class _Reader:
         if len(found) != count:
             raise ValueError("the file ends within its header")
         return found
-
-
-@dataclass(frozen=True)
-class GgufRows:
-    """A tensor of a GGUF file as the model's own code has it: decoded, with its rows in their order."""
-
-    stored: TensorEntry
-    #: Rows of each head, where llama.cpp has exchanged rows, since it rotates neighbours: row 2 i + j of a
-    #: head in the file is row i + j * head_dim / 2 of the original. 0: no rows were exchanged.
-    head_dim: int = 0
-    #: The number that the file has added to each element.
-    offset: float = 0.0
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of what read() returns, as safetensors names it."""
-        return "F32" if self.stored.dtype == "Q8_0" or self.offset else self.stored.dtype
-
-    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
-        """Rows start:stop."""
-        if not self.head_dim:
-            return self._rows(checkpoint, start, stop)
-        first = start // self.head_dim * self.head_dim
-        rows = self._rows(checkpoint, first, -(-stop // self.head_dim) * self.head_dim)
-        heads = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2)
-        return heads.reshape(rows.shape)[start - first : stop - first]
-
-    def _rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
-        row_bytes = self.stored.num_bytes // self.stored.shape[0]
-        stored = checkpoint.read_stored(self.stored, start * row_bytes, stop * row_bytes)
-        shape = (stop - start, *self.stored.shape[1:])
-        if self.stored.dtype != "Q8_0":
-            rows = stored.view(DTYPES[self.stored.dtype]).view(shape)
-            return rows.float() - self.offset if self.offset else rows
-        blocks = stored.view(-1, BLOCK_BYTES)
-        scale = blocks[:, :2].contiguous().view(torch.float16).float()
-        return blocks[:, 2:].view(torch.int8).float().mul_(scale).view(shape)
-
-
-def renamed(name: str, rows: GgufRows) -> TensorEntry:
-    """The entry of a tensor under the name that the model's own code has for it."""
-    stored = rows.stored
-    is_plain = stored.dtype != "Q8_0" and not rows.head_dim and not rows.offset
-    decode = None if is_plain else rows.read
-    return TensorEntry(name, stored.file, stored.offset, rows.dtype, stored.shape, stored.num_bytes, decode)
-
-
-def read_vector(entry: TensorEntry) -> list[float]:
-    """The elements of a small tensor."""
-    with Checkpoint(entry.file, {}, {entry.name: entry}) as checkpoint:
-        return [float(value) for value in checkpoint.read(entry.name)]

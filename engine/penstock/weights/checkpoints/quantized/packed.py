@@ -28,17 +28,11 @@ def check_words(entry: TensorEntry) -> None:
         )
 
 
-def unpacked_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
-    """The checkpoint's tensors, with `weight` (INT8 [out_features, in_features]) in place of `weight_packed`.
-    Raises WrongTensor."""
-    for entry in checkpoint.entries.values():
-        if entry.name.endswith(".weight_packed"):
-            check_words(entry)
-            name, shape = entry.name.removesuffix("_packed"), (entry.shape[0], 4 * entry.shape[1])
-            decode = PackedRows(entry).read
-            yield TensorEntry(name, entry.file, entry.offset, "I8", shape, entry.num_bytes, decode)
-        else:
-            yield entry
+def unpacked_entry(entry: TensorEntry) -> TensorEntry:
+    """`weight` (INT8 [out_features, in_features]) in place of `weight_packed`. Raises WrongTensor."""
+    check_words(entry)
+    name, shape = entry.name.removesuffix("_packed"), (entry.shape[0], 4 * entry.shape[1])
+    return TensorEntry(name, entry.file, entry.offset, "I8", shape, entry.num_bytes, PackedRows(entry).read)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from typing import Any
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf import GgufRows, Metadata, read_header, read_vector, renamed
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, EIGHT_BITS, GROUP, BlockType
+from penstock.weights.checkpoints.gguf_files.gguf_header import Metadata, read_header
+from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, RowOrder, read_vector, renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 NAMES = {
@@ -90,12 +92,29 @@ class _Architecture:
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """A GGUF file as an unquantized checkpoint. Raises CheckpointNotFound, CorruptFile, UnsupportedModel."""
+    """A GGUF file as an unquantized checkpoint, with 4-bit codes where the file has them. Raises
+    CheckpointNotFound, CorruptFile, UnsupportedModel."""
     numbers = Numbers(path, *read_header(path))
     entries = {entry.name: entry for entry in _entries(numbers)}
-    is_quantized = any(entry.dtype == "Q8_0" for entry in numbers.tensors.values())
-    requantized = "Q8_0, blocks of 32 inputs (--group-size 32 keeps the blocks in layers and head)"
-    return Checkpoint(path, _config(numbers), entries, requantized=requantized if is_quantized else "")
+    return Checkpoint(path, _config(numbers), entries, requantized=_requantized(numbers))
+
+
+def _requantized(numbers: Numbers) -> str:
+    """Which types become INT8, and how."""
+    found = sorted(kind.name for kind in _block_types(numbers) if kind.form is None)
+    if found and not _group_size(numbers):
+        return "Q8_0, blocks of 32 inputs (--group-size 32 keeps the blocks in layers and head)"
+    return f"{', '.join(found)}, which become INT8 in groups of {GROUP} inputs" if found else ""
+
+
+def _group_size(numbers: Numbers) -> int:
+    """Inputs that should share a scale where blocks become INT8. A file that has no other blocks than Q8_0's
+    gets a scale for each output channel: 0."""
+    return GROUP if any(kind.name != EIGHT_BITS for kind in _block_types(numbers)) else 0
+
+
+def _block_types(numbers: Numbers) -> set[BlockType]:
+    return {BY_NAME[entry.dtype] for entry in numbers.tensors.values() if entry.dtype in BY_NAME}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -105,7 +124,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
     architecture = _architecture(numbers)
-    names = NAMES | architecture.names
+    names, group_size = NAMES | architecture.names, _group_size(numbers)
     for stored in numbers.tensors.values():
         match = _LAYER_NAME.fullmatch(stored.name)
         if stored.name in ROPE_TENSORS:
@@ -114,10 +133,22 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
             yield stored  # the store does not know the name either, and says so
             continue
         layer = f"model.layers.{match[1]}." if match[1] else ""
-        is_exchanged = architecture.exchanges_rows and match[2] in ("attn_q", "attn_k")
         offset = architecture.norm_offset if match[2].endswith("norm") else 0.0
-        rows = GgufRows(stored, numbers.head_dim if is_exchanged else 0, offset)
-        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows)
+        is_exchanged = architecture.exchanges_rows and match[2] in ("attn_q", "attn_k")
+        order = _exchanged(numbers, stored) if is_exchanged else RowOrder()
+        rows = GgufRows(stored, order, offset)
+        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows, group_size)
+
+
+def _exchanged(numbers: Numbers, stored: TensorEntry) -> RowOrder:
+    """The order of rows of q or k. Raises CorruptFile."""
+    head_dim = numbers.head_dim
+    if head_dim % 2 or not stored.shape or stored.shape[0] % head_dim:
+        raise CorruptFile(
+            f"{numbers.path}: tensor {stored.name} of shape {list(stored.shape)} has no whole heads of "
+            f"{head_dim} rows; download the file again"
+        )
+    return RowOrder(head_dim)
 
 
 def _architecture(numbers: Numbers) -> _Architecture:

@@ -1,0 +1,99 @@
+"""What compressed-tensors says in config.json of a checkpoint's matrices: how many bits, which scales, which
+format. Schemes that Penstock does not read are described for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.config import GROUP_SIZES
+
+#: Formats of INT8: in bytes (older editions say naive), and in int32 words.
+INT8_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
+FP8_FORMATS = ("float-quantized", "naive-quantized")
+#: The smallest group in which a kernel sums exactly; larger groups of 4 bits must consist of whole ones.
+SMALLEST_GROUP = min(GROUP_SIZES)
+
+Scheme = dict[str, Any]
+Quantization = dict[str, Any]
+
+
+def schemes(quantization: Quantization) -> list[tuple[Scheme, str]]:
+    """The scheme of weights of each group of modules, and the group's format."""
+    groups = (quantization.get("config_groups") or {}).values()
+    return [(g.get("weights") or {}, str(g.get("format") or quantization.get("format"))) for g in groups]
+
+
+def kinds(quantization: Quantization) -> set[str]:
+    """How matrices are kept: int8, int4, mxfp4, fp8; "" for matrices that Penstock does not read."""
+    return {_kind(scheme, form) for scheme, form in schemes(quantization)}
+
+
+def int8_group_size(quantization: Quantization) -> int:
+    """Inputs that share a scale in the matrices of INT8; 0 if all inputs of an output channel do."""
+    return max(_int8_sizes(quantization), default=0)
+
+
+def int4_group_size(quantization: Quantization) -> int:
+    """Inputs that share a scale in the matrices of 4 bits; the largest group for whole rows; 0 if no matrix
+    has 4 bits."""
+    of_4_bits = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) in ("int4", "mxfp4")]
+    return int(of_4_bits[0].get("group_size") or max(GROUP_SIZES)) if of_4_bits else 0
+
+
+def block_shape(quantization: Quantization) -> tuple[int, int]:
+    """Rows and columns of a matrix of FP8 that share a scale, where blocks do; (0, 0) where none do."""
+    found = [scheme.get("block_structure") for scheme, _ in schemes(quantization)]
+    rows, columns = next((block for block in found if block), (0, 0))
+    return int(rows), int(columns)
+
+
+def has_zero_points(quantization: Quantization) -> bool:
+    """Whether every matrix of 4 bits has zero points."""
+    of_4_bits = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) == "int4"]
+    return bool(of_4_bits) and not any(scheme.get("symmetric", True) for scheme in of_4_bits)
+
+
+def fault(quantization: Quantization) -> str:
+    """What Penstock does not read of a checkpoint; "" if Penstock reads all of it."""
+    found, sparsity = (
+        kinds(quantization),
+        (quantization.get("sparsity_config") or {}).get("format") or "dense",
+    )
+    transforms = (quantization.get("transform_config") or {}).get("config_groups")
+    in_words = {_kind(scheme, form) for scheme, form in schemes(quantization) if form == "pack-quantized"}
+    is_known = found and "" not in found and not {"int8", "int4"} <= in_words and not {"int8", "fp8"} <= found
+    if is_known and len(_int8_sizes(quantization)) <= 1 and sparsity == "dense" and not transforms:
+        return ""
+    what = sorted({_description(scheme) for scheme, _ in schemes(quantization)})
+    what += sorted({form for scheme, form in schemes(quantization)})
+    what += ([sparsity] if sparsity != "dense" else []) + (["transforms"] if transforms else [])
+    return "; ".join(what) or "no format given"
+
+
+def _int8_sizes(quantization: Quantization) -> set[int]:
+    of_int8 = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) == "int8"]
+    return {int(s.get("group_size") or -1) if s.get("strategy") == "group" else 0 for s in of_int8}
+
+
+def _kind(scheme: Scheme, form: str) -> str:
+    numbers = (scheme.get("num_bits"), scheme.get("type"), bool(scheme.get("symmetric", True)))
+    strategy = scheme.get("strategy")
+    size = int(scheme.get("group_size") or -1) if strategy == "group" else 0
+    is_ordered = scheme.get("actorder") in ("group", "dynamic", True)  # a group's inputs lie apart
+    if numbers == (8, "int", True) and form in INT8_FORMATS and strategy in ("channel", "group"):
+        return "int8" if size in (0, *GROUP_SIZES) and not is_ordered else ""
+    if numbers[:2] == (4, "int") and form == "pack-quantized" and strategy in ("channel", "group"):
+        return "int4" if size % SMALLEST_GROUP == 0 else ""
+    if numbers == (4, "float", True) and form == "mxfp4-pack-quantized" and size == 32:
+        return "mxfp4"
+    if numbers == (8, "float", True) and form in FP8_FORMATS and strategy in ("tensor", "channel", "block"):
+        return "fp8"
+    return ""
+
+
+def _description(scheme: Scheme) -> str:
+    """A scheme, in words for people."""
+    of = f" of {scheme['group_size']}" if scheme.get("strategy") == "group" else ""
+    text = f"{scheme.get('num_bits')} bits {scheme.get('type')} per {scheme.get('strategy')}{of}"
+    text += "" if scheme.get("symmetric", True) else ", asymmetric"
+    return text + (f", actorder {scheme['actorder']}" if scheme.get("actorder") else "")

@@ -1,0 +1,99 @@
+"""FP8 (E4M3): a byte for each weight, and scales for a tensor, a row or a block of rows and columns. The
+files of DeepSeek and transformers call a block's scale `weight_scale_inv`, though weights are multiplied by
+the scale; others have `weight_scale`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.config import GROUP_SIZES
+from penstock.errors import WrongTensor
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.quantized.nibbles import SCALE_DTYPES
+from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
+
+DTYPE = "F8_E4M3"
+#: What follows the name of a matrix in the names of its scales.
+SCALE_NAMES = ("_scale_inv", "_scale")
+
+
+def is_fp8(entry: TensorEntry) -> bool:
+    return entry.dtype == DTYPE and entry.name.endswith(".weight")
+
+
+def without_fp8(checkpoint: Checkpoint, block: tuple[int, int]) -> Iterator[TensorEntry]:
+    """The checkpoint's tensors, with float32 in place of each FP8 matrix and its scales. `block` has the rows
+    and columns that share a scale, where blocks do. Raises WrongTensor."""
+    matrices = {entry.name for entry in checkpoint.entries.values() if is_fp8(entry)}
+    belongings = {name + ending for name in matrices for ending in (*SCALE_NAMES, "_zero_point")}
+    for entry in checkpoint.entries.values():
+        if entry.name in matrices:
+            yield fp8_entry(checkpoint, entry, block)
+        elif entry.name not in belongings and not entry.name.endswith(".input_scale_ub"):
+            yield entry
+
+
+def fp8_entry(checkpoint: Checkpoint, stored: TensorEntry, block: tuple[int, int]) -> TensorEntry:
+    """An FP8 matrix as float32. Raises WrongTensor."""
+    rows = Fp8Rows.of(checkpoint, stored, block)
+    width = stored.shape[1]
+    return TensorEntry(
+        stored.name,
+        stored.file,
+        stored.offset,
+        "F32",
+        stored.shape,
+        stored.num_bytes,
+        rows.read,
+        group_size=next((size for size in reversed(GROUP_SIZES) if width % size == 0), 0),
+    )
+
+
+@dataclass(frozen=True)
+class Fp8Rows:
+    """weight[o, i] = stored[o, i] * scale[o // rows, i // columns]."""
+
+    stored: TensorEntry
+    scale: TensorEntry
+    #: Rows and columns that share a scale.
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, stored: TensorEntry, block: tuple[int, int]) -> Fp8Rows:
+        """Raises MissingTensor and WrongTensor."""
+        found = [checkpoint.entries.get(stored.name + ending) for ending in SCALE_NAMES]
+        scale = next((one for one in found if one is not None), None) or checkpoint.entry(
+            f"{stored.name}_scale"
+        )
+        shapes: dict[tuple[int, ...], tuple[int, int]] = {}
+        if len(stored.shape) == 2 and 0 not in stored.shape:
+            num_rows, width = stored.shape
+            if all(block):
+                shapes[-(-num_rows // block[0]), -(-width // block[1])] = block
+            shapes |= {shape: (1, width) for shape in ((num_rows,), (num_rows, 1))}
+            shapes |= {shape: (num_rows, width) for shape in ((), (1,), (1, 1))}
+        if scale.shape not in shapes or scale.dtype not in SCALE_DTYPES:
+            raise WrongTensor(
+                f"tensor {scale.name} in {scale.file} is {scale.dtype} {list(scale.shape)}; FP8 weights "
+                f"{list(stored.shape)} need a scale for the tensor, for each row, or for each of the blocks "
+                f"that config.json names ({list(block)})"
+            )
+        return cls(stored, scale, *shapes[scale.shape])
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """float32 [stop - start, in_features]."""
+        width = self.stored.shape[1]
+        stored = checkpoint.read_stored(self.stored, start * width, stop * width)
+        values = stored.view(torch.float8_e4m3fn).view(-1, width).float()
+        first, dtype = start // self.rows, DTYPES[self.scale.dtype]
+        row_bytes = -(-width // self.columns) * dtype.itemsize
+        last = -(-stop // self.rows)
+        found = checkpoint.read_stored(self.scale, first * row_bytes, last * row_bytes).view(dtype)
+        by_row = found.view(last - first, -1).float().repeat_interleave(self.rows, 0)
+        scales = by_row[start - first * self.rows :][: stop - start]
+        return values.mul_(scales.repeat_interleave(self.columns, 1)[:, :width])

@@ -1,0 +1,158 @@
+"""Which quantized checkpoints are read, by what their configs say. All others are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.config import GROUP_SIZES
+from penstock.errors import UnsupportedModel
+from penstock.weights.checkpoints.quantized import compressed_schemes
+
+#: Names that method() gives.
+COMPRESSED, GPTQ, GPTQ_INT4 = "compressed-tensors", "gptq with 8 bits", "gptq with 4 bits"
+AWQ = "awq with 4 bits"
+#: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
+FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
+#: How AWQ's tools call the layout that Penstock reads.
+AWQ_LAYOUT = "gemm"
+
+
+def check_quantization(config: dict[str, Any]) -> int | None:
+    """Inputs that share a scale in the linear layers of an INT8 checkpoint; 0 if all inputs of an output
+    channel do, or if the checkpoint has 4 bits. None if the checkpoint is unquantized, or if its numbers
+    can't be kept and are quantized again. Raises UnsupportedModel for all other checkpoints."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return None
+    kind = method(quantization)
+    if kind == COMPRESSED:
+        return _compressed_group_size(quantization)
+    if kind == GPTQ:
+        return _gptq_group_size(quantization)
+    if kind in FP8:
+        return None
+    if kind == GPTQ_INT4:
+        _check_gptq_int4(quantization)
+    elif kind == AWQ:
+        _check_awq(quantization)
+    else:
+        raise unsupported(kind)
+    return 0
+
+
+def int4_group_size(config: dict[str, Any]) -> int:
+    """Inputs that share a scale in the matrices that a checkpoint keeps in 4 bits (128 if all inputs of an
+    output channel do); 0 if there are no such matrices."""
+    quantization = config.get("quantization_config") or {}
+    kind, largest = method(quantization), max(GROUP_SIZES)
+    if kind == COMPRESSED:
+        return min(compressed_schemes.int4_group_size(quantization), largest)
+    if kind not in (GPTQ_INT4, AWQ):
+        return 0
+    size = _group_size(quantization)
+    return largest if size == -1 else min(size, largest)
+
+
+def fp8_block(config: dict[str, Any]) -> tuple[int, int]:
+    """Rows and columns of a matrix of FP8 that share a scale, where blocks do; (0, 0) where none do."""
+    quantization = config["quantization_config"]
+    if method(quantization) == COMPRESSED:
+        return compressed_schemes.block_shape(quantization)
+    rows, columns = quantization.get("weight_block_size") or (0, 0)
+    return int(rows), int(columns)
+
+
+def is_second(quantization: dict[str, Any]) -> bool:
+    """Whether GPTQ's files are of the second version of their format, which keeps zero points as they are."""
+    return _gptq_version(quantization) == "gptq_v2"
+
+
+def activation_note(config: dict[str, Any]) -> str:
+    """What users should know about a checkpoint that was made for rounded activations; "" for all others."""
+    quantization = config.get("quantization_config") or {}
+    groups = (quantization.get("config_groups") or {}).values()
+    schemes = [scheme for group in groups if (scheme := group.get("input_activations"))]
+    if not schemes:
+        return ""
+    scheme = schemes[0]
+    scales = "their scales in the files are not used, as " if not scheme.get("dynamic") else ""
+    return (
+        f"made for activations of {scheme.get('num_bits')} bits; {scales}activations are computed with 16 "
+        "bits, which is closer to the original model; --activations int8 gives 8 bits and a scale per token"
+    )
+
+
+def method(quantization: dict[str, Any]) -> str:
+    """What quantized a checkpoint, with the number of bits where that is known."""
+    if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
+        return "bitsandbytes LLM.int8"
+    if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
+        kind = quantization.get("bnb_4bit_quant_type", "fp4")
+        return f"bitsandbytes with 4 bits ({kind}, whose table of 16 is not one of integers)"
+    named = (quantization.get("quant_method"), quantization.get("quant_algo"))
+    name = ", ".join(str(one) for one in named if one) or "an unnamed method"
+    bits = quantization.get("bits") or quantization.get("w_bit")
+    return f"{name} with {bits} bits" if bits else name
+
+
+def unsupported(kind: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the checkpoint is quantized ({kind}); Penstock reads unquantized checkpoints, which it quantizes "
+        "itself, compressed-tensors (`int-quantized`, `pack-quantized`) or GPTQ with 8 bits, symmetric, "
+        f"per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs, the same with 4 bits, AWQ "
+        "(gemm), MXFP4 and FP8. Use the original, unquantized repository, or one of these formats"
+    )
+
+
+def _compressed_group_size(quantization: dict[str, Any]) -> int | None:
+    if found := compressed_schemes.fault(quantization):
+        raise unsupported(f"compressed-tensors: {found}")
+    if "fp8" in compressed_schemes.kinds(quantization):
+        return None
+    return compressed_schemes.int8_group_size(quantization)
+
+
+def _gptq_group_size(quantization: dict[str, Any]) -> int | None:
+    size, form = _group_size(quantization), _gptq_form(quantization)
+    is_symmetric = quantization.get("sym", True)
+    if not form and is_symmetric and size in (-1, *GROUP_SIZES):
+        if size == -1:
+            return 0
+        return None if quantization.get("desc_act") else size
+    raise unsupported(f"{GPTQ}, groups of {size}{'' if is_symmetric else ', asymmetric'}{form}")
+
+
+def _check_gptq_int4(quantization: dict[str, Any]) -> None:
+    size, form = _group_size(quantization), _gptq_form(quantization)
+    if form or (size != -1 and size % min(GROUP_SIZES)):
+        raise unsupported(f"{GPTQ_INT4}, groups of {size}{form}")
+
+
+def _gptq_form(quantization: dict[str, Any]) -> str:
+    """How the words of GPTQ are laid out, where Penstock does not know the layout; "" otherwise."""
+    form = _gptq_version(quantization)
+    words = quantization.get("pack_dtype") or "int32"
+    is_marlin = quantization.get("is_marlin_format")
+    if form in ("gptq", "gptq_v2") and words == "int32" and not is_marlin:
+        return ""
+    return f", {'marlin' if is_marlin else form}" + (f" in {words}" if words != "int32" else "")
+
+
+def _gptq_version(quantization: dict[str, Any]) -> str:
+    return str(quantization.get("checkpoint_format") or quantization.get("format") or "gptq")
+
+
+def _check_awq(quantization: dict[str, Any]) -> None:
+    form = quantization.get("version") or quantization.get("checkpoint_format") or quantization.get("format")
+    size, layout = _group_size(quantization), str(form or AWQ_LAYOUT).lower()
+    if quantization.get("backend") == "llm-awq":
+        layout = "llm-awq"
+    has_zeros = quantization.get("zero_point", True)
+    if layout != AWQ_LAYOUT or not has_zeros or (size != -1 and size % min(GROUP_SIZES)):
+        zeros = "" if has_zeros else ", without zero points"
+        raise unsupported(f"{AWQ}, version {layout}, groups of {size}{zeros}")
+
+
+def _group_size(quantization: dict[str, Any]) -> int:
+    """Inputs that share a scale; -1 for all inputs of an output channel."""
+    return int(quantization.get("group_size") or quantization.get("q_group_size") or -1)
