@@ -89,7 +89,7 @@ def test_an_unknown_format_of_weights_is_refused_by_name(kind: str) -> None:
 def test_an_unknown_layout_of_keys_and_values_is_refused_by_name(kind: str) -> None:
     mine = ReferenceKernels() if kind == "reference" else kernels(kind)
     q, kv, layout = paged_case(torch.Generator().manual_seed(0), torch.float32, 16)
-    kv = kv._replace(layout=KVLayout("float64", kv.layout.parts))
+    kv = LayerKV(KVLayout("float64", kv.layout.parts), kv.parts)
     with pytest.raises(TypeError, match="as float64; they know: float32, float16"):
         mine.write_kv(torch.ones(1, 2, 16), torch.ones(1, 2, 16), kv, torch.zeros(1, dtype=torch.int64))
     with pytest.raises(TypeError, match="as float64"):

@@ -127,9 +127,9 @@ class NativeKernels:
         self._library.penstock_int4_linear(
             x.data_ptr(), x.stride(0), num_tokens, in_features,
             weight.codes.data_ptr(), _TABLES[weight.codebook], weight.scale.data_ptr(),
-            _pointer(weight.minimum), _pointer(weight.sub_scale), _pointer(weight.sub_minimum), _SCALE_CODES[weight.scale.dtype],
-            num_groups // weight.scale.shape[1], num_groups, _pointer(bias), weight.out_features,
-            self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+            _pointer(weight.minimum), _pointer(weight.sub_scale), _pointer(weight.sub_minimum),
+            _SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, _pointer(bias),
+            weight.out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
 
