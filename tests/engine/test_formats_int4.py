@@ -474,7 +474,7 @@ def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
         write_folder(tmp_path, {f"a.{name}": tensor for name, tensor in tensors.items()}, config)
         raw = (tmp_path / "model.safetensors").read_bytes()
         length = int.from_bytes(raw[:8], "little")
-        for seed in range(200):
+        for seed in range(100):
             header, changed = json.loads(raw[8 : 8 + length]), json.loads(json.dumps(config))
             rng = random.Random(seed)
             for _ in range(rng.choice((1, 1, 2))):
@@ -484,7 +484,7 @@ def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
             (tmp_path / "model.safetensors").write_bytes(whole)
             (tmp_path / "config.json").write_text(json.dumps({"quantization_config": changed}))
             results[outcome(tmp_path, len(raw))] += 1
-    assert results["read"] > 100 and results["WrongTensor"] > 100, results
+    assert results["read"] > 50 and results["WrongTensor"] > 50, results
 
 
 def outcome(folder: Path, num_bytes: int) -> str:
