@@ -463,7 +463,8 @@ def mutated(header: dict[str, Any], config: dict[str, Any], rng: random.Random) 
         del header[name]
     else:
         groups = config.get("config_groups")
-        target = rng.choice([config, groups["group_0"]["weights"]]) if groups else config
+        has_groups = isinstance(groups, dict) and len(groups) > 0
+        target = rng.choice([config, groups["group_0"]["weights"]]) if has_groups else config
         target[rng.choice(sorted(target))] = rng.choice(ODD_VALUES)
 
 
