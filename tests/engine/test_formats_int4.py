@@ -463,7 +463,8 @@ def mutated(header: dict[str, Any], config: dict[str, Any], rng: random.Random) 
         del header[name]
     else:
         groups = config.get("config_groups")
-        target = rng.choice([config, groups["group_0"]["weights"]]) if groups else config
+        has_groups = isinstance(groups, dict) and len(groups) > 0
+        target = rng.choice([config, groups["group_0"]["weights"]]) if has_groups else config
         target[rng.choice(sorted(target))] = rng.choice(ODD_VALUES)
 
 
@@ -474,7 +475,7 @@ def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
         write_folder(tmp_path, {f"a.{name}": tensor for name, tensor in tensors.items()}, config)
         raw = (tmp_path / "model.safetensors").read_bytes()
         length = int.from_bytes(raw[:8], "little")
-        for seed in range(200):
+        for seed in range(100):
             header, changed = json.loads(raw[8 : 8 + length]), json.loads(json.dumps(config))
             rng = random.Random(seed)
             for _ in range(rng.choice((1, 1, 2))):
@@ -484,7 +485,7 @@ def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
             (tmp_path / "model.safetensors").write_bytes(whole)
             (tmp_path / "config.json").write_text(json.dumps({"quantization_config": changed}))
             results[outcome(tmp_path, len(raw))] += 1
-    assert results["read"] > 100 and results["WrongTensor"] > 100, results
+    assert results["read"] > 50 and results["WrongTensor"] > 50, results
 
 
 def outcome(folder: Path, num_bytes: int) -> str:

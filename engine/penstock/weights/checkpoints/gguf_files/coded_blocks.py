@@ -22,11 +22,8 @@ def neighbours(stored: Tensor, stretch: int) -> Tensor:
     """Bytes with codes of inputs half a stretch apart -> bytes with codes of neighbours. [num_blocks, n]."""
     # Words of 16 bits are several times as fast as every second byte. A copy is aligned, one block alone may
     # not be.
-    pairs = (
-        stored.clone(memory_format=torch.contiguous_format)
-        .view(torch.int16)
-        .view(len(stored), -1, stretch // 4)
-    )
+    aligned = stored.clone(memory_format=torch.contiguous_format)
+    pairs = aligned.view(torch.int16).view(len(stored), -1, stretch // 4)
     shifted = pairs >> 4
     first = (pairs & 15).bitwise_or_(shifted & 0xF0)
     second = (pairs >> 8).bitwise_and_(0xF0).bitwise_or_(shifted.bitwise_and_(15))

@@ -63,7 +63,7 @@ def _in_pairs(even: Tensor, odd: Tensor | None) -> Tensor:
     low, high = even & EVEN, (even >> 4) & EVEN
     if odd is not None:
         low, high = low | (odd & EVEN) << 4, high | odd & ~EVEN
-    # torch.stack() copies: torch would not view the words of a single row as bytes.
+    # torch.stack() copies. A single row would count as contiguous, and torch would not view it as bytes.
     places = torch.stack((low.t(), high.t())).view(torch.uint8)
     by_place = places.view(2, low.shape[1], -1, 4).permute(1, 0, 3, 2).flatten(1, 2)
     return by_place[:, PLACES].flatten(0, 1)

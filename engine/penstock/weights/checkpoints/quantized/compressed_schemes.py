@@ -71,8 +71,9 @@ def fault(quantization: Quantization) -> str:
 
 
 def _int8_sizes(quantization: Quantization) -> set[int]:
+    """The sizes of groups. Beside groups, a converted model has an embedding with a scale for each row."""
     of_int8 = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) == "int8"]
-    return {int(s.get("group_size") or -1) if s.get("strategy") == "group" else 0 for s in of_int8}
+    return {int(scheme["group_size"]) for scheme in of_int8 if scheme.get("strategy") == "group"}
 
 
 def _kind(scheme: Scheme, form: str) -> str:
