@@ -228,7 +228,9 @@ def test_kernels_are_asked_for_a_format_before_anything_is_computed(tmp_path: Pa
 
 def test_calibration_refuses_another_format_by_name(tmp_path: Path) -> None:
     build("Llama", tmp_path)
-    with pytest.raises(ConfigError, match=r"q_proj.* is kept as float16, and calibration rounds INT8 and INT4 alone"):
+    with pytest.raises(
+        ConfigError, match=r"q_proj.* is kept as float16, and calibration rounds INT8 and INT4 alone"
+    ):
         Calibration(open_half(tmp_path), HalfKernels(choose_kernels(CONFIG, 1)), [3] * 256, 256)
 
 

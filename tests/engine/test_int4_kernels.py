@@ -1,0 +1,187 @@
+"""Products with 4-bit codes: every set of kernels gives the bits of reference.py, which is checked against
+the definition in exact arithmetic."""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from emulated_amx import COMPILER as AMX_COMPILER
+from emulated_amx import emulated_amx_kernels
+from torch import Tensor
+
+from penstock.kernels import Kernels, QuantizedTensor, StackedMatrix
+from penstock.kernels.cpu import NativeKernels, compiled_builds
+from penstock.kernels.int4_tensor import CODEBOOKS, Int4Tensor
+from penstock.kernels.int_mm import TorchKernels
+from penstock.kernels.reference import ReferenceKernels, quantize_activations
+
+BUILDS = compiled_builds()
+FAST = ["torch", *BUILDS, *(["emulated amx"] if AMX_COMPILER and "amx" not in BUILDS else [])]
+#: Forms of scales and minima, with the codebook that belongs to each.
+FORMS = {
+    "symmetric": "signed",
+    "zero points": "unsigned",
+    "minima": "unsigned",
+    "blocks with minima": "unsigned",
+    "mxfp4": "mxfp4",
+    "blocks of a table": "iq4_nl",
+}
+
+
+def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, seed: int = 0) -> Int4Tensor:
+    """A random matrix; blocks have as many groups as divide a row's."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = columns // size
+    per_block = next(n for n in (8, 3, 2, 1) if groups % n == 0) if "blocks" in form else 1
+
+    def numbers(width: int) -> Tensor:
+        return (torch.rand(rows, width, generator=generator) * 0.1 + 0.01).to(dtype)
+
+    def integers(low: int, high: int, kind: torch.dtype) -> Tensor:
+        return torch.randint(low, high, (rows, groups), generator=generator, dtype=kind)
+
+    fields: dict[str, Any] = {}
+    if per_block > 1:
+        fields["sub_scale"] = integers(-32, 64, torch.int8)
+    if form == "zero points" or (form == "blocks with minima" and per_block > 1):
+        fields["sub_minimum"] = integers(0, 17 if form == "zero points" else 64, torch.uint8)
+    if "minima" in form:
+        fields["minimum"] = numbers(groups // per_block)
+    codes = torch.randint(0, 256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
+    return Int4Tensor(codes, numbers(groups // per_block), size, FORMS[form], **fields)
+
+
+def kernels(kind: str, activations: str) -> Kernels:
+    if kind == "torch":
+        return TorchKernels(activations)
+    if kind == "emulated amx":
+        return emulated_amx_kernels(activations)
+    native = NativeKernels(activations, kind)
+    native.set_num_threads(2)
+    return native
+
+
+def exact_product(x: Tensor, weight: Int4Tensor) -> list[list[Fraction]]:
+    """x W^T with the activations' integers, as fractions: the definition, element by element."""
+    q, scale = quantize_activations(x, "int16")
+    table = CODEBOOKS[weight.codebook]
+    result = []
+    for token in range(x.shape[0]):
+        row = []
+        for channel in range(weight.out_features):
+            total = Fraction(0)
+            for column in range(x.shape[1]):
+                code = int(weight.codes[channel, column // 2]) >> (4 * (column % 2)) & 15
+                group = column // weight.group_size
+                block = group * weight.scale.shape[1] // weight.num_groups
+                of_group = Fraction(float(weight.scale[channel, block]))
+                least = (
+                    of_group if weight.minimum is None else Fraction(float(weight.minimum[channel, block]))
+                )
+                if weight.sub_scale is not None:
+                    of_group *= int(weight.sub_scale[channel, group])
+                if weight.sub_minimum is not None:
+                    least *= int(weight.sub_minimum[channel, group])
+                value = of_group * table[code] - (least if weight.has_minimum else 0)
+                total += value * int(q[token, column])
+            row.append(total * Fraction(float(scale[token])))
+        result.append(row)
+    return result
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_reference_is_the_definition(form: str) -> None:
+    weight = matrix(form, 3, 192, 32, torch.float16)
+    x = torch.randn(2, 192, generator=torch.Generator().manual_seed(1))
+    mine = ReferenceKernels().linear(x, weight)
+    expected = torch.tensor([[float(value) for value in row] for row in exact_product(x, weight)])
+    assert float(((mine - expected).abs() / expected.abs().clamp_min(1)).max()) <= 1e-6
+    # The same values by another way: float64 times the dequantized matrix, to 16 bits of the activations.
+    plain = (x.double() @ weight.dequantize().double().t()).float()
+    assert float((mine - plain).abs().max()) <= 1e-3 * float(plain.abs().max())
+
+
+#: Rows, columns, group size: one group, half vectors at the end, several rounds of scales, panels of several
+#: blocks.
+SHAPES = [(1, 32, 32), (7, 96, 32), (70, 256, 64), (9, 2304, 32), (65, 2688, 128), (3, 4480, 64)]
+
+
+class Case(NamedTuple):
+    x: Tensor
+    weight: Int4Tensor
+    bias: Tensor | None
+    expected: Tensor
+
+
+@functools.cache
+def cases(form: str, activations: str) -> list[Case]:
+    """Products of each shape, of one token, few, and many."""
+    dtypes = [torch.float16, torch.bfloat16] + ([] if "blocks" in form else [torch.float32])
+    made = []
+    for number, (rows, columns, size) in enumerate(SHAPES):
+        weight = matrix(form, rows, columns, size, dtypes[number % len(dtypes)], number)
+        generator = torch.Generator().manual_seed(number)
+        for num_tokens in (1, 2, 19):
+            x = torch.randn(num_tokens, columns, generator=generator) * 10 ** (number - 3)
+            bias = torch.randn(rows, generator=generator) if num_tokens % 2 else None
+            expected = ReferenceKernels(activations).linear(x, weight, bias)
+            made.append(Case(x, weight, bias, expected))
+    return made
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", FAST)
+def test_every_build_gives_the_bits_of_the_reference(kind: str, form: str, activations: str) -> None:
+    mine = kernels(kind, activations)
+    for x, weight, bias, expected in cases(form, activations):
+        assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_extreme_codes_and_activations_do_not_overflow(kind: str) -> None:
+    x = torch.full((20, 256), 3.0)
+    x[1::2] *= -1
+    for codebook, code in (("signed", 0), ("unsigned", 255), ("iq4_nl", 0), ("iq4_nl", 255)):
+        minimum = torch.full((5, 2), 7.0) if codebook == "unsigned" else None
+        codes = torch.full((5, 128), code, dtype=torch.uint8)
+        weight = Int4Tensor(codes, torch.ones(5, 2), 128, codebook, minimum)
+        for rows in (x, x[:1]):
+            y = kernels(kind, "int16").linear(rows, weight)
+            assert torch.equal(y, ReferenceKernels().linear(rows, weight))
+            expected = rows.double() @ weight.dequantize().double().t()
+            assert float((y - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_what_is_no_number_is_not_hidden(kind: str) -> None:
+    weight = matrix("symmetric", 9, 128, 64, torch.bfloat16)
+    x = torch.ones(3, 128)
+    x[1, 77] = torch.nan
+    for rows in (x, x[1:2]):
+        y = kernels(kind, "int16").linear(rows, weight)
+        assert torch.equal(y.isnan().all(1), rows.isnan().any(1))
+        assert torch.equal(y.isnan().any(1), rows.isnan().any(1))
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_an_order_of_columns_and_stacked_parts(kind: str) -> None:
+    """A matrix whose columns have another order is the matrix; parts of several formats lie one below the
+    other."""
+    generator = torch.Generator().manual_seed(5)
+    plain = matrix("symmetric", 12, 128, 32, torch.bfloat16)
+    order = torch.randperm(128, generator=generator).to(torch.int32)
+    permuted = plain._replace(order=order)
+    x, bias = torch.randn(4, 128, generator=generator), torch.randn(20, generator=generator)
+    mine = kernels(kind, "int16")
+    assert torch.equal(mine.linear(x, permuted), mine.linear(x[:, order.long()].contiguous(), plain))
+    assert torch.equal(permuted.dequantize()[:, order.long()], plain.dequantize())
+    int8 = QuantizedTensor(torch.ones(8, 128, dtype=torch.int8), torch.rand(8, generator=generator))
+    stacked = StackedMatrix((permuted, int8))
+    whole = torch.cat([mine.linear(x, permuted, bias[:12]), mine.linear(x, int8, bias[12:])], dim=1)
+    assert torch.equal(mine.linear(x, stacked, bias), whole)
+    assert torch.equal(mine.linear(x, stacked.rows(10, 15)), mine.linear(x, stacked)[:, 10:15])
