@@ -145,8 +145,8 @@ INLINE void widen(const void *from, int dtype, int64_t i, int64_t count, float *
 /* Scales and (where there are any) minima of a channel's groups, at most GROUPS_AT_ONCE, the first of which begins a
  * block. Every product is exact: scales of several groups have 16 bits, and a minimum is a double. */
 enum { GROUPS_AT_ONCE = 64 };
-/* Every product is inlined for blocks of one group and of eight, so that the compiler makes vectors of its loops. */
-INLINE void multiply_blocks(const float *restrict blocks, const int8_t *restrict sub, int64_t num_blocks, int64_t per,
+/* Blocks of eight groups have loops of their own, which become vectors. */
+INLINE void multiply_scales(const float *restrict blocks, const int8_t *restrict sub, int64_t num_blocks, int64_t per,
                             float *restrict to) {
     for (int64_t b = 0; b < num_blocks; b++)
         for (int64_t i = 0; i < per; i++) to[b * per + i] = blocks[b] * sub[b * per + i];
@@ -154,26 +154,29 @@ INLINE void multiply_blocks(const float *restrict blocks, const int8_t *restrict
 INLINE void multiply_minima(const float *restrict blocks, const uint8_t *restrict sub, int64_t num_blocks, int64_t per,
                             double *restrict to) {
     for (int64_t b = 0; b < num_blocks; b++)
-        for (int64_t i = 0; i < per; i++)
-            to[b * per + i] = sub ? (double)blocks[b] * sub[b * per + i] : (double)blocks[b];
+        for (int64_t i = 0; i < per; i++) to[b * per + i] = (double)blocks[b] * sub[b * per + i];
 }
 static void find_scales(const linear *l, int64_t column, int64_t group, int64_t count, float *restrict scales,
                         double *restrict minima) {
     const group_numbers *n = &l->numbers;
-    const int64_t per = n->block_groups, first = column * l->num_groups + group, num_blocks = count / per;
+    const int64_t per = n->block_groups, first = column * l->num_groups + group;
+    const uint32_t block = (uint32_t)first / (uint32_t)per, num_blocks = (uint32_t)count / (uint32_t)per;
     float blocks[GROUPS_AT_ONCE], own_minima[GROUPS_AT_ONCE];
-    widen(n->scale, n->dtype, first / per, num_blocks, blocks);
-    if (l->has_minimum) {
-        if (n->minimum) widen(n->minimum, n->dtype, first / per, num_blocks, own_minima);
-        const float *of = n->minimum ? own_minima : blocks;
-        const uint8_t *sub = n->sub_minimum ? n->sub_minimum + first : NULL;
-        if (per == 8) multiply_minima(of, sub, num_blocks, 8, minima);
-        else if (per == 1 && sub) multiply_minima(of, sub, num_blocks, 1, minima);
-        else multiply_minima(of, sub, num_blocks, per, minima);
+    if (per == 1) widen(n->scale, n->dtype, block, num_blocks, scales);
+    else {
+        widen(n->scale, n->dtype, block, num_blocks, blocks);
+        if (per == 8) multiply_scales(blocks, n->sub_scale + first, num_blocks, 8, scales);
+        else multiply_scales(blocks, n->sub_scale + first, num_blocks, per, scales);
     }
-    if (per == 1) memcpy(scales, blocks, count * sizeof(float));
-    else if (per == 8) multiply_blocks(blocks, n->sub_scale + first, num_blocks, 8, scales);
-    else multiply_blocks(blocks, n->sub_scale + first, num_blocks, per, scales);
+    if (!l->has_minimum) return;
+    if (n->minimum) widen(n->minimum, n->dtype, block, num_blocks, own_minima);
+    const float *of = n->minimum ? own_minima : per == 1 ? scales : blocks;
+    if (!n->sub_minimum)
+        for (int64_t g = 0; g < count; g++) minima[g] = of[g];
+    else if (per == 8) multiply_minima(of, n->sub_minimum + first, num_blocks, 8, minima);
+    else if (per == 1)
+        for (int64_t g = 0; g < count; g++) minima[g] = (double)of[g] * n->sub_minimum[first + g];
+    else multiply_minima(of, n->sub_minimum + first, num_blocks, per, minima);
 }
 
 /* The exact integer sum, scaled. It rounds once to double (53 bits hold both factors) and once to float. */

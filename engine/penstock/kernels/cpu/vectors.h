@@ -115,6 +115,9 @@ INLINE vec tanh_vec(vec x) { return splat(1.0f) - splat(2.0f) / (exp_vec(x + x) 
 /* float16 */
 
 INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023, bits;
     if (exponent == 31) bits = sign | 0x7f800000 | mantissa << 13;
     else if (exponent) bits = sign | (exponent + 112) << 23 | mantissa << 13;
@@ -126,6 +129,7 @@ INLINE float half_to_float(uint16_t h) {
     float f;
     memcpy(&f, &bits, 4);
     return f;
+#endif
 }
 
 /* Rounds to nearest even. A value beyond float16's range becomes its largest finite value. */
