@@ -63,7 +63,8 @@ enum {
     PANEL_INPUTS_FEW = 256, /* with at most PANEL_FEW_ROWS */
     PANEL_FEW_ROWS = 128,
     PANEL_ROWS = 768,
-    MAX_GROUPS = PANEL_INPUTS / 16 + 1
+    SCALES_AT_ONCE = 64, /* at least: groups whose scales are widened together */
+    MAX_GROUPS = PANEL_INPUTS / 16 + 16
 };
 static _Thread_local struct {
     int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
@@ -283,8 +284,10 @@ static void load_scales(const block *b, int64_t group, int64_t group_end) {
     }
 }
 
-/* Multiply `rows` rows, from the block's row r on, by the packed inputs k to k_end. */
-static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_t k_end, ahead next) {
+/* Multiply `rows` rows, from the block's row r on, by the packed inputs k to k_end. The panel's scales begin with those
+ * of the group `first_scale`. */
+static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_t k_end, int64_t first_scale,
+                          ahead next) {
     static const int32_t zero = 0;
     const activations *a = b->l->a;
     const int64_t row = b->token * a->rows_per_token + r, size = a->group_size, n = a->num_groups;
@@ -292,7 +295,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
     const bool is_corrected = !b->l->has_minimum;
     const int8_t *x = a->rows + row * a->padded, *w = panel.weights;
     int64_t group = k / size;
-    for (int64_t stop, first = group; k < k_end; k = stop, group++) {
+    for (int64_t stop; k < k_end; k = stop, group++) {
         stop = MIN((group + 1) * size, k_end);
         const bool begins = k == group * size, ends = stop == (group + 1) * size;
         int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
@@ -302,7 +305,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
         next.w += (stop - k) >> next.shift;
         w += PANEL * (stop - k);
         if (!ends) continue;
-        if (b->l->is_grouped) add_group_of(b, token, num_tokens, group, group - first, sums);
+        if (b->l->is_grouped) add_group_of(b, token, num_tokens, group, group - first_scale, sums);
         else if (b->is_split) finish(b, token, num_tokens, sums, true);
         else finish(b, token, num_tokens, sums, false);
     }
@@ -317,6 +320,8 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of a block's work: packing, and tiles */
     const linear *l = b->l;
     const int8_t *w = l->qweight + b->column * l->row_bytes;
+    const int64_t per = l->kind == INT8 ? 1 : l->numbers.block_groups;
+    int64_t first_scale = 0, scales_end = 0;
     memset(panel.totals, 0, l->is_grouped ? b->num_tokens * sizeof *panel.totals : 0);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + step, k_end);
@@ -324,11 +329,16 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
         ahead next = {stop < k_end ? w + (stop >> l->shift) : next_weights, l->row_bytes, lines, l->shift};
         (l->kind == INT8 ? pack_int8 : l->kind == INT4 ? pack_int4 : pack_int4_table)(
             l, w + (k >> l->shift), b->channels, stop - k, &next);
-        if (l->is_grouped) load_scales(b, k / a->group_size, (stop + a->group_size - 1) / a->group_size);
+        const int64_t group_end = l->is_grouped ? (stop + a->group_size - 1) / a->group_size : 0;
+        if (group_end > scales_end) {
+            first_scale = k / a->group_size / per * per;
+            scales_end = MIN(a->num_groups, MAX(first_scale + SCALES_AT_ONCE, group_end));
+            load_scales(b, first_scale, scales_end);
+        }
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
             rows = by_tiles && num_rows - r >= TILE ? TILE : num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
             next.w += next.lines * l->row_bytes, next.lines = MIN(lines, left), left -= next.lines;
-            multiply_rows(b, r, (int)rows, k, stop, next);
+            multiply_rows(b, r, (int)rows, k, stop, first_scale, next);
         }
     }
     if (l->is_grouped) finish_groups(b);
