@@ -1,10 +1,11 @@
-"""A model of a known shape, with random INT8 weights, all in RAM: decode tokens/s at 1, 8 and 32 sequences
-and prompt tokens/s at 512, beside this machine's ceilings and peers (transformers' eager bfloat16; llama.cpp
-with Q8_0, if llama-cpp-python is there: peer_llama_cpp.py says how), all in turn in one run. Prints a card,
-and one JSON line last.
+"""A model of a known shape, with random weights in INT8 or 4 bits, all in RAM: decode tokens/s at 1, 8 and
+32 sequences and prompt tokens/s at 512, beside this machine's ceilings and peers (our own INT8; transformers'
+eager bfloat16; llama.cpp with Q8_0, or Q4_0 where our weights have 4 bits, if llama-cpp-python is there:
+peer_llama_cpp.py says how), all in turn in one run. Prints a card, and one JSON line last.
 
     make bench            (or: python tests/bench/decode.py [--activations int8] [--peers llama.cpp]
-                                                            [--shape solar-10.7b])
+                                                            [--shape solar-10.7b]
+                                                            [--weights int4 --peers int8])
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -130,13 +132,27 @@ class Eager:
         return time.perf_counter() - started
 
 
+class Int8:
+    """Our own engine with INT8 weights, beside one with 4 bits."""
+
+    def __init__(self, shape: dict[str, Any], config: EngineConfig) -> None:
+        int8 = replace(config, weights="int8", group_size=None)
+        self._engine = synthetic_engine(shape, int8, num_kv_tokens=8192)
+
+    def decode_step_s(self, num_seqs: int, num_steps: int) -> float:
+        return decode_step_s(self._engine, num_seqs, num_steps)
+
+    def prompt_s(self) -> float:
+        return prompt_s(self._engine)
+
+
 class LlamaCpp:
     """llama.cpp's of the same shape, whose file is written once."""
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str, kind: str) -> None:
         from peer_llama_cpp import Llama, model_file
 
-        path, num_threads = model_file(shape), num_physical_cores()
+        path, num_threads = model_file(shape, kind), num_physical_cores()
         self._llama = Llama(path, max(BATCHES), num_threads, CONTEXT + 16)
         self._prompts = Llama(path, 1, num_threads, PROMPT)
 
@@ -177,9 +193,10 @@ def measure(engine: Engine, peers: dict[str, Peer]) -> dict[str, Any]:
 
 def report(engine: Engine, shape: str, activations: str, peers: Collection[str], m: dict[str, Any]) -> None:
     """The card, then the JSON line."""
-    weight_bytes = step_weight_bytes(engine)
+    weight_bytes, elements = step_weight_bytes(engine), step_elements(engine)
     rows = 2 if activations == "int16" else 1
-    print(f"{shape}, INT8 weights, {activations} activations, kernels {engine_kernels(engine)},")
+    kinds = ", ".join(sorted({tensor.format.name for tensor in engine.model.store.tensors.multiplied}))
+    print(f"{shape}, weights {kinds}, {activations} activations, kernels {engine_kernels(engine)},")
     print(f"{num_physical_cores()} threads; weights read per step: {weight_bytes / 1e9:.2f} GB")
     print(f"ceilings: memory read {m['memory_read_gbps']:.1f} GB/s, INT8 {m['int8_gops']:.0f} GOPS")
 
@@ -194,7 +211,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
         seconds = m[f"decode_{num_seqs}_s"]
         floor = max(
             weight_bytes / m["memory_read_gbps"] / 1e9,
-            2 * rows * num_seqs * weight_bytes / m["int8_gops"] / 1e9,
+            2 * rows * num_seqs * elements / m["int8_gops"] / 1e9,
         )
         m[f"decode_{num_seqs}_floor_share"] = floor / seconds
         print(
@@ -203,13 +220,23 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
             + beside(f"decode_{num_seqs}_s", num_seqs)
         )
     seconds = m["prompt_s"]
-    matrix_bytes = engine.model.store.tensors.layer_bytes
-    floor = 2 * rows * PROMPT * matrix_bytes / m["int8_gops"] / 1e9
+    floor = 2 * rows * PROMPT * layer_elements(engine) / m["int8_gops"] / 1e9
     m["prompt_floor_share"] = floor / seconds
     line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"
     print(line + beside("prompt_s", PROMPT))
     print(f"outside the matrices: {m['outside_matrices']:.1%} of a step with one sequence")
     print(json.dumps({"bench": f"decode {shape}", "activations": activations, **m}))
+
+
+def layer_elements(engine: Engine) -> int:
+    """Elements of all layers' matrices."""
+    units = engine.model.store.tensors.units
+    return sum(tensor.num_elements for unit in units for tensor in unit.tensors if tensor.is_matrix)
+
+
+def step_elements(engine: Engine) -> int:
+    """Elements of the matrices that a token meets in a step."""
+    return layer_elements(engine) + engine.model.store.tensors.output_matrix.num_elements
 
 
 def engine_kernels(engine: Engine) -> str:
@@ -222,14 +249,24 @@ def main() -> None:
     parser.add_argument("--activations", choices=("int16", "int8"), default="int16")
     parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto")
     parser.add_argument("--shape", default="tinyllama-1.1b")
-    parser.add_argument("--peers", nargs="*", choices=("transformers", "llama.cpp"), default=["transformers"])
+    parser.add_argument(
+        "--peers", nargs="*", choices=("transformers", "llama.cpp", "int8"), default=["transformers"]
+    )
+    parser.add_argument("--weights", choices=("int8", "int4"), default="int8")
+    parser.add_argument("--group-size", type=int, choices=(32, 64, 128))
     options = parser.parse_args()
-    config = EngineConfig(activations=options.activations, kernels=options.kernels)
+    config = EngineConfig(
+        activations=options.activations,
+        kernels=options.kernels,
+        weights=options.weights,
+        group_size=options.group_size,
+    )
     shape = find_shape(options.shape)
     engine = synthetic_engine(shape, config, num_kv_tokens=8192)
     makers: dict[str, Callable[[], Peer]] = {
         "transformers": lambda: Eager(shape),
-        "llama.cpp": lambda: LlamaCpp(options.shape),
+        "llama.cpp": lambda: LlamaCpp(options.shape, "Q4_0" if options.weights == "int4" else "Q8_0"),
+        "int8": lambda: Int8(shape, config),
     }
     peers = {name: makers[name]() for name in options.peers}
     report(engine, options.shape, options.activations, peers, measure(engine, peers))

@@ -28,8 +28,13 @@ NUM_STEPS, CONTEXT = 3, 64
 SHAPES = Path.home() / ".cache" / "penstock" / "shapes"
 
 
-def write_model(path: Path, shape: dict[str, Any]) -> None:
-    """A GGUF file of this shape; matrices of one size share their random blocks."""
+#: Bytes of a block of 32 weights: a float16 scale, and integers of 8 or 4 bits.
+BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18}
+
+
+def write_model(path: Path, shape: dict[str, Any], kind: str) -> None:
+    """A GGUF file of this shape, its layers in `kind`, embedding and head in Q8_0; matrices of one size share
+    their random blocks."""
     hidden, heads, kv_heads = (
         shape[n] for n in ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
@@ -50,19 +55,21 @@ def write_model(path: Path, shape: dict[str, Any]) -> None:
     writer.add_token_types([2, 3, 3] + [1] * (vocab - 3))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    blocks: dict[tuple[int, int], Any] = {}
+    blocks: dict[tuple[int, int, str], Any] = {}
     generator = numpy.random.default_rng(0)
 
-    def matrix(name: str, rows: int, columns: int) -> None:
-        if (rows, columns) not in blocks:
-            data = numpy.empty((rows, columns // 32, 34), numpy.uint8)  # a float16 scale, 32 integers
-            data[:, :, 2:] = generator.integers(0, 256, (rows, columns // 32, 32), dtype=numpy.uint8)
-            data[:, :, :2] = numpy.float16([1 / (73 * columns**0.5)]).view(numpy.uint8)
-            blocks[rows, columns] = data.reshape(rows, -1)
-        writer.add_tensor(name, blocks[rows, columns], raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    def matrix(name: str, rows: int, columns: int, kind: str = kind) -> None:
+        if (rows, columns, kind) not in blocks:
+            width, spread = BLOCK_BYTES[kind], 73 if kind == "Q8_0" else 4.6
+            data = numpy.empty((rows, columns // 32, width), numpy.uint8)
+            data[:, :, 2:] = generator.integers(0, 256, (rows, columns // 32, width - 2), dtype=numpy.uint8)
+            data[:, :, :2] = numpy.float16([1 / (spread * columns**0.5)]).view(numpy.uint8)
+            blocks[rows, columns, kind] = data.reshape(rows, -1)
+        kind_number = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, blocks[rows, columns, kind], raw_dtype=kind_number)
 
-    matrix("token_embd.weight", vocab, hidden)
-    matrix("output.weight", vocab, hidden)
+    matrix("token_embd.weight", vocab, hidden, "Q8_0")
+    matrix("output.weight", vocab, hidden, "Q8_0")
     ones = numpy.ones(hidden, numpy.float32)
     writer.add_tensor("output_norm.weight", ones)
     for index in range(shape["num_hidden_layers"]):
@@ -82,13 +89,13 @@ def write_model(path: Path, shape: dict[str, Any]) -> None:
     writer.close()
 
 
-def model_file(shape: str, folder: Path = SHAPES) -> Path:
+def model_file(shape: str, kind: str = "Q8_0", folder: Path = SHAPES) -> Path:
     """Written, unless it is there."""
-    path = folder / f"{shape}.gguf"
+    path = folder / f"{shape}{'' if kind == 'Q8_0' else f'-{kind}'}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".part")
-        write_model(partial, find_shape(shape))
+        write_model(partial, find_shape(shape), kind)
         partial.rename(path)
     return path
 
@@ -144,7 +151,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    path = model_file(options.shape, options.folder)
+    path = model_file(options.shape, folder=options.folder)
     started = time.perf_counter()
     llama = Llama(path, max(options.sequences), options.threads)
     result: dict[str, Any] = {"bench": "llama.cpp", "shape": options.shape}

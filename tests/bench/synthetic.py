@@ -1,4 +1,4 @@
-"""Models of a given shape with random INT8 weights, in memory: speed needs no training."""
+"""Models of a given shape with random quantized weights, in memory: speed needs no training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.kernels import QuantizedTensor
 from penstock.loader import assemble
 from penstock.memory.host_lane import HostLane
 from penstock.model.registry import OpenModel, find_family
 from penstock.spec import UnitKey
 from penstock.text.tokenizer import NoText
 from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.store import quantized_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 
@@ -48,21 +48,18 @@ class RandomStore:
 
 
 def _fill(layout: UnitLayout, buffer: Tensor) -> LayerWeights:
-    weights = LayerWeights.views(layout, buffer)
-    for _, tensor in weights.items():
-        if isinstance(tensor, QuantizedTensor):
-            tensor.qweight.random_(-127, 128)
-            tensor.scale.fill_(1 / (73 * tensor.qweight.shape[1] ** 0.5))
-        else:
-            tensor.fill_(1.0)
-    return weights
+    generator = torch.Generator().manual_seed(0)
+    for slot in layout.slots:
+        slot.tensor.format.fill_random(slot.arrays(buffer), generator)
+    return LayerWeights.views(layout, buffer)
 
 
 def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens: int) -> Engine:
     """An engine of this shape, all resident."""
     family = find_family(shape)
     spec = family.read_spec(shape)
-    store: Any = RandomStore(family.model_tensors(spec))
+    tensors = quantized_tensors(family.model_tensors(spec), {}, config.weights, config.group_size)
+    store: Any = RandomStore(tensors)
     config = replace(config, num_kv_tokens=num_kv_tokens, enable_prefix_caching=False, device="cpu")
     loaded = assemble(OpenModel(family, spec, store), NoText(), config, HostLane())
     engine = Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
