@@ -57,42 +57,27 @@ class Calibration:
 
     looks_back = True
 
-    def __init__(self, opened: OpenModel, kernels: Kernels, token_ids: list[int], num_tokens: int) -> None:
-        """Takes the text's first `num_tokens` tokens, in sequences of LENGTH. Raises ConfigError if the text
-        is too short, the checkpoint is quantized already, or a matrix is kept in another format."""
-        if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
-            raise ConfigError(
-                f"{opened.spec.architecture} sees its prompts both ways, and only decoders that see a text "
-                "one way are calibrated so far; convert without --calibrate"
-            )
+    def __init__(
+        self,
+        opened: OpenModel,
+        kernels: Kernels,
+        token_ids: list[int],
+        num_tokens: int,
+        prefix: tuple[int, ...] = (),
+    ) -> None:
+        """Takes the text's first `num_tokens` tokens, in sequences of LENGTH, of which each begins with
+        `prefix`. Raises ConfigError if the text is too short, the checkpoint is quantized already, or a
+        matrix is kept in another format."""
+        _check(opened)
         length = min(LENGTH, opened.spec.max_position_embeddings)
-        if num_tokens < length:
-            raise ConfigError(
-                f"{num_tokens} tokens are too few to calibrate by; at least {length} are needed"
-            )
-        num_seqs = min(num_tokens, len(token_ids)) // length
-        if num_seqs < 1:
-            raise ConfigError(
-                f"the calibration text has {len(token_ids)} tokens; at least {length} are needed, and some "
-                "thousands are better"
-            )
-        digest = hashlib.sha256(str(token_ids[: num_seqs * length]).encode()).hexdigest()
-        self.name: str | None = f"GPTQ by {num_seqs} sequences of {length} tokens, {digest}"
+        ids = _sequences(token_ids[:num_tokens], length, prefix)
+        digest = hashlib.sha256(str(ids).encode()).hexdigest()
+        self.name: str | None = f"GPTQ, large inputs first, by {len(ids)} sequences of {length}, {digest}"
         self._store = opened.store
-        if opened.store.is_quantized:
-            raise ConfigError(
-                "the checkpoint is quantized already; calibrate where the unquantized one is converted"
-            )
-        for tensor in opened.store.tensors.multiplied:
-            if tensor.format.operand_types not in KNOWN:
-                raise ConfigError(
-                    f"{' + '.join(tensor.parts)} is kept as {tensor.format.name}, and calibration rounds "
-                    "INT8 and INT4 alone: convert without a calibration text"
-                )
         self._kernels, self._listening = kernels, _ListeningKernels(kernels)
         self._plain = opened.family(opened.spec, kernels, length)
         self._family = opened.family(opened.spec, self._listening, length)
-        self._ids = torch.tensor(token_ids[: num_seqs * length]).view(num_seqs, length)
+        self._ids = torch.tensor(ids)
         spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
         heads, dim = spec.num_kv_heads, spec.head_dim
         buffer = torch.zeros(blocks * BLOCK_SIZE * FLOAT32.bytes_per_token(heads, dim), dtype=torch.uint8)
@@ -162,6 +147,37 @@ class Calibration:
                 row += rows.shape[0]
         except ValueError as error:
             raise WrongTensor(f"{' + '.join(tensor.parts)} can't be calibrated: {error}") from error
+
+
+def _check(opened: OpenModel) -> None:
+    """Raises ConfigError for models that can't be calibrated."""
+    if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
+        raise ConfigError(
+            f"{opened.spec.architecture} sees its prompts both ways, and only decoders that see a text "
+            "one way are calibrated so far; convert without --calibrate"
+        )
+    if opened.store.is_quantized:
+        raise ConfigError(
+            "the checkpoint is quantized already; calibrate where the unquantized one is converted"
+        )
+    for tensor in opened.store.tensors.multiplied:
+        if tensor.format.operand_types not in KNOWN:
+            raise ConfigError(
+                f"{' + '.join(tensor.parts)} is kept as {tensor.format.name}, and calibration rounds "
+                "INT8 and INT4 alone: convert without a calibration text"
+            )
+
+
+def _sequences(token_ids: list[int], length: int, prefix: tuple[int, ...]) -> list[list[int]]:
+    """Sequences of `length` tokens. Raises ConfigError if there is none."""
+    own = length - len(prefix)
+    if len(token_ids) < own:
+        raise ConfigError(
+            f"{len(token_ids)} tokens are too few to calibrate by; at least {own} are needed, and some "
+            "thousands are better: give a longer text, or a larger --calibration-tokens"
+        )
+    starts = range(0, len(token_ids) - own + 1, own)
+    return [[*prefix, *token_ids[start : start + own]] for start in starts]
 
 
 def _address(matrix: QuantizedTensor | Int4Tensor) -> int:

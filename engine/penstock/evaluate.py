@@ -73,6 +73,12 @@ class Fidelity:
     divergence: Divergence | None
 
 
+def prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The BOS token where the tokenizer puts one before prompts."""
+    bos = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
+    return bos if tuple(tokenizer.encode("a")[: len(bos)]) == bos else ()
+
+
 def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = None) -> list[Window]:
     """A text as windows of at most `context` tokens. Each window begins `stride` tokens after the one before
     (None: where the one before ended). Every token is scored once, in the first window that has the token, by
@@ -83,8 +89,7 @@ def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = 
     scored. Without a BOS token, the text's first token has no token before it and is not scored; where
     windows do not overlap, the same holds for each window's first token. Raises ConfigError.
     """
-    bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    bos = bos if tokenizer.encode("a")[: len(bos)] == bos else []
+    bos = prefix(tokenizer)
     size = context - len(bos)
     stride = size if stride is None else stride
     if context < 2 or not 1 <= stride <= size:

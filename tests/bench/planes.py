@@ -5,7 +5,8 @@
 An integer q is 16 h + l, with h from -8 to 7. The draft model has 16 h + 8 in place of q (half a step above
 the upper plane) in the matrices of all layers, and computes its own keys and values. Both models are plain
 torch in float32. Choices are those of the sampler: the likeliest token, or the first token whose cumulative
-probability exceeds a number that both models share.
+probability exceeds a number that both models share. In brackets is what no way of drawing exceeds: one less
+the total variation between both models' distributions.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ def choose(logits: Tensor, draws: Tensor, temperature: float) -> Tensor:
     return torch.searchsorted(weights, draws[..., None] * weights[..., -1:], right=True)[..., 0]
 
 
+def overlap(ours: Tensor, drafts: Tensor, temperature: float) -> float:
+    """The mean of sum(min(p, q)) over all positions, for logits [..., vocab_size]."""
+    one, other = ((logits.double() / temperature).softmax(-1) for logits in (ours, drafts))
+    return float(torch.minimum(one, other).sum(-1).mean())
+
+
 def answers(model: Any, prompts: Tensor, draws: Tensor, temperature: float) -> Tensor:
     """Prompts [num_prompts, PROMPT] and what the model says after them: [num_prompts, PROMPT + ANSWER]."""
     ids, state, new = prompts, None, prompts
@@ -99,7 +106,8 @@ def compare(int8: Any, draft: Any, ids: Tensor) -> list[str]:
         guesses = choose(draft(said[:, :-1]).logits[:, PROMPT - 1 :], draws, temperature)
         agrees = guesses == said[:, PROMPT:]
         chains = " / ".join(f"{accepted(agrees, length):.2f}" for length in CHAINS)
-        cells += [f"{float(same.double().mean()):.1%}", chains]
+        most = f" ({overlap(ours, drafts, temperature):.1%})" if temperature else ""
+        cells += [f"{float(same.double().mean()):.1%}{most}", chains]
     return cells
 
 

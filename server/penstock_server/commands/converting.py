@@ -12,6 +12,7 @@ from penstock import Tokenizer
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.evaluate import prefix
 from penstock.kernels import choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
@@ -73,8 +74,10 @@ def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
     kernels = choose_kernels(EngineConfig(), num_physical_cores())
     # torch computes the factorizations, which are as much work as the layers.
     torch.set_num_threads(num_physical_cores())
-    token_ids = Tokenizer.load(opened.store.checkpoint.folder).encode(text)
-    return Calibration(opened, kernels, token_ids, num_tokens)
+    tokenizer = Tokenizer.load(opened.store.checkpoint.folder)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    # As prompts and windows of `penstock eval` do: a first token's keys and values are unlike all others.
+    return Calibration(opened, kernels, token_ids, num_tokens, prefix(tokenizer))
 
 
 def run_verify(folder: Path) -> int:
