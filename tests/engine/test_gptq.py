@@ -151,6 +151,18 @@ def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
         Calibration(open_model(tmp_path / "int8"), kernels, TEXT, 1000)
 
 
+def test_each_sequence_begins_as_prompts_do(tmp_path: Path) -> None:
+    """The names of roundings tell apart the tokens by which they were made."""
+    build("Llama", tmp_path / "source")
+    opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig(), 1)
+    length = opened.spec.max_position_embeddings
+    texts = [TEXT[start : start + length - 1] for start in range(0, 3 * (length - 1), length - 1)]
+    written = [token for text in texts for token in (0, *text)]
+    found = Calibration(opened, kernels, TEXT, len(written) - 3, prefix=(0,))
+    assert found.name == Calibration(opened, kernels, written, len(written)).name
+    assert found.name != Calibration(opened, kernels, TEXT, len(written)).name
+
+
 def test_a_calibrated_conversion_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
