@@ -1,10 +1,13 @@
-"""Calibration: quantizes a model's layers one after the other, by the inputs that each matrix has while a
-text is computed (GPTQ). Takes memory for one layer, for the text's hidden states, and some 32 bytes for each
-pair of inputs of the widest matrix: 6.6 GB for 14336 inputs."""
+"""Calibration: quantizes a model's matrices one after the other, by the inputs that each matrix has while a
+text is computed (GPTQ): those that it gets from the unquantized model, and those that it gets from matrices
+that are quantized already. Takes memory for one layer as the checkpoint has it, for the text's hidden states
+twice, and some 36 bytes for each pair of inputs of the widest matrix: 7.4 GB for 14336 inputs."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,20 +39,65 @@ CHUNK_ELEMENTS = 1 << 24
 KNOWN = ((QuantizedTensor,), (Int4Tensor,))
 
 
+class ExactMatrix(NamedTuple):
+    """A matrix as the checkpoint has it."""
+
+    weight: Tensor  # of any floating dtype [out_features, in_features]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def rows(self, start: int, stop: int) -> ExactMatrix:
+        """A view of the output channels from `start` to `stop`."""
+        return ExactMatrix(self.weight[start:stop])
+
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
+        return self.weight[row_ids].float()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ExactMatrix:
+        """The matrix with `function` applied to its tensor."""
+        return ExactMatrix(function(self.weight))
+
+    def dequantize(self) -> Tensor:
+        """The matrix as float32 [out_features, in_features]."""
+        return self.weight.float()
+
+
+class _Heard(Exception):
+    """All inputs of the wanted matrix are there; what would be computed from them is not needed."""
+
+
 class _ListeningKernels(ForwardingKernels):
-    """Kernels that keep, for each matrix, the sum of x x^T over its inputs x."""
+    """Kernels that multiply by exact matrices, too, and hear the inputs of one matrix."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)
-        #: By address of the matrix.
-        self.hessians: dict[int, Tensor] = {}
+        self._address, self._num_tokens = 0, 0
+        self._inputs: list[Tensor] = []
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, QuantizedTensor | Int4Tensor):
-            width = x.shape[1]
-            hessian = self.hessians.setdefault(_address(weight), torch.zeros(width, width))
-            hessian.addmm_(x.t(), x)
-        return super().linear(x, weight, bias)
+        if _address(weight) == self._address:
+            self._inputs.append(x)
+            if sum(map(len, self._inputs)) == self._num_tokens:
+                raise _Heard
+        if not isinstance(weight, ExactMatrix):
+            return super().linear(x, weight, bias)
+        y = x @ weight.dequantize().t()
+        return y if bias is None else y + bias
+
+    def inputs(self, matrix: Matrix, num_tokens: int, compute: Callable[[], object]) -> Tensor | None:
+        """The inputs of a matrix, float32 [num_tokens, in_features], while compute() computes a layer; None
+        if the layer does not multiply all tokens by the matrix."""
+        self._address, self._num_tokens = _address(matrix), num_tokens
+        try:
+            compute()
+        except _Heard:
+            return torch.cat(self._inputs)
+        finally:
+            self._address, self._inputs = 0, []
+        return None
 
 
 class Calibration:
@@ -72,17 +120,21 @@ class Calibration:
         length = min(LENGTH, opened.spec.max_position_embeddings)
         ids = _sequences(token_ids[:num_tokens], length, prefix)
         digest = hashlib.sha256(str(ids).encode()).hexdigest()
-        self.name: str | None = f"GPTQ, large inputs first, by {len(ids)} sequences of {length}, {digest}"
+        self.name: str | None = (
+            f"GPTQ with drift, large inputs first, by {len(ids)} sequences of {length}, {digest}"
+        )
         self._store = opened.store
-        self._kernels, self._listening = kernels, _ListeningKernels(kernels)
-        self._plain = opened.family(opened.spec, kernels, length)
-        self._family = opened.family(opened.spec, self._listening, length)
+        self._kernels = _ListeningKernels(kernels)
+        self._family = opened.family(opened.spec, self._kernels, length)
         self._ids = torch.tensor(ids)
         spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
         heads, dim = spec.num_kv_heads, spec.head_dim
         buffer = torch.zeros(blocks * BLOCK_SIZE * FLOAT32.bytes_per_token(heads, dim), dtype=torch.uint8)
         self._kv = LayerKV(FLOAT32, kv_views(FLOAT32, buffer, blocks, BLOCK_SIZE, heads, dim))
+        #: Hidden states of the text, STEP_SEQS sequences at a time: by matrices that are quantized already, and
+        #: by the unquantized ones.
         self._hidden: list[Tensor] = []
+        self._exact: list[Tensor] = []
         self._layers = {tensors: index for index, tensors in enumerate(self._store.tensors.layers)}
 
     # Not inference mode: views made in it can't be written to by the store's other threads.
@@ -96,13 +148,11 @@ class Calibration:
             self._embed(_views(tensors, buffer))
         index = self._layers.get(tensors)
         if index is not None:
-            weights = _views(tensors, buffer)
-            self._listening.hessians.clear()
-            self._sweep(index, weights, is_final=False)
+            weights, exact = _views(tensors, buffer), self._exact_weights(tensors, buffer)
             for tensor in tensors:
                 if tensor.is_matrix:
-                    self._compensate(tensor, weights.matrix(tensor.name))
-            self._sweep(index, weights, is_final=True)
+                    self._calibrate(index, tensor, weights, exact)
+            self._go_on(index, weights, exact)
         return errors
 
     @torch.no_grad()
@@ -112,31 +162,61 @@ class Calibration:
         if tensors == self._store.tensors.embedding:
             self._embed(_views(tensors, buffer))
         elif index is not None:
-            self._sweep(index, _views(tensors, buffer), is_final=True)
+            self._go_on(index, _views(tensors, buffer), self._exact_weights(tensors, buffer))
 
     def _embed(self, weights: LayerWeights) -> None:
         length = self._ids.shape[1]
         for ids in torch.split(self._ids, STEP_SEQS):
             positions = torch.arange(length).repeat(len(ids))
-            self._hidden.append(self._plain.embed(weights, ids.flatten(), positions))
+            self._hidden.append(self._family.embed(weights, ids.flatten(), positions))
+        self._exact = list(self._hidden)
 
-    def _sweep(self, index: int, weights: LayerWeights, is_final: bool) -> None:
-        """Compute one layer for the whole text: to collect the inputs of its matrices or, if `is_final`, to
-        go on to the next layer."""
-        family = self._plain if is_final else self._family
-        for part, hidden in enumerate(self._hidden):
-            layout = _layout(hidden.shape[0] // self._ids.shape[1], self._ids.shape[1], family.spec.rope)
-            after = family.layer(index, weights, hidden, self._kv, layout)
-            if is_final:
-                self._hidden[part] = after
+    def _exact_weights(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
+        """A layer's weights with its matrices as the checkpoint has them."""
+        weights = _views(tensors, buffer)
+        for tensor in tensors:
+            if tensor.is_matrix:
+                rows = torch.cat([self._store.source.rows(tensor, part) for part in tensor.parts])
+                weights = weights.joined(tensor.name, ExactMatrix(rows))
+        return weights
 
-    def _compensate(self, tensor: TensorSpec, out: Matrix) -> None:
+    def _layer(self, index: int, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        length = self._ids.shape[1]
+        layout = _layout(hidden.shape[0] // length, length, self._family.spec.rope)
+        return self._family.layer(index, weights, hidden, self._kv, layout)
+
+    def _go_on(self, index: int, weights: LayerWeights, exact: LayerWeights) -> None:
+        """Compute one layer for the whole text."""
+        for part in range(len(self._hidden)):
+            self._hidden[part] = self._layer(index, weights, self._hidden[part])
+            self._exact[part] = self._layer(index, exact, self._exact[part])
+
+    def _inputs(self, index: int, name: str, weights: LayerWeights, hidden: Tensor) -> Tensor | None:
+        """The inputs of a layer's matrix for some sequences."""
+        return self._kernels.inputs(
+            weights.matrix(name), len(hidden), lambda: self._layer(index, weights, hidden)
+        )
+
+    def _calibrate(self, index: int, tensor: TensorSpec, weights: LayerWeights, exact: LayerWeights) -> None:
+        """Quantize one matrix by its inputs. The matrices that the layer uses before it are quantized."""
+        width = tensor.shape[1]
+        hessian, drift = torch.zeros(width, width), torch.zeros(width, width)
+        for hidden, exact_hidden in zip(self._hidden, self._exact, strict=True):
+            x = self._inputs(index, tensor.name, weights, hidden)
+            wanted = self._inputs(index, tensor.name, exact, exact_hidden)
+            if x is None or wanted is None:
+                return
+            hessian.addmm_(x.t(), x)
+            drift.addmm_((wanted - x).t(), x)
+        # The fewer tokens there are for each input, the more of the drift is chance.
+        num_tokens = self._ids.numel()
+        drift *= num_tokens / (num_tokens + width)
+        self._compensate(tensor, weights.matrix(tensor.name), hessian, drift)
+
+    def _compensate(self, tensor: TensorSpec, out: Matrix, hessian: Tensor, drift: Tensor) -> None:
         assert isinstance(out, QuantizedTensor | Int4Tensor)
-        hessian = self._listening.hessians.get(_address(out))
-        if hessian is None:
-            return
         try:
-            turns = plan_turns(hessian)
+            turns = plan_turns(hessian, drift)
             row = 0
             for rows in self._store.source.row_chunks(tensor, CHUNK_ELEMENTS):
                 chunk = out.rows(row, row + rows.shape[0])
@@ -180,9 +260,10 @@ def _sequences(token_ids: list[int], length: int, prefix: tuple[int, ...]) -> li
     return [[*prefix, *token_ids[start : start + own]] for start in starts]
 
 
-def _address(matrix: QuantizedTensor | Int4Tensor) -> int:
+def _address(matrix: Matrix) -> int:
     """Where a matrix lies."""
-    return (matrix.codes if isinstance(matrix, Int4Tensor) else matrix.qweight).data_ptr()
+    assert isinstance(matrix, QuantizedTensor | Int4Tensor | ExactMatrix)
+    return matrix[0].data_ptr()
 
 
 def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:

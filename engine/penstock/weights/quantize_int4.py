@@ -7,8 +7,9 @@ from torch import Tensor
 
 from penstock.kernels import Int4Tensor
 
-#: Integers go from -8 to 7. A group's scale is chosen among these shares of max|group| / 7, by the least sum
-#: of squared errors: a smaller scale cuts off the largest weights and rounds all others finer.
+#: Integers go from -8 to 7. The largest weight of a group becomes -8 whatever its sign is, so a scale may be
+#: negative. A scale is chosen among these shares of largest / -8, by the least sum of squared errors: a
+#: smaller scale cuts off the largest weights and rounds all others finer.
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 LOWEST, HIGHEST = -8, 7
 
@@ -17,7 +18,8 @@ def choose_scales(weight: Tensor, group_size: int) -> Tensor:
     """The scale of each group of [num_rows, in_features] in float32: bfloat16 [num_rows, num_groups]. A group
     of zeros gets scale 0. Raises ValueError for NaN or infinity."""
     groups = weight.reshape(weight.shape[0], -1, group_size)
-    whole = groups.abs().amax(-1) / HIGHEST
+    low, high = torch.aminmax(groups, dim=-1)
+    whole = torch.where(high > -low, high, low) / LOWEST
     if not bool(torch.isfinite(whole).all()):
         raise ValueError("the matrix holds NaN or infinite values")
     best = torch.zeros_like(whole, dtype=torch.bfloat16)
@@ -52,7 +54,7 @@ def quantize_int4(weight: Tensor, group_size: int) -> Int4Tensor:
 
 
 def _integers(weight: Tensor, scale: Tensor) -> Tensor:
-    divisor = torch.where(scale > 0, scale.float(), torch.inf)
+    divisor = torch.where(scale != 0, scale.float(), torch.inf)
     return torch.div(weight, divisor).round_().clamp_(LOWEST, HIGHEST)
 
 

@@ -5,6 +5,11 @@ Columns (inputs) are rounded one after the other. The columns that are not round
 of a column, as far as their inputs go together with its inputs in a calibration text. Columns with large
 inputs come first, while many others can still make up for their errors; scales belong to the same groups as
 in plain rounding, whatever the order.
+
+What is rounded is not the checkpoint's matrix itself. The layers before are rounded already, so that their
+inputs x differ from the inputs x' of the unquantized model. The matrix whose products with x come closest to
+the checkpoint's products with x' is W (1 + sum((x' - x) x^T) H^-1), where H = sum(x x^T). (GPTAQ, arXiv
+2504.02692, has the same aim and spreads this correction over the columns.)
 """
 
 from __future__ import annotations
@@ -33,15 +38,18 @@ class Turns(NamedTuple):
     order: Tensor
     #: float32 [in_features, in_features], by turns: the upper Cholesky factor of the inverse of sum(x x^T).
     factor: Tensor
+    #: float32 [in_features, in_features], by turns: W shift is added to W before it is rounded.
+    shift: Tensor
 
 
-def plan_turns(hessian: Tensor) -> Turns:
-    """Turns by falling sum of squares of the inputs, from sum(x x^T), float32 [in_features, in_features].
+def plan_turns(hessian: Tensor, drift: Tensor) -> Turns:
+    """Turns by falling sum of squares of the inputs, from sum(x x^T) and sum((x' - x) x^T), both float32
+    [in_features, in_features].
 
     An input that was always zero is correlated with no other. Three float64 matrices are needed for a while.
     Raises ValueError where the calibration text left NaN or infinity, or a matrix without an inverse.
     """
-    if not bool(torch.isfinite(hessian).all()):
+    if not bool(torch.isfinite(hessian).all() and torch.isfinite(drift).all()):
         raise ValueError("the calibration text makes infinite activations")
     order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
     work = hessian[order][:, order].double()
@@ -50,12 +58,13 @@ def plan_turns(hessian: Tensor) -> Turns:
     try:
         work = torch.linalg.cholesky(work)
         work = torch.cholesky_inverse(work)
+        shift = drift[order][:, order] @ work.float()
         work = torch.linalg.cholesky(work, upper=True)
     except RuntimeError as error:  # LinAlgError
         raise ValueError(
             f"the correlations of its inputs can't be inverted ({error}); try a longer text"
         ) from error
-    return Turns(order, work.float())
+    return Turns(order, work.float(), shift)
 
 
 @dataclass(frozen=True)
@@ -91,8 +100,9 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
     """Integers (int8 [num_rows, in_features]) and scales (float32 [num_rows, num_groups]). Rows do not depend
     on each other. A group's scale is chosen when the first of its columns has its turn, from what the columns
     are by then."""
-    order, factor = turns
+    order, factor, shift = turns
     left = weight.float()[:, order]
+    left += left @ shift
     num_rows, width = left.shape
     integers = torch.empty(num_rows, width, dtype=torch.int8)
     scales: dict[int, Tensor] = {}
@@ -115,6 +125,6 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
 
 def _round(column: Tensor, scale: Tensor, pivot: float, grid: Grid) -> tuple[Tensor, Tensor]:
     """The integers of a column, and its error in units of the factor's diagonal."""
-    divisor = torch.where(scale > 0, scale, torch.inf)
+    divisor = torch.where(scale != 0, scale, torch.inf)
     rounded = (column / divisor).round_().clamp_(grid.lowest, grid.highest)
     return rounded.to(torch.int8), (column - rounded * scale) / pivot
