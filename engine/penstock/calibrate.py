@@ -31,7 +31,7 @@ from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
 
 #: Tokens of one sequence, and sequences of a step.
-LENGTH, STEP_SEQS = 256, 4
+LENGTH, STEP_SEQS = 512, 2
 BLOCK_SIZE = 16
 #: Float32 numbers of a matrix that are rounded at a time; rows are independent of each other.
 CHUNK_ELEMENTS = 1 << 24
@@ -145,7 +145,7 @@ class Calibration:
         embedding first, then layer after layer."""
         errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
         if tensors == self._store.tensors.embedding:
-            self._embed(_views(tensors, buffer))
+            self._embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
         index = self._layers.get(tensors)
         if index is not None:
             weights, exact = _views(tensors, buffer), self._exact_weights(tensors, buffer)
@@ -160,19 +160,19 @@ class Calibration:
         """Take over tensors that an earlier run has converted; `buffer` holds them as the files do."""
         index = self._layers.get(tensors)
         if tensors == self._store.tensors.embedding:
-            self._embed(_views(tensors, buffer))
+            self._embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
         elif index is not None:
             self._go_on(index, _views(tensors, buffer), self._exact_weights(tensors, buffer))
 
-    def _embed(self, weights: LayerWeights) -> None:
+    def _embed(self, weights: LayerWeights, exact: LayerWeights) -> None:
         length = self._ids.shape[1]
         for ids in torch.split(self._ids, STEP_SEQS):
             positions = torch.arange(length).repeat(len(ids))
             self._hidden.append(self._family.embed(weights, ids.flatten(), positions))
-        self._exact = list(self._hidden)
+            self._exact.append(self._family.embed(exact, ids.flatten(), positions))
 
     def _exact_weights(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
-        """A layer's weights with its matrices as the checkpoint has them."""
+        """A layer's weights, or the embedding's, with the matrices as the checkpoint has them."""
         weights = _views(tensors, buffer)
         for tensor in tensors:
             if tensor.is_matrix:
