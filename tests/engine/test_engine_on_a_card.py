@@ -104,7 +104,7 @@ def test_weights_in_groups(quantized: dict[str, Any], checkpoint: Path, card: Pr
     found = engines.answer(engine)
     assert_same_answers(found, engines.answer(engines.load(checkpoint, "cpu", **quantized)))
     name = "codes" if "weights" in quantized else "groups"
-    assert {f"{name}_gemv_4_2", f"{name}_tiled_2"} <= set(card.driver.num_launches)
+    assert {f"{name}_quantize_2", f"{name}_tiled_2"} <= set(card.driver.num_launches)
     del engine
     check_nothing_is_left(card)
 
