@@ -165,6 +165,12 @@ static inline int __dp4a(int a, int b, int sum) {
     for (int shift = 0; shift < 32; shift += 8) sum += (int8_t)(a >> shift) * (int8_t)(b >> shift);
     return sum;
 }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    const uint64_t bytes = (uint64_t)y << 32 | x;
+    unsigned chosen = 0;
+    for (int i = 0; i < 4; i++) chosen |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return chosen;
+}
 static inline float half_to_float(unsigned short bits) {
     const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
     float value = exponent == 0 ? ldexpf(mantissa, -24) : ldexpf(mantissa + 1024, exponent - 25);

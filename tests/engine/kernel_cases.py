@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.cuda_launcher import CudaLauncher
+from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.nvrtc import compile_kernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.spec import FLOAT16, FLOAT32
@@ -102,8 +103,8 @@ def _move(value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
     if isinstance(value, Tensor):
         moved.append((value, value.cuda()))
         return moved[-1][1]
-    if isinstance(value, QuantizedTensor):
-        return QuantizedTensor(*(_move(part, moved) for part in value))
+    if isinstance(value, QuantizedTensor | Int4Tensor | StackedMatrix):
+        return value.map(lambda part: cast(Tensor, _move(part, moved)))
     if isinstance(value, LayerKV):
         return LayerKV(value.layout, tuple(_move(part, moved) for part in value.parts))
     if isinstance(value, BatchLayout | AttentionSpec):

@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_batch, random_matrix
 from pretended_card import PretendedCard, missing, pretend
+from test_int4_kernels import FORMS
+from test_int4_kernels import matrix as int4_matrix
 from torch import Tensor
 
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, choose_kernels, cuda_linear, int_mm, nvrtc
+from penstock.kernels import Int4Tensor, Kernels, StackedMatrix, choose_kernels, cuda_linear, int_mm, nvrtc
 from penstock.kernels.cuda import SPLIT_KEYS, CudaKernels
 from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
@@ -247,6 +249,65 @@ def test_no_tokens_at_all(launcher: EmulatedLauncher | CudaLauncher) -> None:
     assert mine.linear(torch.empty(0, 64), weight).shape == (0, 20)
     assert mine.rms_norm(torch.empty(0, 64), torch.ones(64), 1e-5).shape == (0, 64)
     assert mine.gated_activation(torch.empty(0, 64), "silu").shape == (0, 32)
+
+
+# Weights with a scale per group.
+
+#: Tokens, rows, columns, group size, and the kernel for them. 2,304 columns are more than two warps' spans.
+GROUPED = [
+    (1, 70, 2304, 32, "gemv_1"),
+    (2, 7, 96, 32, "gemv_2"),
+    (7, 35, 1152, 128, "gemv_4"),
+    (1, 1, 64, 64, "gemv_1"),
+    (19, 33, 320, 64, "tiled"),
+    (66, 70, 96, 32, "tiled"),
+]
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("form", [*FORMS, "int8"])
+def test_products_with_groups_equal_the_reference(
+    launcher: EmulatedLauncher | CudaLauncher, form: str, activations: str
+) -> None:
+    mine, reference = kernels_of(launcher, activations), ReferenceKernels(activations)
+    dtypes = [torch.float16, torch.bfloat16] + ([] if "blocks" in form else [torch.float32])
+    for number, (num_tokens, rows, columns, size, kernel) in enumerate(GROUPED):
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(num_tokens, columns + 3, generator=generator)[:, :columns] * 10 ** (number - 3)
+        bias = torch.randn(rows, generator=generator) if number % 2 else None
+        weight = random_matrix(rows, columns, generator)
+        weight = weight._replace(scale=torch.rand(rows, columns // size, generator=generator))
+        if form != "int8":
+            weight = int4_matrix(form, rows, columns, size, dtypes[number % len(dtypes)], number)
+        assert torch.equal(mine.linear(x, weight, bias), reference.linear(x, weight, bias)), number
+        if isinstance(launcher, EmulatedLauncher):
+            assert launcher.launched[-1].removeprefix("codes_").removeprefix("groups_").startswith(kernel)
+
+
+def test_extreme_sums_of_groups_do_not_overflow(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    x = torch.full((20, 256), 3.0)
+    x[1::2] *= -1
+    for codebook, code in (("signed", 0), ("unsigned", 255), ("iq4_nl", 0), ("iq4_nl", 255)):
+        minimum = torch.full((5, 2), 7.0) if codebook == "unsigned" else None
+        codes = torch.full((5, 128), code, dtype=torch.uint8)
+        weight = Int4Tensor(codes, torch.ones(5, 2), 128, codebook, minimum)
+        for rows in (x, x[:1]):
+            y = kernels_of(launcher).linear(rows, weight)
+            assert torch.equal(y, ReferenceKernels().linear(rows, weight))
+
+
+def test_codes_in_another_order_stacked_and_anywhere(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    generator, reference = torch.Generator().manual_seed(5), ReferenceKernels()
+    plain = int4_matrix("zero points", 12, 128, 32, torch.bfloat16)
+    order = torch.randperm(128, generator=generator).to(torch.int32)
+    moved = torch.zeros(12 * 64 + 1, dtype=torch.uint8)[1:].view(12, 64).copy_(plain.codes)
+    x, bias = torch.randn(4, 128, generator=generator), torch.randn(32, generator=generator)
+    x[2, 77] = torch.nan
+    parts = (plain._replace(order=order), random_matrix(8, 128, generator), plain._replace(codes=moved))
+    stacked = StackedMatrix(parts)
+    y, expected = kernels_of(launcher).linear(x, stacked, bias), reference.linear(x, stacked, bias)
+    assert torch.equal(y.nan_to_num(7), expected.nan_to_num(7)) and bool(y[2].isnan().all())
+    assert kernels_of(launcher).linear(x[:0], stacked).shape == (0, 32)
 
 
 # Attention.

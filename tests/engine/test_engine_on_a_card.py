@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,18 @@ def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
             assert has_combined == (capability == (7, 5)), "tensor cores are for 7.5"
     assert_same_answers(found[0], expected)
     assert found == [found[0]] * len(combinations)
+
+
+@pytest.mark.parametrize("quantized", [{"weights": "int4", "group_size": 32}, {"group_size": 32}])
+def test_weights_in_groups(quantized: dict[str, Any], checkpoint: Path, card: PretendedCard) -> None:
+    """4-bit codes, and INT8 with a scale per group."""
+    engine = engines.load(checkpoint, num_resident_layers=1, **quantized)
+    found = engines.answer(engine)
+    assert_same_answers(found, engines.answer(engines.load(checkpoint, "cpu", **quantized)))
+    name = "codes" if "weights" in quantized else "groups"
+    assert {f"{name}_quantize_2", f"{name}_tiled_2"} <= set(card.driver.num_launches)
+    del engine
+    check_nothing_is_left(card)
 
 
 @pytest.mark.parametrize("num_resident", [1, 9])
@@ -209,11 +222,6 @@ def test_kernels_that_the_driver_refuses(model: Path) -> None:
     refused = pytest.raises(ConfigError, match=r"no such image.*driver.*--kernels torch")
     with engines.card_with_kernels(image=b"garbage"), refused:
         engines.load(model)
-
-
-def test_scales_per_group_are_refused_on_a_card(checkpoint: Path, card: PretendedCard) -> None:
-    with pytest.raises(ConfigError, match="per group .*--device cpu"):
-        engines.load(checkpoint, group_size=32)
 
 
 # Too little memory.

@@ -84,32 +84,36 @@ __device__ inline float load_1(const void *cache, int is_half, int64 at) {
 }
 
 /* TILE_KEYS keys from `first` on -> tile [head_dim up to a multiple of 4, TILE_KEYS], with zeros beyond head_dim.
- * Keys beyond num_keys are zeros, or whatever a block that is not yet full holds: no row sees them. */
+ * Keys beyond num_keys are zeros, or whatever a block that is not yet full holds: no row sees them. A thread loads the
+ * same 4 keys of some dimensions, so that it divides by the block size once. `rows` gets the index of each key's row of
+ * values; the cache's memory ends long before such an index leaves int32. */
 __device__ inline void load_keys(const attention &a, const int *table, int head, int first, int num_keys,
-                                 float *tile) {
-    const int units = (a.head_dim + 3) / 4 * 4 * (TILE_KEYS / 4);
-    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
-        const int i = unit / (TILE_KEYS / 4), key = first + 4 * (unit % (TILE_KEYS / 4));
+                                 float *tile, int *rows) {
+    const int quad = 4 * (threadIdx.x % (TILE_KEYS / 4)), key = first + quad;
+    const bool is_there = key < num_keys;
+    const int index = key / a.block_size, offset = key - index * a.block_size;
+    const int block_head = (is_there ? table[index] * a.num_kv_heads : 0) + head;
+    const int64 at = (int64)block_head * a.head_dim * a.block_size + offset;
+    if (threadIdx.x < TILE_KEYS / 4)
+        for (int j = 0; j < 4; j++) rows[quad + j] = block_head * a.block_size + offset + j;
+    const int height = (a.head_dim + 3) / 4 * 4, end = is_there ? a.head_dim : 0;
+    for (int i = threadIdx.x / (TILE_KEYS / 4); i < height; i += blockDim.x / (TILE_KEYS / 4)) {
         float4 keys = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i < a.head_dim && key < num_keys) {
-            const int64 row = ((int64)table[key / a.block_size] * a.num_kv_heads + head) * a.head_dim + i;
-            keys = load_4(a.k_cache, a.is_half, row * a.block_size + key % a.block_size);
-        }
-        *(float4 *)(tile + i * TILE_KEYS + key - first) = keys;
+        if (i < end) keys = load_4(a.k_cache, a.is_half, at + i * a.block_size);
+        *(float4 *)(tile + i * TILE_KEYS + quad) = keys;
     }
 }
 
 /* The values of the same keys -> tile [TILE_KEYS, WIDTH], with zeros beyond num_keys. */
 template <int WIDTH>
-__device__ inline void load_values(const attention &a, const int *table, int head, int first, int num_keys,
-                                   float *tile) {
-    const int row_units = (a.head_dim + 3) / 4;
-    for (int unit = threadIdx.x; unit < TILE_KEYS * row_units; unit += blockDim.x) {
-        const int j = unit / row_units, i = 4 * (unit % row_units), key = first + j;
+__device__ inline void load_values(const attention &a, const int *rows, int first, int num_keys, float *tile) {
+    enum { UNITS = WIDTH / 4 };
+    const int i = 4 * (threadIdx.x % UNITS);
+    if (i >= a.head_dim) return;
+    for (int j = threadIdx.x / UNITS; j < TILE_KEYS; j += blockDim.x / UNITS) {
         float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (key < num_keys) {
-            const int64 block = (int64)table[key / a.block_size] * a.num_kv_heads + head;
-            const int64 at = (block * a.block_size + key % a.block_size) * a.head_dim + i;
+        if (first + j < num_keys) {
+            const int64 at = (int64)rows[j] * a.head_dim + i;
             if (a.head_dim % 4 == 0) {
                 values = load_4(a.v_cache, a.is_half, at);
             } else {
@@ -232,6 +236,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
     enum { WIDTH = 32 * SLICES, HEIGHT = WARPS * ROWS };
     __shared__ __align__(16) float queries[HEIGHT][WIDTH], tile[TILE_KEYS * WIDTH],
         weights[HEIGHT][TILE_KEYS];
+    __shared__ int rows[TILE_KEYS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
     const block_rows b = find_rows(a, blockIdx.x, HEIGHT);
     if (b.num_rows == 0) return;
@@ -264,7 +269,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
         const int end = min((split + 1) * SPLIT_KEYS, b.num_keys);
         for (int first = max(split * SPLIT_KEYS, first_key); first < end; first += TILE_KEYS) {
             __syncthreads();
-            load_keys(a, table, kv_head, first, b.num_keys, tile);
+            load_keys(a, table, kv_head, first, b.num_keys, tile, rows);
             __syncthreads();
             if (has_rows) {
                 float scores[ROWS], keep;
@@ -277,7 +282,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
                 }
             }
             __syncthreads();
-            load_values<WIDTH>(a, table, kv_head, first, b.num_keys, tile);
+            load_values<WIDTH>(a, rows, first, b.num_keys, tile);
             __syncthreads();
             if (has_rows) mix_values<SLICES, ROWS>(tile, weights + warp * ROWS, mine.values);
         }

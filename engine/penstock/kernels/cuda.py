@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
+from penstock.kernels.cuda_grouped import CudaGroupedLinear
 from penstock.kernels.cuda_launcher import HEIGHTS, THREADS, Launcher, ceil_div
 from penstock.kernels.cuda_linear import CudaLinear
+from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
     KV_CODES,
@@ -34,14 +37,13 @@ class CudaKernels:
     """All tensors are on one device and float32, and a row's elements are contiguous. Every call launches
     kernels and waits for nothing."""
 
-    #: No group sizes: on a GPU, plain torch computes them, exactly and too slowly to serve.
     traits = KernelTraits(
         name="native",
         has_own_threads=True,
         gathers_keys=False,
         workspace_factor=1.0,
-        matrices=(QuantizedTensor,),
-        group_sizes=(),
+        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
+        group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
 
@@ -49,14 +51,21 @@ class CudaKernels:
         self.activations = activations
         self._launcher = launcher
         self._linear = CudaLinear(launcher, activations)
+        self._grouped_linear = CudaGroupedLinear(launcher, activations)
 
     def without_arithmetic(self, longest: int) -> CudaKernels:
         """The same kernels: a GPU computes so fast that leaving the arithmetic out saves nothing."""
         return self
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, StackedMatrix):
+            return weight.product(self.linear, x, bias)
+        if isinstance(weight, Int4Tensor):
+            return self._grouped_linear.int4_product(x, weight, bias)
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
+        if weight.num_groups > 1:
+            return self._grouped_linear.int8_product(x, weight, bias)
         return self._linear.product(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

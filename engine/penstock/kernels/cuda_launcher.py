@@ -19,6 +19,7 @@ THREADS = 256
 
 #: The kernels' parameters: a letter for the type of each, Pointer, Number (64 bits), Int (32 bits) or Float.
 _LINEAR = "PPIIPPPIIP"
+_GROUPED = "PPPIIPPPPPIIIIIIIIPIIP"
 _ATTENTION = "PNPPIIIIIPIPPPIFFIPPIIPPPI"
 SIGNATURES: dict[str, str] = {
     "rms_norm": "PNIPFFP",
@@ -33,6 +34,13 @@ SIGNATURES: dict[str, str] = {
     "merge_splits": "PIIIPPPIIP",
     **{f"attention_{width}_{height}": _ATTENTION for width, heights in HEIGHTS.items() for height in heights},
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
+    **{f"{form}_quantize_{parts}": "PNPIIIPPP" for form in ("codes", "groups") for parts in (1, 2)},
+    **{
+        f"{form}_{kind}_{parts}": _GROUPED
+        for form in ("codes", "groups")
+        for kind in ("gemv_1", "gemv_2", "gemv_4", "tiled")
+        for parts in (1, 2)
+    },
     **{f"tiled_{height}_{parts}": _LINEAR for height in (4, 8, "any") for parts in (1, 2)},
 }
 _C_TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {

@@ -1,4 +1,5 @@
-"""CudaLinear: products of activations with INT8 weights on a GPU, by whichever kernel suits their sizes."""
+"""CudaLinear: products on a GPU with INT8 weights that have a scale per output channel, by whichever kernel
+suits their sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class CudaLinear:
     def product(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
         (num_tokens, in_features), qweight = x.shape, weight.qweight
-        if in_features > MAX_IN_FEATURES or weight.num_groups > 1:
+        if in_features > MAX_IN_FEATURES:
             return reference.linear(x, weight, bias, self._activations)
         rows, token_scales = self._quantize(x)
         out_features = qweight.shape[0]

@@ -13,10 +13,15 @@ __device__ inline float scaled(int64 sum, float token_scale, float weight_scale)
     return (float)((double)sum * ((double)token_scale * (double)weight_scale));
 }
 
-/* One block per token. x is [num_tokens, in_features], with x_stride elements from row to row. */
-template <int PARTS>
-__device__ inline void quantize(const float *x, int64 x_stride, int in_features, int padded, int8 *rows,
-                                float *token_scales) {
+/* Where the inputs lie in a row of bytes: in their order; or each 8 of them as 0, 2, 4, 6, 1, 3, 5, 7, as the 4-bit
+ * codes of int4.cu need them. */
+enum { IN_ORDER, EVEN_BEFORE_ODD };
+
+/* One block per token. x is [num_tokens, in_features], with x_stride elements from row to row. Input i of the row is
+ * x[order[i]], if there is an order. */
+template <int PARTS, int PLACES>
+__device__ inline void quantize(const float *x, int64 x_stride, const int *order, int in_features, int padded,
+                                int8 *rows, float *token_scales) {
     __shared__ unsigned largest_of[32];
     const float *row = x + blockIdx.x * x_stride;
     /* The bits of floats without their sign have the order of the numbers; NaN is the largest. */
@@ -37,7 +42,9 @@ __device__ inline void quantize(const float *x, int64 x_stride, int in_features,
     for (int i = 4 * threadIdx.x; i < padded; i += 4 * blockDim.x) {
         unsigned hi_bytes = 0, lo_bytes = 0;
         for (int j = 0; j < 4; j++) {
-            const int q = i + j < in_features ? __float2int_rn(row[i + j] / divisor) : 0;
+            const int input = PLACES == IN_ORDER ? i + j : (i & ~7) + 2 * j + ((i >> 2) & 1);
+            const int q =
+                input < in_features ? __float2int_rn(row[order ? order[input] : input] / divisor) : 0;
             const int hi = PARTS == 2 ? (q + 128) >> 8 : q;
             hi_bytes |= (unsigned)(hi & 255) << (8 * j);
             lo_bytes |= (unsigned)(q & 255) << (8 * j); /* q - 256 hi has the low bits of q */
@@ -49,11 +56,11 @@ __device__ inline void quantize(const float *x, int64 x_stride, int in_features,
 
 KERNEL quantize_1(const float *x, int64 x_stride, int in_features, int padded, int8 *rows,
                   float *token_scales) {
-    quantize<1>(x, x_stride, in_features, padded, rows, token_scales);
+    quantize<1, IN_ORDER>(x, x_stride, 0, in_features, padded, rows, token_scales);
 }
 KERNEL quantize_2(const float *x, int64 x_stride, int in_features, int padded, int8 *rows,
                   float *token_scales) {
-    quantize<2>(x, x_stride, in_features, padded, rows, token_scales);
+    quantize<2, IN_ORDER>(x, x_stride, 0, in_features, padded, rows, token_scales);
 }
 
 /* Operands of a product. */
