@@ -1,8 +1,8 @@
 """The C kernels: builds of cpu.c for the machine at hand. pyproject.toml has everything else.
 
-cpu.c is compiled once per instruction set, all builds at the same time. Each build is optional: a compiler that does
-not know its instructions leaves the build out, and without any build the torch kernels serve. The builds are plain
-shared libraries, which are loaded with ctypes.
+cpu.c is compiled once per instruction set, all builds at the same time. Each build is optional: a build is
+left out where the compiler does not know its instructions, and without any build the torch kernels serve. The
+builds are plain shared libraries, which are loaded with ctypes.
 """
 
 import platform

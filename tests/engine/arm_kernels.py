@@ -1,4 +1,5 @@
-"""cpu.c's builds for ARM, compiled for ARM and run by qemu: each call goes to a process of qemu, with its buffers."""
+"""cpu.c's builds for ARM, compiled for ARM and run by qemu. Each call goes to a process of qemu, with its
+buffers."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ FLAGS = {
     "neon": ("-march=armv8.2-a+dotprod",),
     "generic": (),
 }
-COMMON_FLAGS = ("-O1", "-g0", "-std=gnu11", "-pthread", "-static", "-Wall", "-Wextra", "-Werror", "-Wno-psabi",
-                "-Wno-cast-function-type")  # fmt: skip
+COMMON_FLAGS = ("-O1", "-g0", "-std=gnu11", "-pthread", "-static", "-Wall", "-Wextra", "-Werror",
+                "-Wno-psabi", "-Wno-cast-function-type")  # fmt: skip
 FUNCTIONS = list(cpu._SIGNATURES)
 
 #: The bytes of each argument that is a buffer, by its place.
@@ -77,12 +78,13 @@ def _write_sizes(a: tuple[Any, ...]) -> Sizes:
 def _attention_sizes(a: tuple[Any, ...]) -> Sizes:
     heads, kv_heads, width, block, max_blocks, sequences = a[4], a[8], a[9], a[10], a[12], a[16]
     tokens = _most(a[13], ctypes.c_int32, sequences + 1)
-    cache = (_most(a[11], ctypes.c_int32, sequences * max_blocks) + 1) * kv_heads * width * block
+    num_blocks = _most(a[11], ctypes.c_int32, sequences * max_blocks) + 1
+    cache = num_blocks * kv_heads * width * block * (2 if a[7] else 4)
     partials = cpu._partial_bytes(tokens * heads, max_blocks * block, width, False)
-    return {0: _rows(tokens, a[1], heads * width), 2: 4 * tokens * heads * width, 5: cache * (2 if a[7] else 4),
-            6: cache * (2 if a[7] else 4), 11: 4 * sequences * max_blocks, 13: 4 * (sequences + 1),
-            14: 4 * sequences, 15: 4 * sequences, 20: 4 * heads, 21: 4 * heads * (2 * a[22] + 1), 24: 8 * heads,
-            25: 8 * tokens, 26: partials}  # fmt: skip
+    return {0: _rows(tokens, a[1], heads * width), 2: 4 * tokens * heads * width, 5: cache, 6: cache,
+            11: 4 * sequences * max_blocks, 13: 4 * (sequences + 1), 14: 4 * sequences, 15: 4 * sequences,
+            20: 4 * heads, 21: 4 * heads * (2 * a[22] + 1), 24: 8 * heads, 25: 8 * tokens,
+            26: partials}  # fmt: skip
 
 
 #: Of each function: the sizes of its buffers, and the places of those that it writes.

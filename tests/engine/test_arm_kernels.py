@@ -1,4 +1,4 @@
-"""Builds for ARM against kernels/reference.py, by qemu: the cases of the other builds, and tails of vectors."""
+"""Builds for ARM against kernels/reference.py, by qemu: the other builds' cases, and tails of vectors."""
 
 from __future__ import annotations
 

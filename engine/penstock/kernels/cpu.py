@@ -51,8 +51,8 @@ _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
 
 def builds_of(machine: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    """Builds of cpu.c for a machine (as platform.machine() names machines), best first, each with the flags of
-    /proc/cpuinfo that the processor must have."""
+    """Builds of cpu.c for a machine of this name (from platform.machine()), best first. Each build comes with
+    the flags of /proc/cpuinfo that the processor must have."""
     return (*_BUILDS_OF_MACHINES.get(_MACHINES.get(machine, machine), ()), ("generic", frozenset()))
 
 
