@@ -280,12 +280,19 @@ static void linear_tile(const linear *l, int64_t row, int rows, int64_t column, 
     else plain_tile(&p, rows);
 }
 
+#if defined(__AVX2__)
+#include "dots_panel.h"
+#endif
+
 /* Computes all channels or none, and returns where the computed ones end. While all tokens meet them, a panel of
  * channels stays in the L2 cache. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token;
     const int64_t panel = num_rows > ROWS ? MAX(CHANNELS, PANEL_BYTES / l->row_bytes / CHANNELS * CHANNELS) : CHANNELS;
     if (!l->is_tiled) return column;
+#if defined(__AVX2__)
+    if (num_rows > ROWS) return linear_panels(l, column, column_end);
+#endif
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + panel, column_end);
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
