@@ -42,29 +42,41 @@ INLINE void pack_square(const step *r, int8_t *to) {
     }
 }
 
-/* STEP weights or less; nothing behind them is read. (What activations of 0 meet does not matter.) */
-INLINE step some_weights(const int8_t *w, int64_t inputs, code_table table, const int kind) {
-    int8_t last[STEP] = {0};
-    if (inputs < STEP) w = memcpy(last, w, kind == INT8 ? inputs : inputs / 2);
-    return kind == INT8 ? load_weights(w) : load_codes(w, table, kind);
+/* Packs STEP inputs, of which `inputs` are there, of eight channels. Nothing behind them is read. (What activations of 0
+ * meet does not matter.) */
+INLINE void pack_step(const int8_t *const *w, int64_t inputs, code_table table, int8_t *to, const bool is_whole,
+                      const int kind) {
+    step rows[HALF];
+    int8_t last[STEP];
+#pragma GCC unroll 8
+    for (int j = 0; j < HALF; j++) {
+        const int8_t *from = is_whole ? w[j] : memcpy(last, w[j], kind == INT8 ? inputs : inputs / 2);
+        rows[j] = kind == INT8 ? load_weights(from) : load_codes(from, table, kind);
+    }
+    pack_square(rows, to);
 }
 
 /* Packs inputs k to k_end. As many bytes from `next` on, of as many channels, are prefetched. */
 INLINE void pack(const block *b, int64_t k, int64_t k_end, const int8_t *next, const int kind) {
     const linear *l = b->l;
     const code_table table = load_table(l->table);
-    for (int c = 0; c < PANEL; c += HALF)
-        for (int64_t i = k; i < k_end; i += STEP) {
-            step rows[HALF];
-#pragma GCC unroll 8
-            for (int j = 0; j < HALF; j++) {
-                const int64_t column = b->column + MIN(c + j, b->channels - 1);
-                rows[j] = some_weights(l->qweight + column * l->row_bytes + (kind == INT8 ? i : i / 2), k_end - i,
-                                       table, kind);
-                if ((i - k) % 64 == 0) __builtin_prefetch(next + (c + j) * l->row_bytes + (kind == INT8 ? i - k : (i - k) / 2));
-            }
-            pack_square(rows, panel.weights[(i - k) / 4][c]);
+    const int64_t bytes = kind == INT8 ? STEP : STEP / 2;
+    for (int c = 0; c < PANEL; c += HALF) {
+        const int8_t *w[HALF], *ahead[HALF];
+        for (int j = 0; j < HALF; j++) {
+            w[j] = l->qweight + (b->column + MIN(c + j, b->channels - 1)) * l->row_bytes + k * bytes / STEP;
+            ahead[j] = next + (c + j) * l->row_bytes;
         }
+        int8_t *to = panel.weights[0][c];
+        for (int64_t left = k_end - k; left > 0; left -= STEP, to += PANEL * STEP) {
+            if (left >= STEP) pack_step(w, STEP, table, to, true, kind);
+            else pack_step(w, left, table, to, false, kind);
+            for (int j = 0; j < HALF; j++) {
+                if (left / STEP % 2 == 0) __builtin_prefetch(ahead[j]);
+                w[j] += bytes, ahead[j] += bytes;
+            }
+        }
+    }
 }
 NOINLINE void pack_int8(const block *b, int64_t k, int64_t k_end, const int8_t *next) { pack(b, k, k_end, next, INT8); }
 NOINLINE void pack_int4(const block *b, int64_t k, int64_t k_end, const int8_t *next) { pack(b, k, k_end, next, INT4); }

@@ -291,7 +291,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     const int64_t panel = num_rows > ROWS ? MAX(CHANNELS, PANEL_BYTES / l->row_bytes / CHANNELS * CHANNELS) : CHANNELS;
     if (!l->is_tiled) return column;
 #if defined(__AVX2__)
-    if (num_rows > ROWS) return linear_panels(l, column, column_end);
+    if (num_rows > (l->is_grouped ? ROWS : 2 * ROWS)) return linear_panels(l, column, column_end);
 #endif
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + panel, column_end);
