@@ -30,7 +30,7 @@ install: $(INSTALLED)
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 # torch is installed first and alone: with the other packages, pip could choose another, much larger build.
-$(INSTALLED): pyproject.toml clients/python/pyproject.toml docker/constraints.txt \
+$(INSTALLED): pyproject.toml setup.py clients/python/pyproject.toml docker/constraints.txt \
 		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h)
 	$(PYTHON) -m venv $(CLEAR) $(VENV)
 	$(PIP_INSTALL) $(TORCH)

@@ -14,9 +14,9 @@ from pathlib import Path
 FOLDER = "TESTS_COMPILED_FOLDER"
 
 
-def compiled(command: Sequence[str], source: str, suffix: str) -> Path:
-    """The library that a command makes of a text, which it gets as a file with this suffix. A compiler that
-    says anything fails."""
+def compiled(command: Sequence[str], source: str, suffix: str, libraries: Sequence[str] = ()) -> Path:
+    """The library (or program) that a command makes of a text, which it gets as a file with this suffix. A
+    compiler that says anything fails."""
     folder = Path(os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="penstock-compiled-"))
     name = hashlib.sha256("\0".join([*command, source]).encode()).hexdigest()[:16]
     built, text = folder / f"{name}.so", folder / f"{name}{suffix}"
@@ -25,7 +25,9 @@ def compiled(command: Sequence[str], source: str, suffix: str) -> Path:
         if not built.exists():
             text.write_text(source)
             part = built.with_suffix(".part")
-            done = subprocess.run([*command, str(text), "-o", str(part)], capture_output=True, text=True)
+            done = subprocess.run(
+                [*command, str(text), *libraries, "-o", str(part)], capture_output=True, text=True
+            )
             assert done.returncode == 0 and not done.stderr, done.stderr
             part.rename(built)
     return built

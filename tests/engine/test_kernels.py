@@ -7,6 +7,8 @@ from typing import NamedTuple, cast
 
 import pytest
 import torch
+from arm_kernels import BUILDS as ARM_BUILDS
+from arm_kernels import arm_kernels
 from emulated_amx import COMPILER as AMX_COMPILER
 from emulated_amx import emulated_amx_kernels, num_tile_products
 from emulated_cuda import COMPILER, emulated_kernels
@@ -52,6 +54,8 @@ def kernels(kind: str, activations: str = "int16") -> Kernels:
         return emulated_kernels(activations)
     if kind == "emulated amx":
         return emulated_amx_kernels(activations)
+    if kind in ARM_BUILDS and kind not in BUILDS:
+        return arm_kernels(kind, activations)
     if kind == "cuda":
         return cast(Kernels, OnGpu(CudaKernels(gpu_launcher(), activations)))
     return NativeKernels(activations, build=kind)

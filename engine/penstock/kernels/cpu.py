@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import ctypes
 import logging
+import platform
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,14 +34,29 @@ from penstock.kernels.protocol import KernelTraits
 
 logger = logging.getLogger(__name__)
 
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
-#: Builds of cpu.c, best first, each with the flags that /proc/cpuinfo must have.
-BUILDS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("amx", _AVX512 | {"amx_tile", "amx_int8"}),
-    ("avx512", _AVX512),
-    ("avx2", frozenset({"avx2", "fma", "f16c"})),
-    ("generic", frozenset()),
-)
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_BUILDS_OF_MACHINES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
+    "x86_64": (
+        ("amx", _AVX512 | {"avx512_vnni", "amx_tile", "amx_int8"}),
+        ("avx512", _AVX512 | {"avx512_vnni"}),
+        ("avxvnni", _AVX2 | {"avx_vnni"}),
+        ("avx512bw", _AVX512),
+        ("avx2", _AVX2),
+    ),
+    "aarch64": (("i8mm", frozenset({"asimddp", "i8mm"})), ("neon", frozenset({"asimddp"}))),
+}
+#: Names of one machine in several systems.
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
+
+
+def builds_of(machine: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """Builds of cpu.c for a machine of this name (from platform.machine()), best first. Each build comes with
+    the flags of /proc/cpuinfo that the processor must have."""
+    return (*_BUILDS_OF_MACHINES.get(_MACHINES.get(machine, machine), ()), ("generic", frozenset()))
+
+
+BUILDS = builds_of(platform.machine())
 #: The integers of each codebook, as bytes.
 _TABLES = {name: bytes(value & 255 for value in values) for name, values in CODEBOOKS.items()}
 #: Numbers by which cpu.c knows the dtypes of scales.
@@ -258,11 +275,36 @@ def _library_path(build: str) -> Path | None:
 
 
 def _processor_flags() -> frozenset[str]:
+    """What the processor can do, in the words of Linux's /proc/cpuinfo."""
+    if sys.platform == "darwin":
+        return frozenset(flag for flag, key in _APPLE_KEYS.items() if _sysctl(key))
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # this is not Linux: the generic build runs anywhere
+        return cpuinfo_flags(Path("/proc/cpuinfo").read_text())
+    except OSError:  # this is neither Linux nor macOS: the generic build runs anywhere
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def cpuinfo_flags(text: str) -> frozenset[str]:
+    """The flags of the first processor of /proc/cpuinfo; ARM's are called features."""
+    lines = (line.partition(":") for line in text.splitlines())
+    found = (flags for name, _, flags in lines if name.strip() in ("flags", "Features"))
+    return frozenset(next(found, "").split())
+
+
+#: Flags of /proc/cpuinfo, and the keys under which macOS tells the same.
+_APPLE_KEYS = {
+    "asimddp": "hw.optional.arm.FEAT_DotProd",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+}
+
+
+def _sysctl(key: str) -> bool:
+    """Whether a number that macOS keeps under this key is there and not 0."""
+    value, size = ctypes.c_int64(), ctypes.c_size_t(8)
+    found: int = ctypes.CDLL(None).sysctlbyname(
+        key.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return found == 0 and value.value != 0
 
 
 def load_library(build: str | None) -> tuple[str, ctypes.CDLL]:

@@ -18,7 +18,7 @@ typedef struct {
 enum { GROUP = 16, CHUNK = 2 * GROUP, SPLIT = 32 * CHUNK, SCORES_STRIDE = SPLIT + CHUNK };
 
 /* Sums that registers hold at a time, beside the operands. */
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 enum { SUMS = 16 };
 #else
 enum { SUMS = 8 };
@@ -85,7 +85,7 @@ SCORE_FNS(1)
 SCORE_FNS(2)
 SCORE_FNS(4)
 SCORE_FNS(8)
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 SCORE_FNS(16)
 #else
 #define score_16_half score_8_half

@@ -3,14 +3,38 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define HAS_VNNI 1
-typedef int8_t integer;
 #else
 #define HAS_VNNI 0
+#endif
+#if defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#define HAS_DOTS 1
+#else
+#define HAS_DOTS 0
+#endif
+#if HAS_VNNI || HAS_DOTS
+#define HAS_BYTES 1
+typedef int8_t integer;
+#else
+#define HAS_BYTES 0
 typedef int16_t integer;
 #endif
 
-/* Rows of integers, padded with zeros to a multiple of 64. A token has one row; with VNNI and "int16" a token has two
- * INT8 rows, hi and lo, where q = 256 hi + lo. */
+/* Whether the rows hi and lo of a token lie in turns of eight inputs, for instructions that multiply two rows at once. */
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
+/* What is added to INT8 weights (and to a table's integers), so that they are unsigned. ARM multiplies signed bytes. */
+#if defined(__aarch64__)
+enum { WEIGHT_OFFSET = 0 };
+#else
+enum { WEIGHT_OFFSET = 128 };
+#endif
+
+/* Rows of integers, padded with zeros to a multiple of 64. A token has one row; where bytes are multiplied, a token has
+ * two INT8 rows with "int16", hi and lo, where q = 256 hi + lo. */
 typedef struct {
     const float *x;
     int64_t x_stride, num_tokens, in_features, padded;
@@ -68,6 +92,19 @@ INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, flo
     *group_sum = (int32_t)(-(uint32_t)offset * sum);
 }
 
+/* A group of inputs, from input k on, as pairs of rows in turns of eight inputs. */
+INLINE void quantize_pairs(const float *restrict x, int64_t k, int64_t size, float divisor, integer *restrict rows,
+                           int32_t offset, int32_t *hi_sum, int32_t *lo_sum) {
+    for (int64_t stop = k + size, next; k < stop; x += next - k, k = next) {
+        int32_t sums[2];
+        next = MIN((k + 8) / 8 * 8, stop);
+        integer *hi = rows + k / 8 * 16 + k % 8;
+        quantize_group(x, next - k, divisor, hi, hi + 8, offset, sums, sums + 1, true);
+        *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
+        *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
+    }
+}
+
 static void quantize_token(void *context, int64_t token) {
     const activations *a = context;
     const float *x = a->x + token * a->x_stride;
@@ -88,6 +125,13 @@ static void quantize_token(void *context, int64_t token) {
         memset(words + a->padded - 64, 0, 64 * sizeof *words);
         for (int64_t g = 0, k = 0; g < n; g++, k += size)
             quantize_words(x + k, k, size, divisor, a->words, words, a->offset, sums + g);
+        return;
+    }
+    if (HAS_PAIRS && a->rows_per_token == 2) {
+        memset(hi + 2 * (a->padded - 64), 0, 128 * sizeof(integer));
+        memset(sums, 0, 2 * n * sizeof *sums);
+        for (int64_t g = 0, k = 0; g < n; g++, k += size)
+            quantize_pairs(x + k, k, size, divisor, hi, a->offset, sums + g, sums + n + g);
         return;
     }
     for (int64_t g = 0, k = 0; g < n; g++, k += size)
@@ -197,6 +241,8 @@ INLINE int64_t next_column(const linear *l, int64_t column, int64_t column_end) 
 
 #if HAS_VNNI
 #include "linear_vnni.h"
+#elif HAS_DOTS
+#include "linear_dots.h"
 #elif defined(__x86_64__)
 #include "linear_int16.h"
 #else
@@ -226,9 +272,13 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
         stop = MIN(k + 256, k_end);
         const int8_t *restrict w = integers_at(l, column, k, stop, room);
         for (int part = 0; part < a->rows_per_token; part++) {
-            const integer *restrict x = a->rows + (token * a->rows_per_token + part) * a->padded + k;
+            const integer *restrict x = a->rows + token * a->rows_per_token * a->padded;
             int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
-            for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)x[i];
+            if (HAS_PAIRS && a->rows_per_token == 2)
+                for (int64_t i = k; i < stop; i++) some += w[i - k] * x[i / 8 * 16 + part * 8 + i % 8];
+            else
+                for (int64_t i = 0, at = part * a->padded + k; i < stop - k; i++)
+                    some += (int16_t)w[i] * (int16_t)x[at + i];
             dots[part] += some;
         }
     }
@@ -288,7 +338,7 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
                            int32_t offset, int activation_bits, void *scratch) {
     if (num_tokens == 0) return; /* the head has no rows in a step that ends no prompt */
     const int64_t words = l->kind == INT8 ? 0 : code_block(num_tokens, activation_bits);
-    const int rows_per_token = HAS_VNNI && activation_bits == 16 && !words ? 2 : 1;
+    const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
     const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
     int32_t *corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
@@ -316,7 +366,7 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
     linear l = {.qweight = qweight, .scale = scale, .bias = bias, .y = y, .out_features = out_features,
                 .num_groups = num_groups, .kind = INT8, .row_bytes = in_features, .is_grouped = num_groups > 1};
-    compute_linear(&l, x, x_stride, num_tokens, in_features, 128, activation_bits, scratch);
+    compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
 /* The same with 4-bit codes, which stand for the 16 integers of `table`. Groups have 32, 64 or 128 inputs. `scratch`
@@ -330,7 +380,7 @@ EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_t
     bool is_plain = true;
     for (int i = 0; i < 16; i++) is_plain &= table[i] == table[0] + i;
     /* Corrections of groups with minima are the sums themselves, since the codes are unsigned already. */
-    const int32_t offset = has_minimum ? 1 : is_plain ? -table[0] : 128;
+    const int32_t offset = has_minimum ? 1 : is_plain ? -table[0] : WEIGHT_OFFSET;
     linear l = {.qweight = codes, .bias = bias, .y = y, .out_features = out_features, .num_groups = num_groups,
                 .kind = is_plain ? INT4 : INT4_TABLE, .shift = 1, .row_bytes = in_features / 2, .is_grouped = true,
                 .has_minimum = has_minimum,

@@ -8,12 +8,12 @@
 enum { CODE_INPUTS = 32 };
 
 typedef struct {
-    wide even, odd;
+    __m256i even, odd;
 } code_words;
 INLINE code_words code_words_at(const int8_t *w, __m128i table, const int kind) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)w), low = _mm_set1_epi8(15);
     if (kind == INT4) {
-        const wide pairs = _mm256_cvtepu8_epi16(bytes);
+        const __m256i pairs = _mm256_cvtepu8_epi16(bytes);
         return (code_words){_mm256_and_si256(pairs, _mm256_set1_epi16(15)), _mm256_srli_epi16(pairs, 4)};
     }
     const __m128i even = _mm_and_si128(bytes, low), odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), low);
@@ -21,24 +21,22 @@ INLINE code_words code_words_at(const int8_t *w, __m128i table, const int kind) 
                         _mm256_cvtepu8_epi16(_mm_shuffle_epi8(table, odd))};
 }
 
+INLINE __m256i load_words(const int16_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
+#define CLEAR_CODES(i, j) __m256i a##i##j = {};
 #define MULTIPLY_CODES(i, j)                                                                       \
-    a##i##j = _mm256_add_epi32(a##i##j, _mm256_madd_epi16(codes.even, load_integers(x + i * padded))); \
-    a##i##j = _mm256_add_epi32(a##i##j, _mm256_madd_epi16(codes.odd, load_integers(x + i * padded + STEP)));
+    a##i##j = _mm256_add_epi32(a##i##j, _mm256_madd_epi16(codes.even, load_words(x + i * padded))); \
+    a##i##j = _mm256_add_epi32(a##i##j, _mm256_madd_epi16(codes.odd, load_words(x + i * padded + 16)));
 #define CODE_CHANNEL(R, j)                                                                         \
     {                                                                                              \
         const code_words codes = code_words_at(w[j] + k / 2, table, kind);                         \
         TOKENS_##R(MULTIPLY_CODES, j)                                                              \
     }
 #define STORE_SUMS(i, j) sums[i] = add_lanes(a##i##0, a##i##1, a##i##2, a##i##3);
-INLINE __m128i add_lanes(wide a, wide b, wide c, wide d) {
-    const wide abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
-    return _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1));
-}
 /* One group of R tokens by four channels: sums of 32 bits, which hold up to 128 inputs. */
 #define DEFINE_CODE_SUMS(R)                                                                        \
     INLINE void code_sums_##R(const int16_t *x, int64_t padded, const int8_t *const *w, int64_t k, int64_t stop, \
                               __m128i table, __m128i *sums, const int kind) {                      \
-        TOKENS_##R(CLEAR, 0) TOKENS_##R(CLEAR, 1) TOKENS_##R(CLEAR, 2) TOKENS_##R(CLEAR, 3)        \
+        TOKENS_##R(CLEAR_CODES, 0) TOKENS_##R(CLEAR_CODES, 1) TOKENS_##R(CLEAR_CODES, 2) TOKENS_##R(CLEAR_CODES, 3) \
         for (x += k; k < stop; k += CODE_INPUTS, x += CODE_INPUTS) {                               \
             CODE_CHANNEL(R, 0) CODE_CHANNEL(R, 1) CODE_CHANNEL(R, 2) CODE_CHANNEL(R, 3)            \
         }                                                                                          \

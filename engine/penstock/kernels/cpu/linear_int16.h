@@ -1,28 +1,48 @@
-/* Products with pmaddwd, which every x86-64 has: it multiplies int16 activations by weights sign-extended to int16,
+/* Products with pmaddwd, which every x86-64 has, on vectors as wide as there are: it multiplies int16 activations by weights sign-extended to int16,
  * and adds pairs of products in 32 bits. Part of linear.h. */
 #pragma once
 
 typedef double vec4 __attribute__((vector_size(32)));
 
 #if defined(__AVX2__)
+#if defined(__AVX512BW__)
+typedef __m512i wide;
+#define WIDE(operation) _mm512_##operation
+INLINE wide load_weights(const int8_t *w) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)w)); }
+INLINE wide load_integers(const int16_t *x) { return _mm512_loadu_si512(x); }
+INLINE __m256i add_halves(wide v) {
+    return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+}
+INLINE __m256d to_doubles(wide v) {
+    const __m512d sums = _mm512_add_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(v)),
+                                       _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(v, 1)));
+    return _mm256_add_pd(_mm512_castpd512_pd256(sums), _mm512_extractf64x4_pd(sums, 1));
+}
+#else
 typedef __m256i wide;
 #define WIDE(operation) _mm256_##operation
 INLINE wide load_weights(const int8_t *w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w)); }
 INLINE wide load_integers(const int16_t *x) { return _mm256_loadu_si256((const wide *)x); }
+INLINE __m256i add_halves(wide v) { return v; }
+INLINE __m256d to_doubles(wide v) {
+    return _mm256_add_pd(_mm256_cvtepi32_pd(_mm256_castsi256_si128(v)),
+                         _mm256_cvtepi32_pd(_mm256_extracti128_si256(v, 1)));
+}
+#endif
+/* The sums of four accumulators' lanes, which fit 32 bits. */
+INLINE __m128i add_lanes(__m256i a, __m256i b, __m256i c, __m256i d) {
+    const __m256i abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+    return _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1));
+}
 /* Add four accumulators' sums to `sums`, exact in double. 512 inputs fit 32 bits (512 * 32512 * 128). */
 INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums) {
     if (inputs <= 512) {
-        wide abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
-        __m128i total = _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1));
-        *sums += (vec4)_mm256_cvtepi32_pd(total);
+        *sums += (vec4)_mm256_cvtepi32_pd(add_lanes(add_halves(a), add_halves(b), add_halves(c), add_halves(d)));
         return;
     }
-#define HALVES(v)                                                                                  \
-    _mm256_add_pd(_mm256_cvtepi32_pd(_mm256_castsi256_si128(v)), _mm256_cvtepi32_pd(_mm256_extracti128_si256(v, 1)))
-    __m256d ab = _mm256_hadd_pd(HALVES(a), HALVES(b)), cd = _mm256_hadd_pd(HALVES(c), HALVES(d));
+    __m256d ab = _mm256_hadd_pd(to_doubles(a), to_doubles(b)), cd = _mm256_hadd_pd(to_doubles(c), to_doubles(d));
     __m256d total = _mm256_add_pd(_mm256_permute2f128_pd(ab, cd, 0x21), _mm256_blend_pd(ab, cd, 12));
     *sums += (vec4)total;
-#undef HALVES
 }
 #else
 typedef __m128i wide;
@@ -58,10 +78,15 @@ typedef struct {
 #define TOKENS_1(DO, j) DO(0, j)
 #define TOKENS_2(DO, j) DO(0, j) DO(1, j)
 #define TOKENS_3(DO, j) TOKENS_2(DO, j) DO(2, j)
+#if defined(__AVX512BW__)
+#define INTEGERS_IN_REGISTER(v) __asm__("" : "+v"(v))
+#else
+#define INTEGERS_IN_REGISTER(v) __asm__("" : "+x"(v))
+#endif
 #define CLEAR(i, j) wide a##i##j = {};
 #define MULTIPLY(i, j)                                                                             \
     a##i##j = WIDE(add_epi32)(a##i##j, WIDE(madd_epi16)(weights, load_integers(x + i * padded)));  \
-    __asm__("" : "+x"(a##i##j));
+    INTEGERS_IN_REGISTER(a##i##j);
 #define CHANNEL(R, j)                                                                              \
     {                                                                                              \
         const wide weights = load_weights(w + j * stride);                                         \

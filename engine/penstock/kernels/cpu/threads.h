@@ -21,6 +21,8 @@ static struct {
 INLINE void relax(void) {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 

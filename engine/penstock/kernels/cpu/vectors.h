@@ -47,7 +47,11 @@ INLINE vec min_vec(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)
 #else
 INLINE vec max_vec(vec a, vec b) { return select_vec(a > b, a, b); }
 INLINE vec min_vec(vec a, vec b) { return select_vec(a < b, a, b); }
+#if defined(__aarch64__)
+#define IN_REGISTER(v) __asm__("" : "+w"(v))
+#else
 #define IN_REGISTER(v) (void)0
+#endif
 #endif
 INLINE float sum_lanes(vec v) {
     float s[LANES];
@@ -157,6 +161,8 @@ INLINE vec load_half(const uint16_t *p) {
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__AVX2__)
     return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__aarch64__)
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     vec v;
     for (int i = 0; i < LANES; i++) v[i] = half_to_float(p[i]);
@@ -166,13 +172,15 @@ INLINE vec load_half(const uint16_t *p) {
 
 /* float_to_half() of every lane. */
 INLINE void store_half(uint16_t *p, vec v) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__aarch64__)
     v = min_vec(max_vec(v, splat(-65504.0f)), splat(65504.0f));
 #endif
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__AVX2__)
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
 #else
     for (int i = 0; i < LANES; i++) p[i] = float_to_half(v[i]);
 #endif

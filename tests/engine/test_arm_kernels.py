@@ -1,0 +1,91 @@
+"""Builds for ARM against kernels/reference.py, by qemu: the other builds' cases, and tails of vectors."""
+
+from __future__ import annotations
+
+import pytest
+import test_int4_kernels
+import test_kernels
+import torch
+from arm_kernels import BUILDS, arm_kernels
+from kernel_cases import ATTENTION
+
+from penstock.kernels.cpu import cpuinfo_flags
+from penstock.kernels.operands import QuantizedTensor
+from penstock.kernels.reference import ReferenceKernels
+
+pytestmark = pytest.mark.skipif(
+    not BUILDS, reason="no compiler for ARM (gcc-aarch64-linux-gnu) or no qemu-user"
+)
+TRIED = [build for build in BUILDS if build != "generic"]
+
+
+@pytest.mark.parametrize("build", TRIED)
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(
+    ("in_features", "out_features", "group_size"),
+    [
+        (1, 1, 0),
+        (69, 9, 0),
+        (1063, 6, 0),
+        (256, 13, 32),
+        (240, 7, 48),
+        (256, 5, 128),
+        (2112, 3, 32),
+        (100, 5, 20),
+    ],
+)
+def test_int8_products_equal_the_reference_bit_for_bit(
+    build: str, activations: str, in_features: int, out_features: int, group_size: int
+) -> None:
+    generator = torch.Generator().manual_seed(in_features)
+    qweight = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, generator=generator)
+    scale = torch.rand(out_features, in_features // (group_size or in_features), generator=generator)
+    weight = QuantizedTensor(qweight, scale if group_size else scale.flatten())
+    mine = arm_kernels(build, activations)
+    for num_tokens in (1, 2, 3, 11):
+        x = torch.randn(num_tokens, in_features, generator=generator)
+        x *= 10 ** torch.randn(in_features, generator=generator)
+        bias = torch.randn(out_features, generator=generator) if num_tokens > 2 else None
+        expected = ReferenceKernels(activations).linear(x, weight, bias)
+        assert torch.equal(mine.linear(x, weight, bias), expected), num_tokens
+
+
+@pytest.mark.parametrize("build", TRIED)
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("form", test_int4_kernels.FORMS)
+def test_4_bit_products_equal_the_reference_bit_for_bit(build: str, activations: str, form: str) -> None:
+    mine = arm_kernels(build, activations)
+    for x, weight, bias, expected in test_int4_kernels.cases(form, activations):
+        assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
+
+
+@pytest.mark.parametrize("build", TRIED)
+def test_extremes(build: str) -> None:
+    test_kernels.test_extreme_integers_do_not_overflow(build)
+    test_kernels.test_tiny_rows_count_as_zero(build)
+    test_kernels.test_what_is_no_number_is_not_hidden(build, "int16", float("nan"), 37)
+
+
+@pytest.mark.parametrize("build", TRIED)
+def test_what_is_no_product_equals_the_reference(build: str) -> None:
+    test_kernels.test_norms_equal_the_reference_to_rounding(build, 100)
+    for function in ("silu", "gelu", "gelu_tanh", "relu"):
+        test_kernels.test_activations_equal_the_reference_to_rounding(build, function)
+    for choice in (False, True):
+        test_kernels.test_rope_equals_the_reference(build, choice)
+    for dtype in (torch.float16, torch.float32):
+        test_kernels.test_written_kv_is_found_again(build, dtype)
+        for case in ATTENTION:
+            test_kernels.test_paged_attention_equals_the_reference_to_rounding(build, case, dtype, 40)
+    test_kernels.test_paged_attention_equals_the_reference_to_rounding(build, "plain", torch.float16, 128)
+
+
+@pytest.mark.parametrize("build", TRIED)
+def test_rows_do_not_depend_on_their_neighbours(build: str) -> None:
+    test_kernels.test_rows_do_not_depend_on_their_neighbours(build, 2)
+
+
+def test_features_of_arm_processors_are_found() -> None:
+    text = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd40\n"
+    assert cpuinfo_flags(text) == {"fp", "asimd", "asimddp", "i8mm"}
+    assert cpuinfo_flags("") == frozenset()
