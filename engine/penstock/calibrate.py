@@ -131,8 +131,8 @@ class Calibration:
         heads, dim = spec.num_kv_heads, spec.head_dim
         buffer = torch.zeros(blocks * BLOCK_SIZE * FLOAT32.bytes_per_token(heads, dim), dtype=torch.uint8)
         self._kv = LayerKV(FLOAT32, kv_views(FLOAT32, buffer, blocks, BLOCK_SIZE, heads, dim))
-        #: Hidden states of the text, STEP_SEQS sequences at a time: by matrices that are quantized already, and
-        #: by the unquantized ones.
+        #: Hidden states of the text, STEP_SEQS sequences at a time: by matrices that are quantized already,
+        #: and by the unquantized ones.
         self._hidden: list[Tensor] = []
         self._exact: list[Tensor] = []
         self._layers = {tensors: index for index, tensors in enumerate(self._store.tensors.layers)}
