@@ -66,6 +66,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         resident_layers=5,
         threads=6,
         kernels="torch",
+        weights="int4",
         group_size=64,
         device="cpu",
         strict_plan=True,
