@@ -153,7 +153,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[CheckpointError], str]] =
     ),
     "no architecture": (lambda f: edit_config(f, architectures=None), UnsupportedModel, "none named"),
     "foreign quantization": (
-        lambda f: edit_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+        lambda f: edit_config(f, quantization_config={"quant_method": "gptq", "bits": 3}),
         UnsupportedModel,
         "gptq.*unquantized",
     ),

@@ -62,7 +62,7 @@ def test_a_float_checkpoint_is_its_own_reference(
 ) -> None:
     data = json.loads(run(capsys, tiny_llama, "--text", text, "--context", 64, "--json"))
     divergence = data["fidelity"]["divergence"]
-    told = "model against fidelity weights num_windows context reference activations kv_dtype kernels"
+    told = "model against fidelity weights num_windows context reference formats activations kv_dtype kernels"
     assert [*data] == told.split() and [*data["fidelity"]] == ["num_tokens", "perplexity", "divergence"]
     assert [*divergence] == ["perplexity", "mean_kl", "max_kl", "top1_agreement", "layer_errors"]
     assert [*data["weights"][0]] == ["name", "relative", "worst_channel", "outlier_ratio"]
