@@ -72,8 +72,8 @@ def test_a_float_checkpoint_is_its_own_reference(
     assert {"model.embed_tokens.weight", "lm_head.weight"} < {error["name"] for error in data["weights"]}
 
     lines = run(capsys, tiny_llama, "--text", text, "--context", 64).splitlines()
-    assert f"unquantized {divergence['perplexity']:.4f}" in lines[2]
-    assert f"{divergence['mean_kl']:.2e} nats" in lines[3]
+    assert f"unquantized {divergence['perplexity']:.4f}" in lines[3]
+    assert f"{divergence['mean_kl']:.2e} nats" in lines[4]
     (layer,) = (line for line in lines if line.startswith("layer 1"))
     worst = max((e for e in data["weights"] if "layers.1." in e["name"]), key=lambda e: e["relative"])
     assert f"{divergence['layer_errors'][1]:.4%}" in layer
