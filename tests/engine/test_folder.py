@@ -31,7 +31,7 @@ MLX_LORA = {
 }  # fmt: skip
 MODELOPT = {
     "producer": {"name": "modelopt", "version": "0.23.0"},
-    "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
 }
 
 
@@ -175,8 +175,8 @@ def test_mlx_without_quantization_is_a_model_like_others(llama: Path) -> None:
 def test_modelopt_is_named(says_config: bool, llama: Path) -> None:
     (llama / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
     if says_config:
-        edit_config(llama, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
-    with pytest.raises(UnsupportedModel, match="quantized .modelopt, FP8.*Use the original"):
+        edit_config(llama, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    with pytest.raises(UnsupportedModel, match="quantized .modelopt, NVFP4.*Use the original"):
         open_model(llama)
 
 
