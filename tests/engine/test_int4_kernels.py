@@ -39,7 +39,10 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
     per_block = next(n for n in (8, 3, 2, 1) if groups % n == 0) if "blocks" in form else 1
 
     def numbers(width: int) -> Tensor:
-        return (torch.rand(rows, width, generator=generator) * 0.1 + 0.01).to(dtype)
+        signs = (
+            torch.randint(0, 2, (rows, width), generator=generator) * 2 - 1
+        )  # our own scales may be negative
+        return ((torch.rand(rows, width, generator=generator) * 0.1 + 0.01) * signs).to(dtype)
 
     def integers(low: int, high: int, kind: torch.dtype) -> Tensor:
         return torch.randint(low, high, (rows, groups), generator=generator, dtype=kind)
