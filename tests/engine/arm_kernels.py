@@ -24,7 +24,7 @@ FLAGS = {
     "neon": ("-march=armv8.2-a+dotprod",),
     "generic": (),
 }
-COMMON_FLAGS = ("-O1", "-g0", "-std=gnu11", "-pthread", "-static", "-Wall", "-Wextra", "-Werror",
+COMMON_FLAGS = ("-Og", "-g0", "-std=gnu11", "-pthread", "-static", "-Wall", "-Wextra", "-Werror",
                 "-Wno-psabi", "-Wno-cast-function-type")  # fmt: skip
 FUNCTIONS = list(cpu._SIGNATURES)
 

@@ -66,8 +66,7 @@ def test_extremes(build: str) -> None:
     test_kernels.test_what_is_no_number_is_not_hidden(build, "int16", float("nan"), 37)
 
 
-@pytest.mark.parametrize("build", TRIED)
-def test_what_is_no_product_equals_the_reference(build: str) -> None:
+def test_what_is_no_product_equals_the_reference(build: str = "neon") -> None:
     test_kernels.test_norms_equal_the_reference_to_rounding(build, 100)
     for function in ("silu", "gelu", "gelu_tanh", "relu"):
         test_kernels.test_activations_equal_the_reference_to_rounding(build, function)
@@ -80,8 +79,7 @@ def test_what_is_no_product_equals_the_reference(build: str) -> None:
     test_kernels.test_paged_attention_equals_the_reference_to_rounding(build, "plain", torch.float16, 128)
 
 
-@pytest.mark.parametrize("build", TRIED)
-def test_rows_do_not_depend_on_their_neighbours(build: str) -> None:
+def test_rows_do_not_depend_on_their_neighbours(build: str = "neon") -> None:
     test_kernels.test_rows_do_not_depend_on_their_neighbours(build, 2)
 
 
