@@ -24,6 +24,8 @@ FAST = ["torch", *BUILDS, *(["emulated amx"] if AMX_COMPILER and "amx" not in BU
 #: Forms of scales and minima, with the codebook that belongs to each.
 FORMS = {
     "symmetric": "signed",
+    "steps": "signed",
+    "steps in some rows": "signed",
     "zero points": "unsigned",
     "minima": "unsigned",
     "blocks with minima": "unsigned",
@@ -55,6 +57,17 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
     if "minima" in form:
         fields["minimum"] = numbers(groups // per_block)
     codes = torch.randint(0, 256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
+    if "steps" in form:
+        # Each row's scales are small integers times one number; the largest integer is 15 or -15.
+        units = 2.0 ** torch.randint(-12, 0, (rows, 1), generator=generator) * (8 + torch.arange(rows) % 8)[:, None]
+        of = integers(-15, 16, torch.int8)
+        of[:, 0] = 15 - 30 * (torch.arange(rows) % 2)
+        of[rows // 2] = 0
+        scale = units * of
+        if "some" in form:  # the others are not among those that are looked at before
+            scale[1 : rows - 1 : 5] *= 1.125
+            scale[1 : rows - 1 : 5, -1] *= 0.875
+        return Int4Tensor(codes, scale.to(dtype), size, FORMS[form])
     return Int4Tensor(codes, numbers(groups // per_block), size, FORMS[form], **fields)
 
 

@@ -229,7 +229,7 @@ static int64_t linear_panels(const linear *l, int64_t column, int64_t column_end
     const activations *a = l->a;
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     for (; column < column_end; column += PANEL) {
-        const int64_t next = next_column(l, column + PANEL, column_end);
+        const int64_t next = next_column(l, column + PANEL);
         for (int64_t t = 0; t < a->num_tokens; t += tokens) {
             const block b = {l, t, MIN(tokens, a->num_tokens - t), column, (int)MIN(PANEL, column_end - column)};
             linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * l->row_bytes);

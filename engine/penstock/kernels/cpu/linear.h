@@ -42,6 +42,7 @@ typedef struct {
     int rows_per_token;
     int64_t words; /* 0, or the inputs of a block, of which the 16-bit integers of even inputs lie before those of odd
                     * inputs; a token then has one row */
+    int64_t halved; /* the first inputs, in each 128 of which the even ones lie before the odd ones; a multiple of 128 */
     int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
     float limit;
     integer *rows;
@@ -92,6 +93,19 @@ INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, flo
     *group_sum = (int32_t)(-(uint32_t)offset * sum);
 }
 
+/* 128 inputs with the even ones first. The sums are added to. */
+INLINE void quantize_halves(const float *restrict x, float divisor, integer *restrict hi, integer *restrict lo,
+                            int32_t offset, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
+    for (int half = 0; half < 2; half++) {
+        float own[64];
+        int32_t sums[2] = {0};
+        for (int i = 0; i < 64; i++) own[i] = x[2 * i + half];
+        quantize_group(own, 64, divisor, hi + 64 * half, lo + 64 * half, offset, sums, sums + 1, is_split);
+        *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
+        if (is_split) *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
+    }
+}
+
 /* A group of inputs, from input k on, as pairs of rows in turns of eight inputs. */
 INLINE void quantize_pairs(const float *restrict x, int64_t k, int64_t size, float divisor, integer *restrict rows,
                            int32_t offset, int32_t *hi_sum, int32_t *lo_sum) {
@@ -134,7 +148,17 @@ static void quantize_token(void *context, int64_t token) {
             quantize_pairs(x + k, k, size, divisor, hi, a->offset, sums + g, sums + n + g);
         return;
     }
-    for (int64_t g = 0, k = 0; g < n; g++, k += size)
+    if (a->halved) {
+        const int64_t from = a->halved, left = size - from; /* one group */
+        int32_t halves[2] = {0};
+        if (a->rows_per_token == 2) quantize_group(x + from, left, divisor, hi + from, lo + from, a->offset, sums, sums + 1, true);
+        else quantize_group(x + from, left, divisor, hi + from, NULL, a->offset, sums, NULL, false);
+        for (int64_t k = 0; k < from; k += 128)
+            if (a->rows_per_token == 2) quantize_halves(x + k, divisor, hi + k, lo + k, a->offset, halves, halves + 1, true);
+            else quantize_halves(x + k, divisor, hi + k, hi, a->offset, halves, halves + 1, false);
+        for (int part = 0; part < a->rows_per_token; part++)
+            sums[part] = (int32_t)((uint32_t)sums[part] + (uint32_t)halves[part]);
+    } else for (int64_t g = 0, k = 0; g < n; g++, k += size)
         if (a->rows_per_token == 2)
             quantize_group(x + k, size, divisor, hi + k, lo + k, a->offset, sums + g, sums + n + g, true);
         else quantize_group(x + k, size, divisor, hi + k, NULL, a->offset, sums + g, NULL, false);
@@ -143,8 +167,8 @@ static void quantize_token(void *context, int64_t token) {
 }
 
 /* How weights lie in memory: bytes, or two codes of 4 bits in a byte (the first in the low half), which stand for
- * integers that follow each other, or for those of a table. */
-enum { INT8, INT4, INT4_TABLE };
+ * integers that follow each other, or for those of a table. INT4_STEPS: linear_steps.h. */
+enum { INT8, INT4, INT4_TABLE, INT4_STEPS };
 
 /* Scales and minima of groups: w = scale * integer - minimum. Int4Tensor (int4_tensor.py) says what is there. */
 typedef struct {
@@ -234,10 +258,12 @@ INLINE int32_t minus_sum(const activations *a, int64_t token, int64_t group) {
     return a->rows_per_token == 2 ? c[0] * 256 + c[a->num_groups] : c[0];
 }
 
-/* The first of the channels that a thread at `column` most likely computes next. */
-INLINE int64_t next_column(const linear *l, int64_t column, int64_t column_end) {
-    return column < column_end ? column : atomic_load(&pool.next) * l->columns_per_task;
+/* The first of the channels that a thread most likely computes next, when it has computed those before `column`. */
+INLINE int64_t next_column(const linear *l, int64_t column) {
+    return column % l->columns_per_task ? column : atomic_load(&pool.next) * l->columns_per_task;
 }
+
+#include "linear_steps.h"
 
 #if HAS_VNNI
 #include "linear_vnni.h"
@@ -276,6 +302,9 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
             int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
             if (HAS_PAIRS && a->rows_per_token == 2)
                 for (int64_t i = k; i < stop; i++) some += w[i - k] * x[i / 8 * 16 + part * 8 + i % 8];
+            else if (k < a->halved)
+                for (int64_t i = k; i < stop; i++)
+                    some += w[i - k] * x[part * a->padded + (i < a->halved ? i / 128 * 128 + i % 2 * 64 + i % 128 / 2 : i)];
             else
                 for (int64_t i = 0, at = part * a->padded + k; i < stop - k; i++)
                     some += (int16_t)w[i] * (int16_t)x[at + i];
@@ -312,16 +341,32 @@ static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
     for (int64_t n = column; n < column_end; n++)
         for (int64_t t = 0; t < a->num_tokens; t++) {
             float y;
-            if (l->is_grouped) y = (float)(grouped_sum(l, n, t) * (double)a->token_scales[t]);
+            if (l->is_grouped || l->kind == INT4_STEPS) y = (float)(grouped_sum(l, n, t) * (double)a->token_scales[t]);
             else y = scaled(exact_sum(l, n, t, 0, a->in_features), a->token_scales[t], l->scale[n]);
             l->y[t * l->out_features + n] = l->bias ? y + l->bias[n] : y;
         }
 }
 
+#if HAS_VNNI
+enum { STEPS_FROM_TOKENS = 1 };
+static int64_t linear_stepped(const linear *l, int64_t column, int64_t column_end) {
+    return linear_fast(l, column, column_end);
+}
+#else
+#include "linear_expanded.h"
+#endif
+
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
-    const int64_t begin = task * l->columns_per_task, end = MIN(begin + l->columns_per_task, l->out_features);
-    linear_rest(l, linear_fast(l, begin, end), end);
+    int64_t column = task * l->columns_per_task;
+    const int64_t end = MIN(column + l->columns_per_task, l->out_features);
+    if (l->kind != INT4_STEPS) linear_rest(l, linear_fast(l, column, end), end);
+    else
+        for (int64_t stop; column < end; column = stop) {
+            /* One token waits for memory, which a long run through the scales would keep from bringing codes. */
+            stop = MIN(column + (l->a->num_tokens == 1 ? 1 : STEPPED_CHANNELS), end);
+            linear_rest(l, find_all_steps(l, column, stop) ? linear_stepped(l, column, stop) : column, stop);
+        }
 }
 
 /* The blocks of inputs in which activations lie as words where they meet 4-bit codes; 0: they lie in their order. */
@@ -337,17 +382,24 @@ INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
 static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                            int32_t offset, int activation_bits, void *scratch) {
     if (num_tokens == 0) return; /* the head has no rows in a step that ends no prompt */
-    const int64_t words = l->kind == INT8 ? 0 : code_block(num_tokens, activation_bits);
+    /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
+    const int64_t size = in_features / l->num_groups;
+    const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
+    if (l->kind == INT4 && offset == SIGNED_CODES && has_groups && num_tokens >= STEPS_FROM_TOKENS && seems_stepped(l)) {
+        l->kind = INT4_STEPS, l->is_grouped = false;
+        for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
+        offset = WEIGHT_OFFSET;
+    }
+    const bool sums_groups = has_groups && l->kind != INT4_STEPS;
+    const int64_t words = l->kind == INT8 || l->kind == INT4_STEPS ? 0 : code_block(num_tokens, activation_bits);
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
+    const int64_t halved = HAS_VNNI && l->kind == INT4_STEPS && num_tokens == 1 ? in_features / 128 * 128 : 0;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
     const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
     int32_t *corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
     float *token_scales = (float *)(corrections + num_rows * l->num_groups);
-    /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
-    const int64_t size = in_features / l->num_groups;
-    const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
-    activations a = {x, x_stride, num_tokens, in_features, padded, has_groups ? size : in_features,
-                     has_groups ? l->num_groups : 1, rows_per_token, words, offset, limit, scratch,
+    activations a = {x, x_stride, num_tokens, in_features, padded, sums_groups ? size : in_features,
+                     sums_groups ? l->num_groups : 1, rows_per_token, words, halved, offset, limit, scratch,
                      corrections, token_scales};
     for_rows(num_tokens, in_features, quantize_token, &a);
     /* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */

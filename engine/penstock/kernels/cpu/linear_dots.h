@@ -270,7 +270,7 @@ DEFINE_TILE(table_tile, INT4_TABLE, false)
 /* One tile. The first tiles of rows prefetch the channels that come next. */
 static void linear_tile(const linear *l, int64_t row, int rows, int64_t column, int64_t column_end) {
     const activations *a = l->a;
-    const int64_t next = next_column(l, column + CHANNELS, column_end);
+    const int64_t next = next_column(l, column + CHANNELS);
     tile_place p = {l, row / a->rows_per_token, column, (int)MIN(CHANNELS, column_end - column),
                     {.padded = a->padded, .inputs = a->group_size / STEP * STEP, .table = load_table(l->table),
                      .next = l->qweight + (row ? column : next) * l->row_bytes, .moves = row == 0}};

@@ -193,7 +193,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     const int64_t rate = (CHANNELS + tiles - 1) / tiles;
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + panel, column_end);
-        const int8_t *next = l->qweight + next_column(l, stop, column_end) * k_end;
+        const int8_t *next = l->qweight + next_column(l, stop) * k_end;
         for (int64_t t = 0, fetched = 0; t < a->num_tokens; t += TOKENS, fetched += rate) {
             const int64_t left = a->num_tokens - t;
             const int64_t first = MIN(fetched, CHANNELS - 1) - column; /* prefetched: of the next panel's channels */

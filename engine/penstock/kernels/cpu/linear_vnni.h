@@ -30,6 +30,24 @@ INLINE __m512i weights_at(const int8_t *row, int64_t k, __mmask64 inputs, __m512
     if (kind == INT8) return as_unsigned(_mm512_maskz_loadu_epi8(inputs, row + k));
     return codes_of(code_pairs(row, k, inputs), table, kind);
 }
+
+/* The integers that codes stand for in a group, by the place of its step. */
+INLINE __m128i step_table(uint16_t at) { return _mm_load_si128((const __m128i *)(stepped_codes[0] + at)); }
+
+/* The same with steps, whose places `at` belong to groups of 1 << shift inputs, at least 32. `codes` is where those of
+ * input k lie. */
+INLINE __m512i stepped_at(const int8_t *codes, int64_t k, __mmask64 inputs, const uint16_t *at, const int shift) {
+    __m512i table = _mm512_broadcast_i32x4(step_table(at[k >> shift]));
+    if (shift < 6) table = _mm512_mask_broadcast_i32x4(table, 0xff00, step_table(at[(k + 32) >> shift]));
+    return codes_of(code_pairs(codes, 0, inputs), table, INT4_TABLE);
+}
+/* The scales of whole channels from `column` on. */
+INLINE const float *scales_from(const linear *l, int64_t column) {
+    return l->kind == INT4_STEPS ? steps.units + column % STEPPED_CHANNELS : l->scale + column;
+}
+
+INLINE int group_shift(const linear *l) { return __builtin_ctzll(l->a->in_features / l->num_groups); }
+
 INLINE __m512i table_of(const linear *l) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)l->table));
 }
@@ -76,13 +94,15 @@ static _Thread_local struct {
 /* 16 channels by 64 inputs (missing ones are zeros) -> 16 vectors, 4 * 64 bytes apart. 32-bit words are transposed,
  * first within quarters of vectors, then the quarters. */
 INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
-                        const int kind) {
+                        int64_t k, uint16_t (*at)[MOST_STEPPED_GROUPS + 4], int shift, const int kind) {
     __m512i q[4][4];
     for (int i = 0; i < 4; i++) {
         __m512i r[4];
         for (int j = 0; j < 4; j++) {
             const __mmask64 mask = 4 * i + j < channels ? inputs : 0;
-            r[j] = weights_at(w + (4 * i + j) * stride, 0, mask, table, kind);
+            const int8_t *row = w + (4 * i + j) * stride;
+            r[j] = kind == INT4_STEPS ? stepped_at(row, k, mask, at[4 * i + j], shift)
+                                      : weights_at(row, 0, mask, table, kind);
         }
         __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), AB = _mm512_unpackhi_epi32(r[0], r[1]);
         __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), CD = _mm512_unpackhi_epi32(r[2], r[3]);
@@ -99,27 +119,33 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
     }
 }
 
-INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t inputs, const ahead *next, const int kind) {
+/* From the input `first` on, whose weights lie at w. */
+INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, const ahead *next,
+                 const int kind) {
     const __m512i table = table_of(l);
     const int64_t stride = l->row_bytes;
+    const int shift = kind == INT4_STEPS ? group_shift(l) : 0;
     for (int64_t k = 0; k < inputs; k += 64) {
         int8_t *to = panel.weights + PANEL * k;
         fetch(next, k);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + (kind == INT8 ? k : k / 2);
             const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
-            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to, table, kind);
-            else pack_square(from, stride, channels - c, some, to, table, kind);
+            uint16_t(*at)[MOST_STEPPED_GROUPS + 4] = steps.at + c;
+            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to, table, first + k, at, shift, kind);
+            else pack_square(from, stride, channels - c, some, to, table, first + k, at, shift, kind);
         }
     }
 }
 #define DEFINE_PACK(name, kind)                                                                    \
-    NOINLINE void name(const linear *l, const int8_t *w, int channels, int64_t inputs, const ahead *next) { \
-        pack(l, w, channels, inputs, next, kind);                                                  \
+    NOINLINE void name(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, \
+                       const ahead *next) {                                                        \
+        pack(l, w, channels, first, inputs, next, kind);                                           \
     }
 DEFINE_PACK(pack_int8, INT8)
 DEFINE_PACK(pack_int4, INT4)
 DEFINE_PACK(pack_int4_table, INT4_TABLE)
+DEFINE_PACK(pack_int4_steps, INT4_STEPS)
 
 #define DECLARE(i) __m512i a##i, b##i, c##i, d##i;
 #define BEGIN(i) a##i = b##i = c##i = d##i = _mm512_set1_epi32(corrections[i * num_groups]);
@@ -200,7 +226,7 @@ INLINE void store_scaled(const block *b, int64_t token, int c, const __m512d sum
 /* Write the sums of whole tokens to y. */
 INLINE void finish(const block *b, int64_t token, int64_t num_tokens, int32_t (*sums)[PANEL], const bool is_split) {
     for (int c = 0; c < b->channels; c += 16) {
-        const __m512 scale = _mm512_maskz_loadu_ps(first_lanes(b->channels - c), b->l->scale + b->column + c);
+        const __m512 scale = _mm512_maskz_loadu_ps(first_lanes(b->channels - c), scales_from(b->l, b->column) + c);
         const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(scale));
         const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(scale, 1));
         for (int64_t i = 0; i < num_tokens; i++) {
@@ -327,8 +353,10 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
         stop = MIN(k + step, k_end);
         int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
         ahead next = {stop < k_end ? w + (stop >> l->shift) : next_weights, l->row_bytes, lines, l->shift};
-        (l->kind == INT8 ? pack_int8 : l->kind == INT4 ? pack_int4 : pack_int4_table)(
-            l, w + (k >> l->shift), b->channels, stop - k, &next);
+        (l->kind == INT8         ? pack_int8
+         : l->kind == INT4       ? pack_int4
+         : l->kind == INT4_STEPS ? pack_int4_steps
+                                 : pack_int4_table)(l, w + (k >> l->shift), b->channels, k, stop - k, &next);
         const int64_t group_end = l->is_grouped ? (stop + a->group_size - 1) / a->group_size : 0;
         if (group_end > scales_end) {
             first_scale = k / a->group_size / per * per;
@@ -352,7 +380,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     if (has_tiles) start_tiles();
     for (; column < column_end; column += PANEL) {
-        const int64_t next = next_column(l, column + PANEL, column_end);
+        const int64_t next = next_column(l, column + PANEL);
         for (int64_t t = 0; t < a->num_tokens; t += tokens) {
             const block b = {l, t, MIN(tokens, a->num_tokens - t), column, (int)MIN(PANEL, column_end - column),
                              a->rows_per_token == 2};

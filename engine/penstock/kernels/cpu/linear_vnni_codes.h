@@ -121,3 +121,66 @@ static void one_token_codes(const linear *l, int64_t column, int64_t column_end)
     const int kind = l->kind == INT4_TABLE ? 2 : l->has_minimum, size = (int)l->a->group_size;
     functions[l->a->words > 0][kind][size == 32 ? 0 : size == 64 ? 1 : 2](l, column, column_end);
 }
+
+/* What the codes of 128 inputs stand for, whose first group's step has its place at `at`. A lane has the codes of 32
+ * inputs. */
+INLINE __m512i step_tables(const uint16_t *at, const int shift) {
+    __m512i tables = _mm512_broadcast_i32x4(step_table(at[0]));
+    if (shift == 5) tables = _mm512_mask_broadcast_i32x4(tables, 0x00f0, step_table(at[1]));
+    if (shift <= 6) tables = _mm512_mask_broadcast_i32x4(tables, 0xff00, step_table(at[64 >> shift]));
+    if (shift == 5) tables = _mm512_mask_broadcast_i32x4(tables, 0xf000, step_table(at[3]));
+    return tables;
+}
+
+/* Codes with steps, as INT8 of a whole row: one or two rows of one token, spread over lanes. The low halves of bytes are
+ * the codes of even inputs, so the activations are `halved`. */
+INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, const int rows, const int shift) {
+    const activations *a = l->a;
+    const int64_t k_end = a->in_features, whole = a->halved;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
+    const __m512i low = _mm512_set1_epi8(15);
+    for (; column < column_end; column++) {
+        const int8_t *w = l->qweight + column * l->row_bytes;
+        const uint16_t *at = steps.at[column % STEPPED_CHANNELS];
+        __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+        int64_t k = 0;
+#define MULTIPLY_HALVES(e, o, i)                                                                   \
+    {                                                                                              \
+        const __m512i codes = _mm512_loadu_si512(w + (k + i) / 2), tables = step_tables(at + (i >> shift), shift); \
+        const __m512i even = _mm512_shuffle_epi8(tables, _mm512_and_si512(codes, low));            \
+        const __m512i odd = _mm512_shuffle_epi8(tables, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low)); \
+        _mm_prefetch(w + (k + i) / 2 + 2 * PREFETCH_BYTES, _MM_HINT_T0);                           \
+        a##e = _mm512_dpbusd_epi32(a##e, even, _mm512_loadu_si512(x + k + i));                     \
+        a##o = _mm512_dpbusd_epi32(a##o, odd, _mm512_loadu_si512(x + k + i + 64));                 \
+        if (rows > 1) b##e = _mm512_dpbusd_epi32(b##e, even, _mm512_loadu_si512(x2 + k + i));      \
+        if (rows > 1) b##o = _mm512_dpbusd_epi32(b##o, odd, _mm512_loadu_si512(x2 + k + i + 64));  \
+        __asm__("" : "+v"(a##e), "+v"(a##o), "+v"(b##e), "+v"(b##o));                              \
+    }
+        for (; k + 256 <= whole; k += 256, at += 256 >> shift) {
+            MULTIPLY_HALVES(0, 1, 0)
+            MULTIPLY_HALVES(2, 3, 128)
+        }
+        for (; k < whole; k += 128, at += 128 >> shift) MULTIPLY_HALVES(0, 1, 0)
+#undef MULTIPLY_HALVES
+        for (int64_t rest = 0; k < k_end; k += 64, rest += 64) {
+            const __mmask64 some = k_end - k >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (k_end - k)) - 1;
+            const __m512i ws = stepped_at(w + k / 2, rest, some, at, shift);
+            a0 = _mm512_dpbusd_epi32(a0, ws, _mm512_loadu_si512(x + k));
+            if (rows > 1) b0 = _mm512_dpbusd_epi32(b0, ws, _mm512_loadu_si512(x2 + k));
+        }
+        int64_t sum = (int32_t)((uint32_t)sum_lanes_epi32(a0, a1, a2, a3) + (uint32_t)a->corrections[0]);
+        if (rows > 1)
+            sum = sum * 256 + (int32_t)((uint32_t)sum_lanes_epi32(b0, b1, b2, b3) + (uint32_t)a->corrections[1]);
+        const float y = scaled(sum, a->token_scales[0], *scales_from(l, column));
+        l->y[column] = l->bias ? y + l->bias[column] : y;
+    }
+}
+static void one_token_steps(const linear *l, int64_t column, int64_t column_end, int rows) {
+    const int shift = group_shift(l);
+    if (rows == 2 && shift == 5) token_by_steps(l, column, column_end, 2, 5);
+    else if (rows == 2 && shift == 6) token_by_steps(l, column, column_end, 2, 6);
+    else if (rows == 2) token_by_steps(l, column, column_end, 2, 7);
+    else if (shift == 5) token_by_steps(l, column, column_end, 1, 5);
+    else if (shift == 6) token_by_steps(l, column, column_end, 1, 6);
+    else token_by_steps(l, column, column_end, 1, 7);
+}

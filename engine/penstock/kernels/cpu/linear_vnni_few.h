@@ -158,19 +158,26 @@ INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t str
     if (rows > 1) sums[1] = sum8(sum4(b0, b1, b2, b3), sum4(b4, b5, b6, b7));
 }
 
+/* Inputs from `first` on, and the weights of eight channels there as INT8. */
+typedef struct {
+    int64_t first, inputs;
+    const int8_t *w;
+    int64_t stride;
+} few_weights;
+
 /* Add the products of some inputs to the totals of one or two rows. They are exact integers, times the group's scale
  * where there are groups. With at most 128 inputs this product is exact as well, so only adding groups rounds. */
-INLINE void few_tile(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next,
+INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, const ahead *next,
                      double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows, const bool is_split) {
-    const activations *a = l->a;
-    const int8_t *x = a->rows + row * a->padded, *w = l->qweight + column * a->in_features;
-    for (int64_t g = k / a->group_size, end; k < stop; g++, k = end) {
-        end = MIN((g + 1) * a->group_size, stop);
+    const int8_t *x = a->rows + row * a->padded + b->first;
+    int64_t g = b->first / a->group_size;
+    for (int64_t k = 0, end; k < b->inputs; g++, k = end) {
+        end = MIN((g + 1) * a->group_size - b->first, b->inputs);
         __m256i sums[2];
         __m512d exact[2];
-        dots(x, x + (rows - 1) * a->padded, w, a->in_features, k, end, next, sums, rows);
+        dots(x, x + (rows - 1) * a->padded, b->w, b->stride, k, end, next, sums, rows);
         for (int i = 0; i < rows; i++) {
-            const int32_t correction = k == g * a->group_size ? a->corrections[(row + i) * a->num_groups + g] : 0;
+            const int32_t correction = b->first + k == g * a->group_size ? a->corrections[(row + i) * a->num_groups + g] : 0;
             exact[i] = _mm512_add_pd(_mm512_cvtepi32_pd(sums[i]), _mm512_set1_pd(correction));
         }
         if (is_split) exact[0] = _mm512_fmadd_pd(exact[0], _mm512_set1_pd(256), exact[1]);
@@ -182,32 +189,60 @@ INLINE void few_tile(const linear *l, int64_t row, int64_t column, int64_t k, in
 
 /* Each tile is a function that is called and not inlined, so that the tile has all registers. */
 #define DEFINE_FEW(name, rows, is_split)                                                           \
-    NOINLINE void name(const linear *l, int64_t row, int64_t column, int64_t k, int64_t stop, const ahead *next, \
+    NOINLINE void name(const activations *a, int64_t row, const few_weights *b, const ahead *next, \
                        double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {                   \
-        few_tile(l, row, column, k, stop, next, scales, totals, rows, is_split);                   \
+        few_tile(a, row, b, next, scales, totals, rows, is_split);                                 \
     }
 DEFINE_FEW(one_row, 1, false)
 DEFINE_FEW(two_rows, 2, false)
 DEFINE_FEW(split_row, 2, true)
 
+/* Some inputs of eight channels, whose codes are expanded into `room`. */
+INLINE void expand_channels(const linear *l, int64_t column, int64_t k, int64_t inputs, int8_t (*room)[BLOCK_INPUTS],
+                            const int shift) {
+    for (int j = 0; j < CHANNELS; j++) {
+        const uint16_t *at = steps.at[(column + j) % STEPPED_CHANNELS] + (k >> shift);
+        const int8_t *codes = l->qweight + (column + j) * l->row_bytes + k / 2;
+        int64_t i = 0;
+        for (; i + 64 <= inputs; i += 64)
+            _mm512_store_si512(room[j] + i, as_unsigned(stepped_at(codes + i / 2, i, ~(__mmask64)0, at, shift)));
+        if (i < inputs)
+            _mm512_store_si512(room[j] + i, as_unsigned(stepped_at(codes + i / 2, i, 0xffffffff, at, shift)));
+    }
+}
+NOINLINE void expand_few(const linear *l, int64_t column, int64_t k, int64_t inputs, int8_t (*room)[BLOCK_INPUTS]) {
+    const int shift = group_shift(l);
+    if (shift == 5) expand_channels(l, column, k, inputs, room, 5);
+    else if (shift == 6) expand_channels(l, column, k, inputs, room, 6);
+    else expand_channels(l, column, k, inputs, room, 7);
+}
+
 /* All rows by eight channels. Each tile prefetches a part of the next weights while it computes. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = l->num_groups;
+    const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = a->num_groups;
     const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles;
     double totals[FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
+    int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + BLOCK_INPUTS, k_end);
         for (int64_t g = k / a->group_size, i = 0; n > 1 && g * a->group_size < stop; g++, i++)
             for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j) * n + g];
-        const int8_t *next = l->qweight + (stop < k_end ? column * k_end + stop : next_column * k_end) - k;
+        const int64_t bytes = l->row_bytes;
+        const int8_t *w = l->qweight + column * bytes;
+        const int8_t *next = stop < k_end ? w + (stop >> l->shift) : l->qweight + next_column * bytes;
+        few_weights b = {k, stop - k, w + k, k_end};
+        if (l->kind == INT4_STEPS) {
+            expand_few(l, column, k, stop - k, room);
+            b.w = room[0], b.stride = BLOCK_INPUTS;
+        }
         for (int64_t r = 0, fetched = 0; r < num_rows; r += 2, fetched += lines) {
-            const ahead part = {next + fetched * k_end, k_end, MAX(0, MIN(lines, CHANNELS - fetched)), 0};
+            const ahead part = {next + fetched * bytes, bytes, MAX(0, MIN(lines, CHANNELS - fetched)), l->shift};
             double(*sums)[CHANNELS] = totals + (r >> is_split);
-            (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(l, r, column, k, stop, &part, scales, sums);
+            (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(a, r, &b, &part, scales, sums);
         }
     }
-    const __m512d scale = n > 1 ? _mm512_set1_pd(1) : _mm512_cvtps_pd(_mm256_loadu_ps(l->scale + column));
+    const __m512d scale = n > 1 ? _mm512_set1_pd(1) : _mm512_cvtps_pd(_mm256_loadu_ps(scales_from(l, column)));
     for (int64_t t = 0; t < a->num_tokens; t++) {
         const __m512d both = _mm512_mul_pd(_mm512_set1_pd(a->token_scales[t]), scale);
         __m256 y = _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_loadu_pd(totals[t]), both));
@@ -223,7 +258,8 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
     if (a->num_tokens == 1) {
-        if (l->kind != INT8) one_token_codes(l, column, column_end);
+        if (l->kind == INT4_STEPS) one_token_steps(l, column, column_end, is_split ? 2 : 1);
+        else if (l->kind != INT8) one_token_codes(l, column, column_end);
         else if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
         else if (l->num_groups == 1) one_token(l, column, column_end, 1);
         else if (is_split && is_half) one_token_groups(l, column, column_end, 2, true);
@@ -233,7 +269,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
         return column_end;
     }
     for (; column + CHANNELS <= column_end; column += CHANNELS) {
-        const int64_t next = next_column(l, column + CHANNELS, column_end);
+        const int64_t next = next_column(l, column + CHANNELS);
         if (is_split) few_channels(l, column, next, true);
         else few_channels(l, column, next, false);
     }
@@ -243,7 +279,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
 /* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). */
 static bool is_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
-    if (l->kind != INT8) return l->a->num_tokens == 1;
-    if (l->num_groups == 1) return num_rows <= FEW_ROWS;
+    if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
+    if (l->a->num_groups == 1) return num_rows <= FEW_ROWS;
     return num_rows <= FEW_ROWS_GROUPED && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }

@@ -23,10 +23,12 @@ from torch import Tensor
 
 from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.weights.quantize import WEIGHT_LIMIT, quantize
-from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, pack
+from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, pack, row_steps
 
 #: Columns whose errors are carried to the others at once: many small updates become one product.
 BLOCK = 128
+#: How often all columns are looked at once more, after the last one is rounded.
+SWEEPS = 2
 #: Added to the Hessian's diagonal, as a share of its mean, so that it can be inverted.
 DAMPING = 0.01
 
@@ -36,7 +38,9 @@ class Turns(NamedTuple):
 
     #: int64 [in_features]: the column of each turn.
     order: Tensor
-    #: float32 [in_features, in_features], by turns: the upper Cholesky factor of the inverse of sum(x x^T).
+    #: float32 [in_features, in_features], by turns: sum(x x^T), with what makes it invertible.
+    hessian: Tensor
+    #: float32 [in_features, in_features], by turns: the upper Cholesky factor of the hessian's inverse.
     factor: Tensor
     #: float32 [in_features, in_features], by turns: W shift is added to W before it is rounded.
     shift: Tensor
@@ -52,11 +56,11 @@ def plan_turns(hessian: Tensor, drift: Tensor) -> Turns:
     if not bool(torch.isfinite(hessian).all() and torch.isfinite(drift).all()):
         raise ValueError("the calibration text makes infinite activations")
     order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-    work = hessian[order][:, order].double()
-    diagonal = work.diagonal()
+    damped = hessian[order][:, order]
+    diagonal = damped.diagonal()
     diagonal += torch.where(diagonal == 0, 1.0, DAMPING * diagonal.mean())
     try:
-        work = torch.linalg.cholesky(work)
+        work = torch.linalg.cholesky(damped.double())
         work = torch.cholesky_inverse(work)
         shift = drift[order][:, order] @ work.float()
         work = torch.linalg.cholesky(work, upper=True)
@@ -64,7 +68,7 @@ def plan_turns(hessian: Tensor, drift: Tensor) -> Turns:
         raise ValueError(
             f"the correlations of its inputs can't be inverted ({error}); try a longer text"
         ) from error
-    return Turns(order, work.float(), shift)
+    return Turns(order, damped, work.float(), shift)
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,14 @@ class Grid:
     lowest: int
     highest: int
     group_size: int
-    #: The scales of one group: float32 [num_rows, group_size] -> [num_rows].
-    choose_scale: Callable[[Tensor], Tensor]
+    #: The scales of one group, from float32 [num_rows, group_size] and the group's number: [num_rows].
+    choose_scale: Callable[[Tensor, int], Tensor]
 
 
 def compensate_int8(weight: Tensor, turns: Turns, out: QuantizedTensor) -> None:
     """INT8 of [num_rows, in_features] into `out`. Raises ValueError."""
     size = weight.shape[1] // out.num_groups
-    grid = Grid(-WEIGHT_LIMIT, WEIGHT_LIMIT, size, lambda group: quantize(group).scale)
+    grid = Grid(-WEIGHT_LIMIT, WEIGHT_LIMIT, size, lambda left, _: quantize(left).scale)
     integers, scales = _compensate(weight, turns, grid)
     out.qweight.copy_(integers)
     out.scale.copy_(scales.view(out.scale.shape))
@@ -90,7 +94,10 @@ def compensate_int8(weight: Tensor, turns: Turns, out: QuantizedTensor) -> None:
 def compensate_int4(weight: Tensor, turns: Turns, out: Int4Tensor) -> None:
     """4-bit codes of [num_rows, in_features] into `out`. Raises ValueError."""
     size = out.group_size
-    grid = Grid(LOWEST, HIGHEST, size, lambda group: choose_scales(group, size)[:, 0].float())
+    rows = row_steps(weight.float(), size)
+    grid = Grid(
+        LOWEST, HIGHEST, size, lambda left, group: choose_scales(left, size, rows, group)[:, 0].float()
+    )
     integers, scales = _compensate(weight, turns, grid)
     out.codes.copy_(pack((integers - LOWEST).to(torch.uint8)))
     out.scale.copy_(scales)
@@ -100,9 +107,10 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
     """Integers (int8 [num_rows, in_features]) and scales (float32 [num_rows, num_groups]). Rows do not depend
     on each other. A group's scale is chosen when the first of its columns has its turn, from what the columns
     are by then."""
-    order, factor, shift = turns
+    order, factor = turns.order, turns.factor
     left = weight.float()[:, order]
-    left += left @ shift
+    left += left @ turns.shift
+    wanted = left.clone()
     num_rows, width = left.shape
     integers = torch.empty(num_rows, width, dtype=torch.int8)
     scales: dict[int, Tensor] = {}
@@ -115,12 +123,37 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
                 members = columns[group * grid.group_size : (group + 1) * grid.group_size]
                 # Columns behind this block don't have the block's errors yet.
                 carried = factor[start:end, members].where(members >= end, 0.0)
-                scales[group] = grid.choose_scale(left[:, members] - errors @ carried)
+                scales[group] = grid.choose_scale(left[:, members] - errors @ carried, group)
             rounded, error = _round(left[:, turn], scales[group], float(factor[turn, turn]), grid)
             integers[:, order[turn]], errors[:, turn - start] = rounded, error
             left[:, turn:end] -= torch.outer(error, factor[turn, turn:end])
         left[:, end:] -= errors @ factor[start:end, end:]
-    return integers, torch.stack([scales[group] for group in range(len(scales))], dim=1)
+    made = torch.stack([scales[group] for group in range(len(scales))], dim=1)
+    for _ in range(SWEEPS):
+        _descend(wanted, integers, made[:, order // grid.group_size], turns, grid)
+    return integers, made
+
+
+def _descend(wanted: Tensor, integers: Tensor, scale: Tensor, turns: Turns, grid: Grid) -> None:
+    """Changes one column of `integers` after the other to what gives the least error of the products while all
+    other columns stay (coordinate descent, as in QuantEase, arXiv 2309.01885). `wanted` and `scale` are by
+    turns, float32 [num_rows, in_features]."""
+    order, hessian = turns.order, turns.hessian
+    chosen = integers[:, order].float()
+    # The error's derivative, halved: column j's best change is pull[:, j] / hessian[j, j].
+    pull = (wanted - chosen * scale) @ hessian
+    for start in range(0, wanted.shape[1], BLOCK):
+        block = slice(start, start + BLOCK)
+        near, own = hessian[block, block], pull[:, block]
+        before, of = chosen[:, block].clone(), scale[:, block]
+        divisor = torch.where(of != 0, of, torch.inf)
+        for j in range(own.shape[1]):
+            target = before[:, j] + own[:, j] / (near[j, j] * divisor[:, j])
+            change = target.round_().clamp_(grid.lowest, grid.highest) - before[:, j]
+            chosen[:, start + j] += change
+            own -= torch.outer(change * of[:, j], near[j])
+        pull[:, start + BLOCK :] -= ((chosen[:, block] - before) * of) @ hessian[block, start + BLOCK :]
+    integers[:, order] = chosen.to(torch.int8)
 
 
 def _round(column: Tensor, scale: Tensor, pivot: float, grid: Grid) -> tuple[Tensor, Tensor]:
