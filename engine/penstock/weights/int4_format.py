@@ -3,6 +3,7 @@ several formats."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from penstock.kernels import Int4Tensor, Matrix, StackedMatrix
 from penstock.kernels.int4_tensor import CODEBOOKS
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
-from penstock.weights.quantize_int4 import Int4RowQuantizer, quantize_int4
+from penstock.weights.quantize_int4 import MOST_STEPS, Int4RowQuantizer, quantize_int4
 from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
 from penstock.weights.weight_format import (
@@ -54,6 +55,11 @@ class Int4:
     @property
     def group_size(self) -> int:
         return self.form.group_size
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether this is the form of matrices that Penstock quantizes itself."""
+        return self.form == Int4Form(self.group_size, OWN_DTYPE)
 
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         form, (rows, width) = self.form, shape
@@ -108,7 +114,7 @@ class Int4:
         for part in tensor.parts:
             entry = source.entry(part)
             check_shape(tensor, entry)
-            if not self.holds(entry) and self.form != Int4Form(self.group_size, OWN_DTYPE):
+            if not self.holds(entry) and not self._is_own:
                 raise WrongTensor(f"tensor {entry.name} in {entry.file} is not kept as {self.name}")
             names |= {entry.name, *(entry.name + ending for ending in _ENDINGS if self.holds(entry))}
         return names
@@ -150,7 +156,12 @@ class Int4:
         if matrix.order is not None:
             matrix.order.copy_(torch.randperm(matrix.shape[1], generator=generator))
         spread = float(torch.tensor(CODEBOOKS[self.form.codebook]).double().std())
-        matrix.scale.fill_(1 / (spread * matrix.shape[1] ** 0.5))
+        usual = 1 / (spread * matrix.shape[1] ** 0.5)
+        matrix.scale.fill_(usual)
+        if self._is_own:
+            matrix.scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
+            matrix.scale[:, 0] = MOST_STEPS
+            matrix.scale.mul_(2.0 ** round(math.log2(usual / MOST_STEPS)))
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,39 @@
  * these. Part of linear.h. */
 #pragma once
 
-/* With few tokens, the codes' own kernels are faster. The expanded channels stay in the L2 cache. */
-enum { STEPS_FROM_TOKENS = 3, EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8 };
+/* With fewer tokens, the codes' own kernels are faster. The expanded channels stay in the L2 cache. */
+enum { STEPS_FROM_TOKENS = 4, EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8 };
 static _Thread_local int8_t expanded[EXPANDED_BYTES] __attribute__((aligned(64)));
 
-/* A group of a channel. */
-INLINE void expand_group(const uint8_t *restrict codes, int64_t size, int step, int8_t *restrict to) {
-    for (int64_t i = 0; i < size / 2; i++) {
-        to[2 * i] = (int8_t)(step * ((codes[i] & 15) - SIGNED_CODES));
-        to[2 * i + 1] = (int8_t)(step * ((codes[i] >> 4) - SIGNED_CODES));
-    }
+/* 16 bytes of codes -> 32 integers, which `table` has for each code. */
+INLINE void expand_32(const int8_t *codes, const uint8_t *table, int8_t *restrict to) {
+#if defined(__AVX2__)
+    const __m256i pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)codes));
+    const __m256i each = _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi16(pairs, 4)), _mm256_set1_epi8(15));
+    const __m256i tables = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)table));
+    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(tables, each));
+#elif defined(__aarch64__)
+    const uint8x16_t pairs = vld1q_u8((const uint8_t *)codes), integers = vld1q_u8(table);
+    const uint8x16x2_t halves = {{vqtbl1q_u8(integers, vandq_u8(pairs, vdupq_n_u8(15))),
+                                  vqtbl1q_u8(integers, vshrq_n_u8(pairs, 4))}};
+    vst2q_u8((uint8_t *)to, halves);
+#else
+    for (int i = 0; i < 16; i++)
+        to[2 * i] = (int8_t)table[codes[i] & 15], to[2 * i + 1] = (int8_t)table[(uint8_t)codes[i] >> 4];
+#endif
+}
+
+/* A channel, whose groups have multiples of 32 inputs. */
+INLINE void expand_channel(const linear *l, int64_t column, int8_t *to) {
+    const int8_t *codes = l->qweight + column * l->row_bytes;
+    const uint16_t *at = steps.at[column % STEPPED_CHANNELS];
+    for (int64_t g = 0, size = l->a->in_features / l->num_groups; g < l->num_groups; g++)
+        for (int64_t k = 0; k < size; k += 32, codes += 16, to += 32) expand_32(codes, stepped_codes[0] + at[g], to);
 }
 
 /* The channels from `column` on, whose steps have been found. Returns where the computed ones end. */
 static int64_t linear_stepped(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t width = l->a->in_features, size = width / l->num_groups;
-    const int64_t at_once = MIN(STEPPED_CHANNELS, EXPANDED_BYTES / width);
+    const int64_t width = l->a->in_features, at_once = MIN(STEPPED_CHANNELS, EXPANDED_BYTES / width);
     if (at_once < LEAST_EXPANDED) return column;
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + at_once, column_end);
@@ -26,10 +43,7 @@ static int64_t linear_stepped(const linear *l, int64_t column, int64_t column_en
         some.qweight = expanded, some.scale = steps.units + column % STEPPED_CHANNELS;
         some.y = l->y + column, some.bias = l->bias ? l->bias + column : NULL;
         some.columns_per_task = INT64_MAX;
-        for (int64_t c = column; c < stop; c++)
-            for (int64_t g = 0; g < l->num_groups; g++)
-                expand_group((const uint8_t *)l->qweight + c * l->row_bytes + g * size / 2, size, steps.at[c % STEPPED_CHANNELS][g] / 16 - MOST_STEPS,
-                             expanded + (c - column) * width + g * size);
+        for (int64_t c = column; c < stop; c++) expand_channel(l, c, expanded + (c - column) * width);
         linear_rest(&some, linear_fast(&some, 0, stop - column), stop - column);
     }
     return column_end;

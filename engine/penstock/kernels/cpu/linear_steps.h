@@ -17,11 +17,13 @@ static _Thread_local struct {
     uint16_t at[STEPPED_CHANNELS][MOST_STEPPED_GROUPS + 4]; /* where each step's row of stepped_codes begins */
 } steps;
 
-/* The integers of the sixteen codes, times each step from -15 on, made unsigned by WEIGHT_OFFSET. */
+/* The integers of the sixteen codes, times each step from -15 on; where a kernel looks them up, made unsigned. */
+enum { STEPPED_OFFSET = HAS_VNNI ? WEIGHT_OFFSET : 0 };
 static uint8_t stepped_codes[2 * MOST_STEPS + 1][16] __attribute__((aligned(16)));
 __attribute__((constructor)) static void fill_stepped_codes(void) {
     for (int step = -MOST_STEPS; step <= MOST_STEPS; step++)
-        for (int code = 0; code < 16; code++) stepped_codes[step + MOST_STEPS][code] = (uint8_t)(step * (code - SIGNED_CODES) + WEIGHT_OFFSET);
+        for (int code = 0; code < 16; code++)
+            stepped_codes[step + MOST_STEPS][code] = (uint8_t)(step * (code - SIGNED_CODES) + STEPPED_OFFSET);
 }
 
 /* The unit of a channel's scales, and where the rows of their steps begin in stepped_codes. False: the scales are no
@@ -37,7 +39,7 @@ static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
     memcpy(&most, &largest, 4);
     const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
     *unit = one;
-    if (bits_of(one) & 0xfff) return false; /* more than 12 bits */
+    if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
     for (int64_t g = 0; g < n; g++) {
         const int32_t step = bits_of(scales[g] * per_unit + magic) - bits_of(magic);
         differ |= (float)step * one != scales[g];

@@ -372,6 +372,16 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     if (l->is_grouped) finish_groups(b);
 }
 
+/* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). */
+static bool is_few(const linear *l) {
+    const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
+    if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
+    /* Where a tile of AMX fills, packing stepped codes costs less than expanding them. */
+    if (l->kind == INT4_STEPS && has_tiles) return num_rows < TILE;
+    if (l->a->num_groups == 1) return num_rows <= FEW_ROWS;
+    return num_rows <= FEW_ROWS_GROUPED && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
+}
+
 /* Computes all channels or none, and returns where the computed ones end. */
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;

@@ -275,11 +275,3 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     }
     return column;
 }
-
-/* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). */
-static bool is_few(const linear *l) {
-    const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
-    if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
-    if (l->a->num_groups == 1) return num_rows <= FEW_ROWS;
-    return num_rows <= FEW_ROWS_GROUPED && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
-}

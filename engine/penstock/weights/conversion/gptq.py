@@ -28,7 +28,7 @@ from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, pack,
 #: Columns whose errors are carried to the others at once: many small updates become one product.
 BLOCK = 128
 #: How often all columns are looked at once more, after the last one is rounded.
-SWEEPS = 2
+SWEEPS = 4
 #: Added to the Hessian's diagonal, as a share of its mean, so that it can be inverted.
 DAMPING = 0.01
 

@@ -1,0 +1,150 @@
+/* Quantizing activations to integers, one scale for each token. Part of linear.h. */
+#pragma once
+
+/* Whether the rows hi and lo of a token lie in turns of eight inputs, for instructions that multiply two rows at once. */
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
+/* What is added to INT8 weights (and to a table's integers), so that they are unsigned. ARM multiplies signed bytes. */
+#if defined(__aarch64__)
+enum { WEIGHT_OFFSET = 0 };
+#else
+enum { WEIGHT_OFFSET = 128 };
+#endif
+
+/* Rows of integers, padded with zeros to a multiple of 64. A token has one row; where bytes are multiplied, a token has
+ * two INT8 rows with "int16", hi and lo, where q = 256 hi + lo. */
+typedef struct {
+    const float *x;
+    int64_t x_stride, num_tokens, in_features, padded;
+    int64_t group_size, num_groups; /* of inputs that share a scale of the weights: all of them, or 16 n */
+    int rows_per_token;
+    int64_t words; /* 0, or the inputs of a block, of which the 16-bit integers of even inputs lie before those of odd
+                    * inputs; a token then has one row */
+    int64_t halved; /* the first inputs, in each 128 of which the even ones lie before the odd ones; a multiple of 128 */
+    int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
+    float limit;
+    integer *rows;
+    int32_t *corrections; /* -offset * the sum of a row's integers: [num_rows, num_groups] */
+    float *token_scales;
+} activations;
+
+/* These are plain loops, which GCC vectorizes for any build. With GCC's vector types, comparisons and conversions
+ * of vectors wider than a register become scalar. */
+INLINE int32_t bits_of(float f) {
+    int32_t bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
+
+/* One group of a token's inputs. |x / divisor| is at most 32512 (in the worst case one rounding more). So adding
+ * 1.5 * 2^23 rounds half to even and leaves the integer in the low bits. */
+INLINE void quantize_group(const float *restrict x, int64_t size, float divisor, integer *restrict hi,
+                           integer *restrict lo, int32_t offset, int32_t *hi_sum, int32_t *lo_sum,
+                           const bool is_split) {
+    const float magic = 12582912.0f;
+    const int32_t magic_bits = bits_of(magic);
+    uint32_t sum = 0, sum_of_lo = 0; /* integers of a row with NaN wrap around, and don't matter */
+    for (int64_t k = 0; k < size; k++) {
+        const int32_t q = bits_of(x[k] / divisor + magic) - magic_bits;
+        const int32_t h = is_split ? (q + 128) >> 8 : q, l = q - h * 256;
+        hi[k] = (integer)h, sum += (uint32_t)h;
+        if (is_split) lo[k] = (integer)l, sum_of_lo += (uint32_t)l;
+    }
+    *hi_sum = (int32_t)(-(uint32_t)offset * sum);
+    if (is_split) *lo_sum = (int32_t)(-(uint32_t)offset * sum_of_lo);
+}
+
+/* The same as words, in blocks. `k` is the first input, which begins 32 inputs of a block. */
+INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, float divisor, int64_t block, int16_t *rows,
+                           int32_t offset, int32_t *group_sum) {
+    const float magic = 12582912.0f;
+    const int32_t magic_bits = bits_of(magic);
+    uint32_t sum = 0;
+    for (const int64_t stop = k + size; k < stop; k += 32, x += 32) {
+        int16_t *restrict even = rows + k / block * block + k % block / 2, *restrict odd = even + block / 2;
+        for (int i = 0; i < 16; i++) {
+            const int32_t first = bits_of(x[2 * i] / divisor + magic) - magic_bits;
+            const int32_t second = bits_of(x[2 * i + 1] / divisor + magic) - magic_bits;
+            even[i] = (int16_t)first, odd[i] = (int16_t)second, sum += (uint32_t)first + (uint32_t)second;
+        }
+    }
+    *group_sum = (int32_t)(-(uint32_t)offset * sum);
+}
+
+/* 128 inputs with the even ones first. The sums are added to. */
+INLINE void quantize_halves(const float *restrict x, float divisor, integer *restrict hi, integer *restrict lo,
+                            int32_t offset, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
+    for (int half = 0; half < 2; half++) {
+        float own[64];
+        int32_t sums[2] = {0};
+        for (int i = 0; i < 64; i++) own[i] = x[2 * i + half];
+        quantize_group(own, 64, divisor, hi + 64 * half, lo + 64 * half, offset, sums, sums + 1, is_split);
+        *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
+        if (is_split) *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
+    }
+}
+
+/* A group of inputs, from input k on, as pairs of rows in turns of eight inputs. */
+INLINE void quantize_pairs(const float *restrict x, int64_t k, int64_t size, float divisor, integer *restrict rows,
+                           int32_t offset, int32_t *hi_sum, int32_t *lo_sum) {
+    for (int64_t stop = k + size, next; k < stop; x += next - k, k = next) {
+        int32_t sums[2];
+        next = MIN((k + 8) / 8 * 8, stop);
+        integer *hi = rows + k / 8 * 16 + k % 8;
+        quantize_group(x, next - k, divisor, hi, hi + 8, offset, sums, sums + 1, true);
+        *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
+        *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
+    }
+}
+
+/* The groups of a token, or all of its inputs, of which the `halved` ones come first. */
+INLINE void quantize_groups(const activations *a, const float *x, float divisor, integer *hi, integer *lo, int32_t *sums) {
+    const int64_t size = a->group_size, n = a->num_groups, from = a->halved;
+    const bool is_split = a->rows_per_token == 2;
+    for (int64_t g = 0, k = from; g < n; g++, k += size) {
+        const int64_t inputs = size - from;
+        if (is_split) quantize_group(x + k, inputs, divisor, hi + k, lo + k, a->offset, sums + g, sums + n + g, true);
+        else quantize_group(x + k, inputs, divisor, hi + k, NULL, a->offset, sums + g, NULL, false);
+    }
+    for (int64_t k = 0; k < from; k += 128)
+        if (is_split) quantize_halves(x + k, divisor, hi + k, lo + k, a->offset, sums, sums + 1, true);
+        else quantize_halves(x + k, divisor, hi + k, hi, a->offset, sums, sums, false);
+}
+
+static void quantize_token(void *context, int64_t token) {
+    const activations *a = context;
+    const float *x = a->x + token * a->x_stride;
+    const int64_t k_end = a->in_features, size = a->group_size, n = a->num_groups, row = token * a->rows_per_token;
+    int32_t largest = 0; /* the bits have the order of the numbers; NaN is the largest */
+    for (int64_t k = 0; k < k_end; k++) largest = MAX(largest, bits_of(x[k]) & 0x7fffffff);
+    float s;
+    memcpy(&s, &largest, 4);
+    s /= a->limit;
+    if (s < 1.17549435e-38f) s = 0.0f; /* subnormal, too coarse to divide by: the row counts as 0 */
+    if (!(s < INFINITY)) s = NAN;      /* NaN or infinity makes the whole row NaN */
+    a->token_scales[token] = s;
+    const float divisor = s > 0.0f ? s : INFINITY;
+    integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
+    int32_t *sums = a->corrections + row * n;
+    if (a->words) {
+        int16_t *words = (int16_t *)a->rows + token * a->padded;
+        memset(words + a->padded - 64, 0, 64 * sizeof *words);
+        for (int64_t g = 0, k = 0; g < n; g++, k += size)
+            quantize_words(x + k, k, size, divisor, a->words, words, a->offset, sums + g);
+        return;
+    }
+    if (HAS_PAIRS && a->rows_per_token == 2) {
+        memset(hi + 2 * (a->padded - 64), 0, 128 * sizeof(integer));
+        memset(sums, 0, 2 * n * sizeof *sums);
+        for (int64_t g = 0, k = 0; g < n; g++, k += size)
+            quantize_pairs(x + k, k, size, divisor, hi, a->offset, sums + g, sums + n + g);
+        return;
+    }
+    quantize_groups(a, x, divisor, hi, lo, sums);
+    for (int part = 0; part < a->rows_per_token; part++)
+        memset(hi + part * a->padded + k_end, 0, (a->padded - k_end) * sizeof(integer));
+}
