@@ -27,8 +27,6 @@ from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, pack,
 
 #: Columns whose errors are carried to the others at once: many small updates become one product.
 BLOCK = 128
-#: How often all columns are looked at once more, after the last one is rounded.
-SWEEPS = 4
 #: Added to the Hessian's diagonal, as a share of its mean, so that it can be inverted.
 DAMPING = 0.01
 
@@ -38,9 +36,7 @@ class Turns(NamedTuple):
 
     #: int64 [in_features]: the column of each turn.
     order: Tensor
-    #: float32 [in_features, in_features], by turns: sum(x x^T), with what makes it invertible.
-    hessian: Tensor
-    #: float32 [in_features, in_features], by turns: the upper Cholesky factor of the hessian's inverse.
+    #: float32 [in_features, in_features], by turns: the upper Cholesky factor of the inverse of sum(x x^T).
     factor: Tensor
     #: float32 [in_features, in_features], by turns: W shift is added to W before it is rounded.
     shift: Tensor
@@ -56,11 +52,11 @@ def plan_turns(hessian: Tensor, drift: Tensor) -> Turns:
     if not bool(torch.isfinite(hessian).all() and torch.isfinite(drift).all()):
         raise ValueError("the calibration text makes infinite activations")
     order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-    damped = hessian[order][:, order]
-    diagonal = damped.diagonal()
+    work = hessian[order][:, order].double()
+    diagonal = work.diagonal()
     diagonal += torch.where(diagonal == 0, 1.0, DAMPING * diagonal.mean())
     try:
-        work = torch.linalg.cholesky(damped.double())
+        work = torch.linalg.cholesky(work)
         work = torch.cholesky_inverse(work)
         shift = drift[order][:, order] @ work.float()
         work = torch.linalg.cholesky(work, upper=True)
@@ -68,7 +64,7 @@ def plan_turns(hessian: Tensor, drift: Tensor) -> Turns:
         raise ValueError(
             f"the correlations of its inputs can't be inverted ({error}); try a longer text"
         ) from error
-    return Turns(order, damped, work.float(), shift)
+    return Turns(order, work.float(), shift)
 
 
 @dataclass(frozen=True)
@@ -107,10 +103,9 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
     """Integers (int8 [num_rows, in_features]) and scales (float32 [num_rows, num_groups]). Rows do not depend
     on each other. A group's scale is chosen when the first of its columns has its turn, from what the columns
     are by then."""
-    order, factor = turns.order, turns.factor
+    order, factor, shift = turns
     left = weight.float()[:, order]
-    left += left @ turns.shift
-    wanted = left.clone()
+    left += left @ shift
     num_rows, width = left.shape
     integers = torch.empty(num_rows, width, dtype=torch.int8)
     scales: dict[int, Tensor] = {}
@@ -128,32 +123,7 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
             integers[:, order[turn]], errors[:, turn - start] = rounded, error
             left[:, turn:end] -= torch.outer(error, factor[turn, turn:end])
         left[:, end:] -= errors @ factor[start:end, end:]
-    made = torch.stack([scales[group] for group in range(len(scales))], dim=1)
-    for _ in range(SWEEPS):
-        _descend(wanted, integers, made[:, order // grid.group_size], turns, grid)
-    return integers, made
-
-
-def _descend(wanted: Tensor, integers: Tensor, scale: Tensor, turns: Turns, grid: Grid) -> None:
-    """Changes one column of `integers` after the other to what gives the least error of the products while all
-    other columns stay (coordinate descent, as in QuantEase, arXiv 2309.01885). `wanted` and `scale` are by
-    turns, float32 [num_rows, in_features]."""
-    order, hessian = turns.order, turns.hessian
-    chosen = integers[:, order].float()
-    # The error's derivative, halved: column j's best change is pull[:, j] / hessian[j, j].
-    pull = (wanted - chosen * scale) @ hessian
-    for start in range(0, wanted.shape[1], BLOCK):
-        block = slice(start, start + BLOCK)
-        near, own = hessian[block, block], pull[:, block]
-        before, of = chosen[:, block].clone(), scale[:, block]
-        divisor = torch.where(of != 0, of, torch.inf)
-        for j in range(own.shape[1]):
-            target = before[:, j] + own[:, j] / (near[j, j] * divisor[:, j])
-            change = target.round_().clamp_(grid.lowest, grid.highest) - before[:, j]
-            chosen[:, start + j] += change
-            own -= torch.outer(change * of[:, j], near[j])
-        pull[:, start + BLOCK :] -= ((chosen[:, block] - before) * of) @ hessian[block, start + BLOCK :]
-    integers[:, order] = chosen.to(torch.int8)
+    return integers, torch.stack([scales[group] for group in range(len(scales))], dim=1)
 
 
 def _round(column: Tensor, scale: Tensor, pivot: float, grid: Grid) -> tuple[Tensor, Tensor]:
