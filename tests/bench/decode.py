@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -147,23 +150,28 @@ class Int8:
 
 
 class LlamaCpp:
-    """llama.cpp's of the same shape, whose file is written once."""
+    """llama.cpp's of the same shape, whose file is written once. A process of its own: its OpenMP and torch's
+    don't get along in one."""
 
     def __init__(self, shape: str, kind: str) -> None:
-        from peer_llama_cpp import Llama, model_file
-
-        path, num_threads = model_file(shape, kind), num_physical_cores()
-        self._llama = Llama(path, max(BATCHES), num_threads, CONTEXT + 16)
-        self._prompts = Llama(path, 1, num_threads, PROMPT)
+        script, context = Path(__file__).with_name("peer_llama_cpp.py"), str(PROMPT)
+        words = [sys.executable, str(script), "--answer", "--shape", shape, "--kind", kind, "--context", context]
+        words += ["--threads", str(num_physical_cores()), "--sequences", str(max(BATCHES))]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ask([])  # until the model is there
 
     def decode_step_s(self, num_seqs: int, num_steps: int) -> float:
-        self._llama.clear()
-        self._llama.step(num_seqs, 0)
-        return statistics.median(self._llama.step(num_seqs, 1 + index) for index in range(num_steps))
+        first, *rest = self._ask([[num_seqs, position] for position in range(num_steps + 1)])
+        return statistics.median(rest)
 
     def prompt_s(self) -> float:
-        self._prompts.clear()
-        return self._prompts.prompt(prompt_tokens(PROMPT, 0))
+        return self._ask([[1, prompt_tokens(PROMPT, 0)]])[0]
+
+    def _ask(self, steps: list[list[Any]]) -> list[float]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(steps), file=self._process.stdin, flush=True)
+        seconds: list[float] = json.loads(self._process.stdout.readline())
+        return seconds
 
 
 def measure(engine: Engine, peers: dict[str, Peer]) -> dict[str, Any]:

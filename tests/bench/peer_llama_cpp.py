@@ -12,8 +12,10 @@ For a memory limit run this, and penstock bench, in a cgroup:
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -100,11 +102,15 @@ def model_file(shape: str, kind: str = "Q8_0", folder: Path = SHAPES) -> Path:
     return path
 
 
+_SILENCE = llama_cpp.llama_log_callback(lambda level, text, data: None)
+
+
 class Llama:
     """A loaded model, through the library's own interface: its Python class knows one sequence only."""
 
     def __init__(self, path: Path, max_seqs: int, num_threads: int, context: int = CONTEXT) -> None:
         """`context`: tokens of each sequence."""
+        llama_cpp.llama_log_set(_SILENCE, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         self.max_seqs = max_seqs
         self._model = llama_cpp.llama_model_load_from_file(
@@ -113,6 +119,7 @@ class Llama:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max = context * max_seqs, max_seqs
         params.n_threads = params.n_threads_batch = num_threads
+        params.kv_unified = True  # a long prompt takes the room of several sequences
         self._context = llama_cpp.llama_init_from_model(self._model, params)
 
     def clear(self) -> None:
@@ -137,11 +144,23 @@ class Llama:
             batch.seq_id[index][0] = sequence
         started = time.perf_counter()
         code = llama_cpp.llama_decode(self._context, batch)
+        assert code == 0, code
         _ = llama_cpp.llama_get_logits(self._context)[0]  # waits for them
         seconds = time.perf_counter() - started
         llama_cpp.llama_batch_free(batch)
-        assert code == 0, code
         return seconds
+
+
+def answer(llama: Llama) -> None:
+    """Reads lines of steps, [number of sequences, position or token ids of a prompt], and writes a line of their
+    seconds for each. Each line begins with empty sequences."""
+    for line in sys.stdin:
+        llama.clear()
+        seconds = [
+            llama.prompt(where) if isinstance(where, list) else llama.step(number, where)
+            for number, where in json.loads(line)
+        ]
+        print(json.dumps(seconds), flush=True)
 
 
 def main() -> None:
@@ -150,8 +169,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=SHAPES)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kind", choices=BLOCK_BYTES, default="Q8_0")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens of a sequence")
+    parser.add_argument("--answer", action="store_true", help="take steps from standard input")
     options = parser.parse_args()
-    path = model_file(options.shape, folder=options.folder)
+    path = model_file(options.shape, options.kind, options.folder)
+    if options.answer:
+        answer(Llama(path, max(options.sequences), options.threads, options.context))
+        return
     started = time.perf_counter()
     llama = Llama(path, max(options.sequences), options.threads)
     result: dict[str, Any] = {"bench": "llama.cpp", "shape": options.shape}

@@ -120,6 +120,8 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
 
 #include "linear_steps.h"
 
+static void linear_rest(const linear *l, int64_t column, int64_t column_end);
+
 #if HAS_VNNI
 #include "linear_vnni.h"
 #elif HAS_DOTS
@@ -204,24 +206,31 @@ static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
 
 #if HAS_VNNI
 enum { STEPS_FROM_TOKENS = 1 };
-static int64_t linear_stepped(const linear *l, int64_t column, int64_t column_end) {
+static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
     return linear_fast(l, column, column_end);
 }
 #else
 #include "linear_expanded.h"
+static void one_token_steps(const linear *l, int64_t column, int64_t column_end) { linear_rest(l, column, column_end); }
 #endif
+
+/* Rows without steps are computed in plain C. */
+static void linear_stepped(const linear *l, int64_t column, int64_t column_end) {
+    if (l->a->num_tokens == 1) {
+        one_token_steps(l, column, column_end);
+        return;
+    }
+    for (int64_t stop; column < column_end; column = stop) {
+        stop = MIN(column + STEPPED_CHANNELS, column_end);
+        linear_rest(l, find_all_steps(l, column, stop) ? stepped_channels(l, column, stop) : column, stop);
+    }
+}
 
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
-    int64_t column = task * l->columns_per_task;
-    const int64_t end = MIN(column + l->columns_per_task, l->out_features);
-    if (l->kind != INT4_STEPS) linear_rest(l, linear_fast(l, column, end), end);
-    else
-        for (int64_t stop; column < end; column = stop) {
-            /* One token waits for memory, which a long run through the scales would keep from bringing codes. */
-            stop = MIN(column + (l->a->num_tokens == 1 ? 1 : STEPPED_CHANNELS), end);
-            linear_rest(l, find_all_steps(l, column, stop) ? linear_stepped(l, column, stop) : column, stop);
-        }
+    const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
+    if (l->kind == INT4_STEPS) linear_stepped(l, column, end);
+    else linear_rest(l, linear_fast(l, column, end), end);
 }
 
 /* The blocks of inputs in which activations lie as words where they meet 4-bit codes; 0: they lie in their order. */

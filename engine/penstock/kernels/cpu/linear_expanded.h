@@ -33,7 +33,7 @@ INLINE void expand_channel(const linear *l, int64_t column, int8_t *to) {
 }
 
 /* The channels from `column` on, whose steps have been found. Returns where the computed ones end. */
-static int64_t linear_stepped(const linear *l, int64_t column, int64_t column_end) {
+static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
     const int64_t width = l->a->in_features, at_once = MIN(STEPPED_CHANNELS, EXPANDED_BYTES / width);
     if (at_once < LEAST_EXPANDED) return column;
     for (int64_t stop; column < column_end; column = stop) {

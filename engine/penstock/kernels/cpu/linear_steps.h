@@ -9,12 +9,12 @@
  * Whether scales are steps is seen from the scales themselves, row after row; the matrix can come from any file. */
 #pragma once
 
-enum { SIGNED_CODES = 8, MOST_STEPS = 15, STEPPED_CHANNELS = 64, MOST_STEPPED_GROUPS = 1024 };
+enum { SIGNED_CODES = 8, MOST_STEPS = 15, STEPPED_CHANNELS = 64, MOST_STEPPED_GROUPS = 1024, PLACES = MOST_STEPPED_GROUPS + 16 };
 
 /* Of the channels that a thread computes, each at its number modulo STEPPED_CHANNELS. */
 static _Thread_local struct {
     float units[STEPPED_CHANNELS];
-    uint16_t at[STEPPED_CHANNELS][MOST_STEPPED_GROUPS + 4]; /* where each step's row of stepped_codes begins */
+    uint16_t at[STEPPED_CHANNELS][PLACES]; /* where each step's row of stepped_codes begins; vectors write beyond the last */
 } steps;
 
 /* The integers of the sixteen codes, times each step from -15 on; where a kernel looks them up, made unsigned. */
@@ -28,6 +28,40 @@ __attribute__((constructor)) static void fill_stepped_codes(void) {
 
 /* The unit of a channel's scales, and where the rows of their steps begin in stepped_codes. False: the scales are no
  * steps, and `at` has no meaning. */
+#if HAS_VNNI
+INLINE __m512 sixteen_scales(const group_numbers *n, int64_t i, __mmask16 mask) {
+    if (n->dtype == 0) return _mm512_maskz_loadu_ps(mask, (const float *)n->scale + i);
+    const __m256i halves = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)n->scale + i);
+    if (n->dtype == 1) return _mm512_cvtph_ps(halves);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
+    const int64_t n = l->num_groups, first = column * n;
+    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+    __m512i largest = _mm512_setzero_si512(); /* the bits have the order of the numbers; NaN is the largest */
+    for (int64_t g = 0; g < n; g += 16) {
+        const __mmask16 mask = n - g < 16 ? (1u << (n - g)) - 1 : 0xffff;
+        const __m512i bits = _mm512_castps_si512(sixteen_scales(&l->numbers, first + g, mask));
+        largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, no_sign));
+    }
+    const int32_t bits = _mm512_reduce_max_epi32(largest);
+    float most;
+    memcpy(&most, &bits, 4);
+    const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
+    __mmask16 differ = (bits_of(one) & 0xfff) != 0 || !(one < INFINITY); /* 12 bits at most */
+    for (int64_t g = 0; g < n; g += 16) {
+        const __mmask16 mask = n - g < 16 ? (1u << (n - g)) - 1 : 0xffff;
+        const __m512 scales = sixteen_scales(&l->numbers, first + g, mask);
+        const __m512i step = _mm512_cvtps_epi32(_mm512_mul_ps(scales, _mm512_set1_ps(per_unit))); /* the nearest */
+        const __m512 again = _mm512_mul_ps(_mm512_cvtepi32_ps(step), _mm512_set1_ps(one));
+        differ |= _mm512_cmp_ps_mask(again, scales, _CMP_NEQ_UQ);
+        const __m512i places = _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(MOST_STEPS)), 4);
+        _mm256_storeu_si256((__m256i *)(at + g), _mm512_cvtepi32_epi16(places));
+    }
+    *unit = one;
+    return !differ;
+}
+#else
 static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
     const int64_t n = l->num_groups;
     const float magic = 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer, which the low bits hold */
@@ -45,14 +79,14 @@ static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
         differ |= (float)step * one != scales[g];
         at[g] = (uint16_t)(16 * (step + MOST_STEPS));
     }
-    memset(at + n, 0, 4 * sizeof *at); /* for vectors that reach beyond the last group */
     return !differ;
 }
+#endif
 
 /* Whether the matrix has steps, by a few of its rows. A row that then has none is computed in plain C. */
 static bool seems_stepped(const linear *l) {
     enum { SOME = 8 };
-    uint16_t at[MOST_STEPPED_GROUPS + 4];
+    uint16_t at[PLACES];
     float unit;
     if (l->num_groups > MOST_STEPPED_GROUPS || l->has_minimum || l->numbers.sub_scale) return false;
     for (int64_t i = 0; i < SOME; i++)
@@ -60,16 +94,15 @@ static bool seems_stepped(const linear *l) {
     return true;
 }
 
-/* The steps of the channels from `column` on, at most STEPPED_CHANNELS. The scales of as many more are prefetched. False: some have none. */
-static bool find_all_steps(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t row = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2), next = (column_end - column) * row;
+/* The steps of the channels from `column` on, at most STEPPED_CHANNELS. False: some have none. */
+INLINE bool find_all_steps(const linear *l, int64_t column, int64_t column_end) {
     bool have = true;
-    for (; column < column_end; column++) {
-        const char *scales = (const char *)l->numbers.scale + column * row;
-        for (int64_t i = 0; i < row; i += 64) __builtin_prefetch(scales + next + i);
-        const int64_t i = column % STEPPED_CHANNELS;
-        have = find_steps(l, column, steps.at[i], &steps.units[i]) && have;
+    for (int64_t c = column; c < column_end; c++) {
+        const int64_t i = c % STEPPED_CHANNELS;
+        have = find_steps(l, c, steps.at[i], &steps.units[i]) && have;
     }
-    if (!have) memset(steps.at, 0, sizeof steps.at); /* places in a table have to exist, also of unused channels */
+    /* Places in a table have to exist, also of channels that don't count. */
+    if (!have)
+        for (int64_t c = column; c < column_end; c++) memset(steps.at[c % STEPPED_CHANNELS], 0, sizeof *steps.at);
     return have;
 }

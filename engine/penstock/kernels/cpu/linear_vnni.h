@@ -94,7 +94,7 @@ static _Thread_local struct {
 /* 16 channels by 64 inputs (missing ones are zeros) -> 16 vectors, 4 * 64 bytes apart. 32-bit words are transposed,
  * first within quarters of vectors, then the quarters. */
 INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
-                        int64_t k, uint16_t (*at)[MOST_STEPPED_GROUPS + 4], int shift, const int kind) {
+                        int64_t k, uint16_t (*at)[PLACES], int shift, const int kind) {
     __m512i q[4][4];
     for (int i = 0; i < 4; i++) {
         __m512i r[4];
@@ -131,7 +131,7 @@ INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, 
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + (kind == INT8 ? k : k / 2);
             const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
-            uint16_t(*at)[MOST_STEPPED_GROUPS + 4] = steps.at + c;
+            uint16_t(*at)[PLACES] = steps.at + c;
             if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to, table, first + k, at, shift, kind);
             else pack_square(from, stride, channels - c, some, to, table, first + k, at, shift, kind);
         }

@@ -134,12 +134,24 @@ INLINE __m512i step_tables(const uint16_t *at, const int shift) {
 
 /* Codes with steps, as INT8 of a whole row: one or two rows of one token, spread over lanes. The low halves of bytes are
  * the codes of even inputs, so the activations are `halved`. */
+enum { FETCHED_SCALES = 8 };
 INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, const int rows, const int shift) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, whole = a->halved;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
     const __m512i low = _mm512_set1_epi8(15);
-    for (; column < column_end; column++) {
+    const int64_t scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
+    bool has_steps = find_all_steps(l, column, column + 1);
+    for (bool had_steps; column < column_end; column++) {
+        /* The steps of the next channel are found beside this one's products. Their scales are fetched long before. */
+        const char *scales = (const char *)l->numbers.scale + (column + FETCHED_SCALES) * scale_bytes;
+        for (int64_t i = 0; i < scale_bytes; i += 64) _mm_prefetch(scales + i, _MM_HINT_T0);
+        had_steps = has_steps;
+        if (column + 1 < column_end) has_steps = find_all_steps(l, column + 1, column + 2);
+        if (!had_steps) {
+            linear_rest(l, column, column + 1);
+            continue;
+        }
         const int8_t *w = l->qweight + column * l->row_bytes;
         const uint16_t *at = steps.at[column % STEPPED_CHANNELS];
         __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
@@ -175,8 +187,8 @@ INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, 
         l->y[column] = l->bias ? y + l->bias[column] : y;
     }
 }
-static void one_token_steps(const linear *l, int64_t column, int64_t column_end, int rows) {
-    const int shift = group_shift(l);
+static void one_token_steps(const linear *l, int64_t column, int64_t column_end) {
+    const int shift = group_shift(l), rows = l->a->rows_per_token;
     if (rows == 2 && shift == 5) token_by_steps(l, column, column_end, 2, 5);
     else if (rows == 2 && shift == 6) token_by_steps(l, column, column_end, 2, 6);
     else if (rows == 2) token_by_steps(l, column, column_end, 2, 7);

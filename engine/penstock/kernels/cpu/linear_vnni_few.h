@@ -258,8 +258,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
     if (a->num_tokens == 1) {
-        if (l->kind == INT4_STEPS) one_token_steps(l, column, column_end, is_split ? 2 : 1);
-        else if (l->kind != INT8) one_token_codes(l, column, column_end);
+        if (l->kind != INT8) one_token_codes(l, column, column_end);
         else if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
         else if (l->num_groups == 1) one_token(l, column, column_end, 1);
         else if (is_split && is_half) one_token_groups(l, column, column_end, 2, true);
