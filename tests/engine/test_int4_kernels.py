@@ -59,7 +59,10 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
     codes = torch.randint(0, 256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
     if "steps" in form:
         # Each row's scales are small integers times one number; the largest integer is 15 or -15.
-        units = 2.0 ** torch.randint(-12, 0, (rows, 1), generator=generator) * (8 + torch.arange(rows) % 8)[:, None]
+        units = (
+            2.0 ** torch.randint(-12, 0, (rows, 1), generator=generator)
+            * (8 + torch.arange(rows) % 8)[:, None]
+        )
         of = integers(-15, 16, torch.int8)
         of[:, 0] = 15 - 30 * (torch.arange(rows) % 2)
         of[rows // 2] = 0

@@ -20,7 +20,8 @@ from penstock_server.prompts.inputs import refuse_long_text
 from penstock_server.prompts.questions import read_chat, read_completion
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
-from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
+from penstock_server.protocol.generation_fields import GenerationFields
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 from penstock_server.settings.settings import Settings
 
 

@@ -15,7 +15,7 @@ from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.questions import Question
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.fill_bodies import FillRequest
-from penstock_server.protocol.requests import GenerationFields
+from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.metrics import RequestMetrics

@@ -14,11 +14,8 @@ from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
-from penstock_server.protocol.requests import (
-    CompletionRequest,
-    GenerationFields,
-    SamplingFields,
-)
+from penstock_server.protocol.generation_fields import GenerationFields, SamplingFields
+from penstock_server.protocol.requests import CompletionRequest
 from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import render_described
 

@@ -26,7 +26,8 @@ from penstock_server.prompts.inputs import (
 from penstock_server.prompts.structured_outputs import read_format, read_grammar
 from penstock_server.protocol.conversation import Conversation
 from penstock_server.protocol.errors import ApiError
-from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
+from penstock_server.protocol.generation_fields import GenerationFields
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.settings import ParserChoice
 from penstock_server.tools.prompting import ToolPrompt

@@ -10,6 +10,7 @@ from penstock import Grammar
 from penstock.errors import InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.errors import ApiError
+from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.output_formats import (
     AnswerFormat,
     FlatSchemaFormat,
@@ -19,7 +20,6 @@ from penstock_server.protocol.output_formats import (
     ResponseFormat,
     StructuredOutputs,
 )
-from penstock_server.protocol.requests import GenerationFields
 
 
 def read_grammar(model: ServedModel, body: GenerationFields) -> Grammar | None:

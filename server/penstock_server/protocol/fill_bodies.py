@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from penstock_server.protocol.answer_bodies import FINGERPRINT, Finish, Usage
-from penstock_server.protocol.requests import CacheSalt, Priority, RequestId, SamplingFields
+from penstock_server.protocol.generation_fields import CacheSalt, Priority, RequestId, SamplingFields
 from penstock_server.protocol.wire import OnlyTrue, PositiveCount, Text, invalid
 
 #: No honest marker is longer. A search for a long marker in a long text takes long.

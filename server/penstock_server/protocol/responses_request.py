@@ -37,15 +37,10 @@ from penstock_server.protocol.conversation import (
     template_kwargs,
     wrong_call,
 )
+from penstock_server.protocol.generation_fields import CacheSalt, Priority, RequestId, SamplingFields
 from penstock_server.protocol.input_items import Input, InputMessage, turns_of
 from penstock_server.protocol.output_formats import AnswerFormat
-from penstock_server.protocol.requests import (
-    CacheSalt,
-    Priority,
-    RequestId,
-    SamplingFields,
-    Verbosity,
-)
+from penstock_server.protocol.requests import Verbosity
 from penstock_server.protocol.tools import (
     MAX_TOOLS,
     Function,
