@@ -154,19 +154,10 @@ class LlamaCpp:
     don't get along in one."""
 
     def __init__(self, shape: str, kind: str) -> None:
-        script, context = Path(__file__).with_name("peer_llama_cpp.py"), str(PROMPT)
-        words = [
-            sys.executable,
-            str(script),
-            "--answer",
-            "--shape",
-            shape,
-            "--kind",
-            kind,
-            "--context",
-            context,
-        ]
-        words += ["--threads", str(num_physical_cores()), "--sequences", str(max(BATCHES))]
+        script = Path(__file__).with_name("peer_llama_cpp.py")
+        words = [sys.executable, str(script), "--answer", "--shape", shape, "--kind", kind]
+        words += ["--context", str(PROMPT), "--threads", str(num_physical_cores())]
+        words += ["--sequences", str(max(BATCHES))]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._ask([])  # until the model is there
 

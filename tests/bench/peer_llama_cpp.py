@@ -152,8 +152,8 @@ class Llama:
 
 
 def answer(llama: Llama) -> None:
-    """Reads lines of steps, [number of sequences, position or token ids of a prompt], and writes a line of their
-    seconds for each. Each line begins with empty sequences."""
+    """Reads lines of steps, [number of sequences, position or token ids of a prompt], and writes a line of
+    their seconds for each. Each line begins with empty sequences."""
     for line in sys.stdin:
         llama.clear()
         seconds = [

@@ -1,7 +1,7 @@
 """Symmetric 4 bits per group of inputs: w ~ (code - 8) * scale, with scales in bfloat16.
 
-The scales of a row are steps: integers from -15 to 15 times one number, the row's unit. A step times a code then
-fits INT8, so that kernels multiply the row as INT8 (kernels/cpu/linear_steps.h).
+The scales of a row are steps: integers from -15 to 15 times one number, the row's unit. A step times a code
+then fits INT8, so that kernels multiply the row as INT8 (kernels/cpu/linear_steps.h).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RowSteps(NamedTuple):
 
 
 def row_steps(weight: Tensor, group_size: int) -> RowSteps:
-    """The unit of each row of [num_rows, in_features] in float32: fifteen of them are near the largest scale that
-    the row's groups would have without units. Raises ValueError for NaN or infinity."""
+    """The unit of each row of [num_rows, in_features] in float32: fifteen of them are near the largest scale
+    that the row's groups would have without units. Raises ValueError for NaN or infinity."""
     groups = weight.reshape(weight.shape[0], -1, group_size)
     largest, widest = _best_scales(groups, None, 0).abs().max(1, keepdim=True)
     bits = (largest / MOST_STEPS).view(torch.int32)
@@ -38,9 +38,9 @@ def row_steps(weight: Tensor, group_size: int) -> RowSteps:
 
 
 def choose_scales(weight: Tensor, group_size: int, rows: RowSteps, first: int = 0) -> Tensor:
-    """The scale of each group of [num_rows, num_groups * group_size] in float32, of which the first is the row's
-    group `first`: bfloat16 [num_rows, num_groups]. A group of zeros gets scale 0. Raises ValueError for NaN or
-    infinity."""
+    """The scale of each group of [num_rows, num_groups * group_size] in float32, of which the first is the
+    row's group `first`: bfloat16 [num_rows, num_groups]. A group of zeros gets scale 0. Raises ValueError for
+    NaN or infinity."""
     return _best_scales(weight.reshape(weight.shape[0], -1, group_size), rows, first).bfloat16()
 
 

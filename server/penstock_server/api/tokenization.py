@@ -19,11 +19,10 @@ from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.inputs import read_conversation
 from penstock_server.prompts.text_thread import TextThread
-from penstock_server.protocol.conversation import Conversation
+from penstock_server.protocol.conversation import Conversation, tool_offer
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import MAX_MESSAGES
-from penstock_server.protocol.tool_offers import tool_offer
 from penstock_server.protocol.tools import MAX_TOOLS, Tool
 from penstock_server.protocol.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
 from penstock_server.settings.settings import Settings

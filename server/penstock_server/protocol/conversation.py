@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock_server.protocol.tools import Function
+from penstock_server.protocol.tools import AllowedToolChoice, Function, Tool, ToolChoice, ToolRef
 from penstock_server.protocol.wire import invalid
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -113,3 +113,22 @@ def template_kwargs(
     if verbosity:
         said["verbosity"] = verbosity
     return said | dict(own or {})
+
+
+def tool_offer(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None = None, is_parallel: bool | None = None
+) -> ToolOffer:
+    """The offer of a chat request. None stands for a field that the request leaves out."""
+    functions = tuple(tool.function for tool in tools or ())
+    names: frozenset[str] = frozenset()
+    mode: ToolMode
+    match choice:
+        case None:
+            mode = "auto"
+        case ToolRef():
+            mode, names = "named", frozenset({choice.function.name})
+        case AllowedToolChoice(allowed_tools=allowed):
+            mode, names = allowed.mode, frozenset(each.function.name for each in allowed.tools)
+        case _:
+            mode = choice
+    return ToolOffer(functions, mode, names, is_parallel is not False, "tools.{}.function")

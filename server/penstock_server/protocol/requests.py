@@ -31,10 +31,9 @@ from pydantic import (
 )
 
 from penstock import MAX_LOGPROBS
-from penstock_server.protocol.conversation import Conversation, template_kwargs, wrong_call
+from penstock_server.protocol.conversation import Conversation, template_kwargs, tool_offer, wrong_call
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.messages import Message
-from penstock_server.protocol.tool_offers import tool_offer
 from penstock_server.protocol.tools import (
     MAX_TOOLS,
     Deprecated,

@@ -11,6 +11,7 @@ from openai.types.chat import completion_create_params as chat_completion_create
 from pydantic import ValidationError
 
 from penstock.generation.beam_search import BeamParams
+from penstock_server.protocol import generation_fields
 from penstock_server.protocol import requests as protocol
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 
@@ -100,7 +101,7 @@ def test_null_counts_as_absent() -> None:
     ("name", "value"),
     [
         ("n", 0),
-        ("n", protocol.MAX_N + 1),
+        ("n", generation_fields.MAX_N + 1),
         ("n", "1"),
         ("n", True),
         ("max_tokens", -1),
@@ -117,7 +118,7 @@ def test_null_counts_as_absent() -> None:
         ("spaces_between_special_tokens", False),
         ("use_beam_search", 1),
         ("best_of", 0),
-        ("best_of", protocol.MAX_N + 1),
+        ("best_of", generation_fields.MAX_N + 1),
         ("length_penalty", "1"),
         ("early_stopping", "ever"),
         ("temperature", "hot"),
@@ -128,7 +129,7 @@ def test_null_counts_as_absent() -> None:
         ("stop", [1]),
         ("logit_bias", {"1": math.inf}),
         ("logit_bias", [1]),
-        ("logit_bias", {str(token_id): 1 for token_id in range(protocol.MAX_BIASES + 1)}),
+        ("logit_bias", {str(token_id): 1 for token_id in range(generation_fields.MAX_BIASES + 1)}),
         ("stop_token_ids", [-1]),
         ("seed", 1.5),
         ("stream", 1),
