@@ -13,6 +13,7 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint
+from penstock.kernels.memory_reader import memory_readers
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, capacities, hardware_profile
 from penstock.memory.lane import find_lane
@@ -56,7 +57,11 @@ def measure_hardware(
 def _host_measure(config: EngineConfig) -> Measure:
     kernels = fingerprint(config) + (f", {config.num_threads} threads" if config.num_threads else "")
     products = functools.partial(_product_rates, config)
-    return Measure(kernels, memory_read_gbps, products, measure_disk)
+    return Measure(kernels, _memory_read_gbps, products, measure_disk)
+
+
+def _memory_read_gbps(num_threads: int) -> float:
+    return memory_read_gbps(num_threads, memory_readers(num_threads))
 
 
 def _device_rates(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> dict[str, float]:

@@ -89,6 +89,7 @@ def _attention_sizes(a: tuple[Any, ...]) -> Sizes:
 
 #: Of each function: the sizes of its buffers, and the places of those that it writes.
 BUFFERS: dict[str, tuple[Callable[[tuple[Any, ...]], Sizes], set[int]]] = {
+    "penstock_read": (lambda a: {0: a[1]}, set()),
     "penstock_int8_linear": (_int8_sizes, {10}),
     "penstock_int4_linear": (_int4_sizes, {16}),
     "penstock_rms_norm": (_norm_sizes, {7}),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.errors import CapacityError
-from penstock.memory import kept_rates
+from penstock.memory import kept_rates, rates
 from penstock.memory.hardware import (
     DiskProfile,
     Measure,
@@ -23,6 +23,7 @@ from penstock.memory.pools import MemoryPool
 from penstock.memory.rates import (
     BLOCKS,
     DEPTHS,
+    Reader,
     is_measurable,
     measure_disk,
     memory_read_gbps,
@@ -263,6 +264,17 @@ def test_memory_is_measured_and_torch_left_as_it_was() -> None:
     before = torch.get_num_threads()
     assert memory_read_gbps(2, num_bytes=1 << 20, rounds=1) > 0
     assert torch.get_num_threads() == before
+
+
+def test_memory_is_measured_by_the_fastest_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(rates.time, "perf_counter", lambda: now[0])
+
+    def reader(seconds: float) -> Reader:
+        return lambda buffer: now.__setitem__(0, now[0] + seconds)
+
+    readers = [reader(2e-3), reader(5e-4), reader(1e-3)]
+    assert memory_read_gbps(2, readers, num_bytes=1 << 20, rounds=3) == pytest.approx((1 << 20) / 5e5)
 
 
 def test_there_is_at_least_one_core() -> None:

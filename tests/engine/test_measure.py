@@ -57,7 +57,7 @@ def test_rates_are_those_of_the_kernels_that_the_config_asks_for(
 
     monkeypatch.setattr(measure, "choose_kernels", choose)
     monkeypatch.setattr(measure, "_timed_products", lambda kernels, rows: ((rows, 1.0 + len(asked)),))
-    monkeypatch.setattr(measure, "memory_read_gbps", lambda num_threads: 0.5)
+    monkeypatch.setattr(measure, "memory_read_gbps", lambda num_threads, readers: 0.5)
     configs = [
         EngineConfig(device="cpu", kernels="torch", num_threads=1),
         EngineConfig(device="cpu", kernels="torch", num_threads=2),

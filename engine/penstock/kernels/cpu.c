@@ -31,6 +31,7 @@
 
 #include "cpu/threads.h"
 #include "cpu/vectors.h"
+#include "cpu/reader.h"
 #include "cpu/linear.h"
 #include "cpu/rows.h"
 #include "cpu/attention.h"

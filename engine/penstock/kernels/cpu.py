@@ -329,6 +329,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
+    library.penstock_read.restype = _N
     return library
 
 
@@ -336,6 +337,7 @@ _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
     "penstock_has_tiles": (),
+    "penstock_read": (_P, _N, _I, _N),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
     "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _N, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),

@@ -7,7 +7,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +30,8 @@ MEMORY_BYTES = 512 << 20
 #: Bytes that are copied to a GPU and within it.
 DEVICE_BYTES = 256 << 20
 
+#: Reads a buffer, in memory that the caller allocates.
+Reader = Callable[[torch.Tensor], object]
 #: Files, each with the number of its bytes that are whole pages.
 Files = list[tuple[Path, int]]
 
@@ -120,21 +122,36 @@ def _readable_files(folder: Path, least_bytes: int) -> Iterator[Files]:
         yield [(Path(f"/proc/self/fd/{stream.fileno()}"), size)]
 
 
-def memory_read_gbps(num_threads: int, num_bytes: int = MEMORY_BYTES, rounds: int = 5) -> float:
-    """1e9 bytes a second that `num_threads` threads read, each summing up its part of a buffer."""
-    parts = aligned_buffer(num_bytes).fill_(1).view(torch.int64).chunk(num_threads)
+def memory_read_gbps(
+    num_threads: int,
+    readers: Sequence[Reader] = (),
+    num_bytes: int = MEMORY_BYTES,
+    rounds: int = 3,
+) -> float:
+    """1e9 bytes a second that `num_threads` threads read of a buffer, by the fastest of `readers`, which are
+    called in turn. Without readers, torch sums up the buffer."""
+    buffer = aligned_buffer(num_bytes).fill_(1)
+    with contextlib.ExitStack() as undo:
+        readers = readers or (undo.enter_context(_torch_sum(num_threads)),)
+        times: list[list[float]] = [[] for _ in readers]
+        for _ in range(rounds + 1):
+            for reader, found in zip(readers, times, strict=True):
+                started = time.perf_counter()
+                reader(buffer)
+                found.append(time.perf_counter() - started)
+    return num_bytes / min(statistics.median(found[1:]) for found in times) / 1e9
+
+
+@contextlib.contextmanager
+def _torch_sum(num_threads: int) -> Iterator[Reader]:
+    """Threads of ours, each of which sums up its part of a buffer."""
     before = torch.get_num_threads()
-    times = []
     try:
         # Each of our threads gets one torch thread: more of them would share out each sum once more.
         with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-            for _ in range(rounds + 1):
-                started = time.perf_counter()
-                list(threads.map(torch.sum, parts))
-                times.append(time.perf_counter() - started)
+            yield lambda buffer: list(threads.map(torch.sum, buffer.view(torch.int64).chunk(num_threads)))
     finally:
         torch.set_num_threads(before)
-    return num_bytes / statistics.median(times[1:]) / 1e9
 
 
 def device_gbps(device: torch.device, num_bytes: int = DEVICE_BYTES, rounds: int = 5) -> tuple[float, float]:
