@@ -19,6 +19,61 @@ INT4_GROUP_SIZE = 64
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
+#: The values that parameters of a KernelTuning may have.
+TUNING_RANGES = {
+    "prefetch_bytes": range(0, 65536 + 1, 64),
+    "few_rows": range(2, 16 + 1),
+    "panel_inputs": range(256, 2048 + 1, 256),
+    "panel_inputs_few": range(256, 2048 + 1, 256),
+    "read_threads": range(0, 65536 + 1),
+}
+
+
+@dataclass(frozen=True)
+class KernelTuning:
+    """Parameters of the native kernels for the processor. The parameters decide how fast a product is; no bit
+    of a result depends on them. A build that has no such choice ignores the parameter."""
+
+    #: How far ahead of a product with one token its weights are prefetched.
+    prefetch_bytes: int = 2048
+    #: The most rows of integers for which weights are multiplied as they lie, and not packed first.
+    few_rows: int = 16
+    #: Inputs that are packed at a time, for many rows and for few rows.
+    panel_inputs: int = 2048
+    panel_inputs_few: int = 256
+    #: Threads of a product with one token, which waits for memory; 0: all threads.
+    read_threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, values in TUNING_RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or value not in values:
+                step = f", a multiple of {values.step}" if values.step > 1 else ""
+                raise ConfigError(
+                    f"kernel_tuning: {name} is {value!r}; it must be {values[0]} to {values[-1]}{step}"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> KernelTuning:
+        """From a text such as "few_rows=8,prefetch_bytes=1024", or "default". Parameters that the text does
+        not name have their defaults. Raises ConfigError."""
+        if text.strip() == "default":
+            return cls()
+        found: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, value = (word.strip() for word in part.partition("="))
+            if name not in TUNING_RANGES or not value.isdecimal():
+                raise ConfigError(
+                    f"kernel_tuning: {part.strip()!r} is no parameter with a number; write default, or for "
+                    f"example few_rows=8,prefetch_bytes=1024 (there are: {', '.join(TUNING_RANGES)})"
+                )
+            found[name] = int(value)
+        return cls(**found)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={getattr(self, name)}" for name in TUNING_RANGES)
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What a user may decide about an engine. "auto" and None are resolved when it starts."""
@@ -71,6 +126,9 @@ class EngineConfig:
     #: Which kernels: "native" (compiled C; CUDA on a GPU), "torch" (torch's integer operators),
     #: "reference" (plain torch, slow), "auto" (native if it was compiled, else torch).
     kernels: KernelChoice = "auto"
+    #: Parameters of the native kernels for the processor. None: those that were measured on this machine, or
+    #: without measurements the defaults.
+    kernel_tuning: KernelTuning | None = None
     #: Refuse to start if something can't be as it was planned (memory that can't be pinned, a disk without
     #: direct reads, a budget larger than the free memory). False: warn, and start.
     strict_plan: bool = False
@@ -97,6 +155,10 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(choices))}"
                 )
+        if self.kernel_tuning is not None and self.kernels in ("torch", "reference"):
+            raise ConfigError(
+                f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
+            )
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
         if sum(size is not None for size in sizes) > 1:
             raise ConfigError(

@@ -122,6 +122,8 @@ def assemble(
     stays open."""
     with contextlib.ExitStack() as undo:
         undo.callback(lane.close)
+        if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
+            config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
         kernels, config = _kernels(config, lane, cache_folder, kernels)
         kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
         tensors = opened.store.tensors

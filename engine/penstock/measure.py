@@ -11,12 +11,24 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
-from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint
+from penstock.config import EngineConfig, KernelTuning
+from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint, native_build
 from penstock.kernels.memory_reader import memory_readers
+from penstock.kernels.tuning import trials, tune
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.hardware import HardwareProfile, Measure, ProductRates, capacities, hardware_profile
+from penstock.memory.hardware import (
+    HardwareProfile,
+    KernelProfile,
+    Measure,
+    ProductRates,
+    capacities,
+    hardware_profile,
+    machine_key,
+    num_physical_cores,
+)
+from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import find_lane
+from penstock.memory.other_work import now, others_share
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
@@ -40,24 +52,50 @@ def measure_hardware(
     hardware_profile() says. If not `measures_disk`, the disk's rate is the one that is kept there, or none.
     Raises ConfigError if the config insists on kernels that are not there."""
     with contextlib.closing(find_lane(config.device)) as lane:
-        hardware, measure = lane.describe(capacities()), _host_measure(config)
+        hardware = lane.describe(capacities())
+        # With a GPU, the config's choice of kernels is about those of the GPU.
+        on_host = replace(config, kernels="auto") if hardware.lane.has_own_memory else config
+        key = _host_key(on_host)
+        kernels = _kernel_profile(on_host, key, cache, is_forced, keeps_better)
+        products = functools.partial(_product_rates, replace(on_host, kernel_tuning=kernels.tuning))
+        measure = Measure(key, _memory_read_gbps, products, measure_disk if measures_disk else None)
         if hardware.lane.has_own_memory:
             device, cache_folder = lane.torch_device, cache.parent if cache else None
-            # The config's choice of kernels is about those of the GPU.
             measure = replace(
-                _host_measure(replace(config, kernels="auto")),
+                measure,
                 device_kernels=fingerprint(config, device),
                 device=functools.partial(_device_rates, config, device, cache_folder),
             )
-        if not measures_disk:
-            measure = replace(measure, disk=None)
-        return hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
+        profile = hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
+        return replace(profile, kernels=kernels)
 
 
-def _host_measure(config: EngineConfig) -> Measure:
-    kernels = fingerprint(config) + (f", {config.num_threads} threads" if config.num_threads else "")
-    products = functools.partial(_product_rates, config)
-    return Measure(kernels, _memory_read_gbps, products, measure_disk)
+def _host_key(config: EngineConfig) -> str:
+    """What tells apart rates of the processor's kernels, and tunings."""
+    threads = f", {config.num_threads} threads" if config.num_threads else ""
+    return fingerprint(config) + threads + (f", {config.kernel_tuning}" if config.kernel_tuning else "")
+
+
+def _kernel_profile(
+    config: EngineConfig, key: str, cache: Path | None, is_forced: bool, keeps_better: bool
+) -> KernelProfile:
+    """The processor's kernels with the tuning that the config gives, or else with the measured one, which is
+    kept like a rate."""
+    build, num_cores = native_build(config), num_physical_cores()
+    if build is None or config.kernel_tuning is not None:
+        return KernelProfile(build, config.kernel_tuning)
+    measured = functools.partial(_tune, config, build, num_cores)
+    tuning, share = tuning_of(machine_key(num_cores, key), measured, cache, is_forced, keeps_better)
+    return KernelProfile(build, tuning, share)
+
+
+def _tune(config: EngineConfig, build: str, num_cores: int) -> tuple[KernelTuning, float]:
+    """The fastest parameters of the native kernels, and the share of the cores that others took meanwhile."""
+    num_threads = config.num_threads or num_cores
+    kernels = choose_kernels(config, num_threads)
+    before = now()
+    found = tune(trials(build, num_threads), kernels.linear, _weights(), config.rows_per_token)
+    return found, others_share(before, now(), num_cores)
 
 
 def _memory_read_gbps(num_threads: int) -> float:
@@ -83,14 +121,18 @@ def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
         torch.set_num_threads(before)
 
 
-def _timed_products(kernels: Kernels, rows_per_token: int) -> ProductRates:
+def _weights() -> list[QuantizedTensor]:
     out_features, in_features = PRODUCT_SHAPE
-    matrix_bytes = out_features * in_features
-    matrices = aligned_buffer(NUM_PRODUCTS * matrix_bytes).view(torch.int8).fill_(1)
-    weights = [
+    matrices = aligned_buffer(NUM_PRODUCTS * out_features * in_features).view(torch.int8).fill_(1)
+    return [
         QuantizedTensor(matrix.view(PRODUCT_SHAPE), torch.ones(out_features))
         for matrix in torch.chunk(matrices, NUM_PRODUCTS)
     ]
+
+
+def _timed_products(kernels: Kernels, rows_per_token: int) -> ProductRates:
+    out_features, in_features = PRODUCT_SHAPE
+    matrix_bytes, weights = out_features * in_features, _weights()
     inputs = [torch.randn(num_tokens, in_features) for num_tokens in PRODUCT_TOKENS]
     times: list[list[float]] = [[] for _ in inputs]
     for _ in range(PRODUCT_ROUNDS):  # a machine that others share changes from moment to moment

@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
     if options.command == "doctor":
         from penstock_server.commands.doctor import run_doctor
 
-        return run_doctor(options.folder)
+        return run_doctor(options.folder, settings.cache_dir)
     if options.command == "bench":
         from penstock_server.commands.benchmark import run_bench
 

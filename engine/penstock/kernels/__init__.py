@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig, KernelChoice
-from penstock.kernels import cpu, nvrtc
+from penstock.config import EngineConfig, KernelChoice, KernelTuning
+from penstock.kernels import cpu, nvrtc, tuning
 from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels
 from penstock.kernels.cuda_launcher import CudaLauncher
@@ -45,6 +45,7 @@ __all__ = [
     "choose_kernels",
     "expected_traits",
     "fingerprint",
+    "native_build",
 ]
 
 _PLAIN: dict[KernelChoice, type[TorchKernels | ReferenceKernels]] = {
@@ -75,6 +76,7 @@ def choose_kernels(
         return CudaKernels(CudaLauncher(device, image), config.activations)
     native = NativeKernels(config.activations)
     native.set_num_threads(num_threads)
+    tuning.apply(config.kernel_tuning or KernelTuning())
     return native
 
 
@@ -88,6 +90,11 @@ def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str
     else:
         build = cpu.build_fingerprint()
     return f"{build} {config.activations}"
+
+
+def native_build(config: EngineConfig) -> str | None:
+    """The build of the native kernels that compute on the processor; None: other kernels compute there."""
+    return next(iter(compiled_builds()), None) if _resolved(config.kernels, None) == "native" else None
 
 
 def expected_traits(config: EngineConfig, capability: tuple[int, int] | None) -> KernelTraits:

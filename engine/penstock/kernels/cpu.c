@@ -8,6 +8,7 @@
  * V) alone. Which rows share a call, how rows are tiled and which thread computes them never changes the order
  * of a floating-point sum. Integer sums are exact in any order.
  */
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -30,6 +31,7 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 #include "cpu/threads.h"
+#include "cpu/tuning.h"
 #include "cpu/vectors.h"
 #include "cpu/reader.h"
 #include "cpu/linear.h"

@@ -329,7 +329,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
-    library.penstock_read.restype = _N
+    library.penstock_read.restype, library.penstock_tune.restype = _N, _I
     return library
 
 
@@ -338,6 +338,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
     "penstock_has_tiles": (),
     "penstock_read": (_P, _N, _I, _N),
+    "penstock_tune": (_N, _N, _N, _N, _N),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
     "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _N, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),

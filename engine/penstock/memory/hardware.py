@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from penstock.config import KernelTuning
 from penstock.memory import kept_rates
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -49,6 +50,18 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
+class KernelProfile:
+    """The kernels of the processor."""
+
+    #: Of the native kernels, such as "avx512"; None: other kernels compute.
+    build: str | None
+    #: The parameters with which rates were measured; None where the kernels have none.
+    tuning: KernelTuning | None = None
+    #: The share of the cores that other work took while the tuning was measured; None: the tuning was given.
+    others_share: float | None = None
+
+
+@dataclass(frozen=True)
 class LaneProfile:
     """The place that computes, as plans see it: the processor, or a GPU. Capacities are bytes, rates 1e9
     bytes or operations a second; a rate of 0 is unknown."""
@@ -83,6 +96,7 @@ class HardwareProfile:
     products: ProductRates = ()
     #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
     kept_since_s: float | None = None
+    kernels: KernelProfile | None = None
 
     @property
     def lane(self) -> LaneProfile:
@@ -224,7 +238,7 @@ def hardware_profile(
             return kept[key]
         return new.setdefault(key, measured())
 
-    rates = rates_of(_machine_key(num_cores, measure.kernels), lambda: _machine_rates(measure, num_cores))
+    rates = rates_of(machine_key(num_cores, measure.kernels), lambda: _machine_rates(measure, num_cores))
     disk = None
     if folder is not None:
         key, measure_disk = f"disk {os.stat(folder).st_dev}", measure.disk
@@ -234,7 +248,7 @@ def hardware_profile(
             used.append(key)
             disk = DiskProfile(**kept[key])
     if device is not None:
-        machine = _machine_key(num_cores, measure.kernels)
+        machine = machine_key(num_cores, measure.kernels)
         card_key = f"{device.name} with {measure.device_kernels} in {machine}"
         device = replace(device, **rates_of(card_key, measure.device))
     if new and cache is not None:
@@ -285,7 +299,7 @@ def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
     return tuple((rows, max(gbps for other, gbps in measured if other >= rows)) for rows, _ in measured)
 
 
-def _machine_key(num_cores: int, kernels: str) -> str:
+def machine_key(num_cores: int, kernels: str) -> str:
     """The key of a machine's rates: another processor, memory size, number of cores or kernel has other
     rates."""
     try:

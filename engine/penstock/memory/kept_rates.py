@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.config import TUNING_RANGES
+
 logger = logging.getLogger(__name__)
 
 CACHE_VERSION = 2
 MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
+TUNING = {*TUNING_RANGES, "others_share"}
 DISK_RATES = {"read_gbps", "block_bytes", "depth", "is_direct"}
 #: The noise of an idle machine does not bring a rate below this share of an earlier measurement.
 FAR_BELOW = 0.75
+#: Other work that takes a larger share of the cores disturbs a tuning.
+BUSY_SHARE = 0.1
 _UNITS = {"int8_gops": "GOPS of INT8"}
 
 #: Rates of one disk, one card or one machine, by name.
@@ -30,7 +35,9 @@ def read(path: Path) -> dict[str, Rates]:
     try:
         content = json.loads(path.read_text())
         rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
-        is_known = all(set(value) in (MACHINE_RATES, DEVICE_RATES, DISK_RATES) for value in rates.values())
+        is_known = all(
+            set(value) in (MACHINE_RATES, DEVICE_RATES, DISK_RATES, TUNING) for value in rates.values()
+        )
         return dict(rates) if is_known else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -65,6 +72,8 @@ def better(kept: Rates | None, new: Rates) -> Rates:
     it faster than it is. A disk that is now read in another way (directly or not) counts as another thing."""
     if kept is None or kept.get("is_direct") != new.get("is_direct"):
         return new
+    if "others_share" in new:  # of a tuning, which is no rate: a disturbed one replaces none that was not
+        return new if new["others_share"] <= max(BUSY_SHARE, kept["others_share"]) else kept
     if "read_gbps" in new:  # block size and depth stay with the rate at which they were measured
         return max(kept, new, key=lambda rates: float(rates["read_gbps"]))
     return {name: _better(kept[name], new[name]) for name in new}

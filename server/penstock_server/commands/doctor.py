@@ -10,12 +10,15 @@ from pathlib import Path
 
 import torch
 
-from penstock.kernels.cpu import BUILDS, compiled_builds
+from penstock.kernels.cpu import BUILDS, build_fingerprint, compiled_builds
 from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
+from penstock.memory.kept_rates import BUSY_SHARE
+from penstock.memory.kept_tuning import tunings_of_build
 from penstock.memory.lane import gpu_trouble, has_driver
 from penstock.memory.pages import PAGE
+from penstock_server.facade.machine import CACHE_FILE, beside_others
 
 GIB = 2**30
 
@@ -34,9 +37,9 @@ class Finding:
         return f"{mark:2} {self.subject:10} {self.text}" + (f"\n{'':14}{self.advice}" if self.advice else "")
 
 
-def run_doctor(folder: Path) -> int:
+def run_doctor(folder: Path, cache_dir: Path) -> int:
     """Prints the findings. Returns 1 if one of them has advice, else 0."""
-    findings = [kernels(), memory(), disk(folder), huge_pages(), *gpu()]
+    findings = [kernels(), tuning(cache_dir / CACHE_FILE), memory(), disk(folder), huge_pages(), *gpu()]
     print(f"penstock on Python {platform.python_version()}, torch {torch.__version__}")
     print("\n".join(finding.line for finding in findings))
     return int(any(finding.advice for finding in findings))
@@ -53,6 +56,18 @@ def kernels(compiled: list[str] | None = None) -> Finding:
     if builds[0] == names[0]:
         return Finding("kernels", text)
     return Finding("kernels", f"{text} (the processor has no {' or '.join(names[: names.index(builds[0])])})")
+
+
+def tuning(cache: Path) -> Finding:
+    """Whether the kernels were tuned on this machine, and while nothing else ran."""
+    tuned = tunings_of_build(cache, build_fingerprint())
+    if not tuned:
+        return Finding("tuning", "the kernels are tuned at the first start, which takes some seconds")
+    share = max(share for _, share in tuned)
+    if share <= BUSY_SHARE:
+        return Finding("tuning", "the kernels were tuned on this machine")
+    advice = "`penstock hardware --remeasure` tunes them again: run it while nothing else runs"
+    return Finding("tuning", f"the kernels were tuned {beside_others(share)}", advice)
 
 
 def memory(total: int | None = None, free: int | None = None) -> Finding:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from penstock.errors import CapacityError
 from penstock.measure import measure_hardware
-from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
+from penstock.memory.kept_rates import BUSY_SHARE
 from penstock_server.settings.settings import Settings
 
 #: The file's name in the cache folder.
@@ -52,6 +53,8 @@ def hardware_lines(hardware: HardwareProfile) -> list[str]:
         f"{hardware.free_ram_bytes / 2**30:.1f} GiB free",
         f"memory {hardware.memory_read_gbps:.1f} GB/s, INT8 {hardware.int8_gops:.0f} GOPS (measured)",
     ]
+    if hardware.kernels is not None:
+        lines += kernel_lines(hardware.kernels)
     if hardware.disk is not None:
         disk = hardware.disk
         way = "direct" if disk.is_direct else "through the page cache"
@@ -70,3 +73,19 @@ def hardware_lines(hardware: HardwareProfile) -> list[str]:
             f"{card.host_to_device_gbps:.0f} GB/s, INT8 {card.int8_gops / 1000:.0f} TOPS"
         )
     return lines
+
+
+def kernel_lines(kernels: KernelProfile) -> list[str]:
+    lines = [
+        f"kernels of the processor: {f'{kernels.build} build' if kernels.build else 'not compiled ones'}"
+    ]
+    if kernels.tuning is not None:
+        source = "as given" if kernels.others_share is None else "measured"
+        lines.append(f"tuning {kernels.tuning} ({source})")
+    if kernels.others_share is not None and kernels.others_share > BUSY_SHARE:
+        lines.append(f"the tuning was measured {beside_others(kernels.others_share)}")
+    return lines
+
+
+def beside_others(share: float) -> str:
+    return f"while other work took {share:.0%} of the cores"

@@ -167,6 +167,24 @@ class DeviceBody(Told):
     pinnable_bytes: int
 
 
+class TuningBody(Told):
+    prefetch_bytes: int
+    few_rows: int
+    panel_inputs: int
+    panel_inputs_few: int
+    read_threads: int
+
+
+class KernelsBody(Told):
+    """The kernels of the processor."""
+
+    #: None: they are not compiled ones.
+    build: str | None
+    tuning: TuningBody | None
+    #: The share of the cores that other work took while the tuning was measured.
+    others_share: float | None
+
+
 class HardwareBody(Told):
     """Capacities in bytes; rates in 1e9 bytes (or operations) a second, measured."""
 
@@ -181,6 +199,7 @@ class HardwareBody(Told):
     products: tuple[tuple[int, float], ...]
     #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
     kept_since_s: float | None
+    kernels: KernelsBody | None
 
 
 def told(kind: type[BaseModel], value: object, **computed: Any) -> dict[str, Any]:

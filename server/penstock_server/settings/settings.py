@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from penstock.config import Activations, DeviceChoice, EngineConfig, KernelChoice, KVDtype, WeightBits
+from penstock.config import (
+    Activations,
+    DeviceChoice,
+    EngineConfig,
+    KernelChoice,
+    KernelTuning,
+    KVDtype,
+    WeightBits,
+)
 from penstock.errors import ConfigError
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
 from penstock_server.settings.values import (
@@ -24,6 +32,7 @@ from penstock_server.settings.values import (
     parse_list,
     parse_prefix,
     parse_seconds,
+    parse_tuning,
 )
 
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
@@ -169,6 +178,14 @@ class Settings:
         "num_threads", "threads for arithmetic; default: the physical cores", commands=MEASURING
     )
     kernels: KernelChoice = engine_setting("kernels", "which kernels compute", commands=MEASURING)
+    kernel_tuning: KernelTuning | None = engine_setting(
+        "kernel_tuning",
+        "parameters of the compiled kernels for the processor, such as few_rows=8,prefetch_bytes=1024, or "
+        "default; results do not depend on them; default: as measured on this machine",
+        commands=MEASURING,
+        parse=parse_tuning,
+        metavar="TEXT",
+    )
 
     host: str = setting(
         "server", "address to listen on; 0.0.0.0 means all addresses", "127.0.0.1", metavar="ADDRESS"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from penstock.config import KernelTuning
+from penstock.errors import ConfigError
+
 
 def parse_bytes(text: str) -> int:
     """Bytes from "2GiB", "512M" (binary, as Docker's and Java's), "1.5GB" (decimal) or "4096"."""
@@ -27,6 +30,13 @@ def parse_bytes_or_share(text: str) -> int | float:
     if not 0 < share < 1:
         raise ValueError(f"{text!r} is no share; write for example 20%")
     return share
+
+
+def parse_tuning(text: str) -> KernelTuning:
+    try:
+        return KernelTuning.parse(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 def parse_bool(text: str) -> bool:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from pretended_card import missing, pretend
 
+from penstock.config import KernelTuning
+from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import gpu_trouble
 from penstock_server import cli
 from penstock_server.commands import doctor
@@ -94,3 +96,14 @@ def test_no_card() -> None:
     if not torch.cuda.is_available():
         (finding,) = doctor.gpu()
         assert not finding.advice or "driver" in finding.text
+
+
+def test_a_tuning_of_a_busy_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "hardware.json"
+    monkeypatch.setattr(doctor, "build_fingerprint", lambda: "avx512 1234")
+    assert not doctor.tuning(cache).advice and "at the first start" in doctor.tuning(cache).text
+    tuning_of("cpu, avx512 1234", lambda: (KernelTuning(), 0.03), cache)
+    assert not doctor.tuning(cache).advice and "were tuned" in doctor.tuning(cache).text
+    tuning_of("cpu, avx512 1234 int8", lambda: (KernelTuning(), 0.4), cache)
+    assert "other work took 40% of the cores" in doctor.tuning(cache).text
+    assert "--remeasure" in doctor.tuning(cache).advice

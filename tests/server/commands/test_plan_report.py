@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock import kernels
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, KernelTuning
 from penstock.errors import CapacityError
-from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock_server import cli
 from penstock_server.facade import machine
 
@@ -209,3 +209,24 @@ def test_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = run(capsys, "hardware", str(tmp_path))
     assert "disk 2.00 GB/s (direct, 4 MiB blocks, 4 in flight)" in text and "memory 40.0 GB/s" in text
     assert json.loads(run(capsys, "hardware", str(tmp_path), "--json"))["disk"]["depth"] == 4
+
+
+def test_hardware_shows_the_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(kernels: KernelProfile) -> str:
+        found = dataclasses.replace(MACHINE, kernels=kernels)
+        monkeypatch.setattr(machine, "measure_hardware", lambda *_: found)
+        return run(capsys, "hardware", ".")
+
+    tuning = KernelTuning(few_rows=8)
+    text = shown(KernelProfile("avx512", tuning, 0.02))
+    assert (
+        "processor: avx512 build" in text and f"tuning {tuning} (measured)" in text and "few_rows=8" in text
+    )
+    assert "while other work took 50% of the cores" in shown(KernelProfile("avx512", tuning, 0.5))
+    assert "(as given)" in shown(KernelProfile("avx512", tuning)) and "not compiled" in shown(
+        KernelProfile(None)
+    )
+    told = json.loads(run(capsys, "hardware", ".", "--json"))["kernels"]
+    assert told == {"build": None, "tuning": None, "others_share": None}

@@ -10,6 +10,7 @@ import pytest
 
 from penstock import measure
 from penstock.engine import Engine
+from penstock.config import KernelTuning
 from penstock.errors import CheckpointNotFound, EngineDead
 from penstock.memory.hardware import DiskProfile
 from penstock_server.commands.plan_report import profile
@@ -54,7 +55,8 @@ def test_the_disk_is_the_one_that_plans_know(
 ) -> None:
     """Also of a folder whose files are too small to measure the disk with, as `penstock plan` has it."""
     (tmp_path / "model-layer-00000.safetensors").write_bytes(bytes(5000))
-    disk, settings = DiskProfile(1.5, 4 << 20, 4, True), Settings(model="m", cache_dir=tmp_path / "cache")
+    disk = DiskProfile(1.5, 4 << 20, 4, True)
+    settings = Settings(model="m", cache_dir=tmp_path / "cache", kernel_tuning=KernelTuning())
     monkeypatch.setattr(measure, "measure_disk", lambda _: disk)
     assert profile(settings, tmp_path).disk == disk
     monkeypatch.setattr(measure, "measure_disk", None)

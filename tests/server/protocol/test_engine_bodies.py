@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fakes import FakeAsyncEngine, FakeModel
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, KernelTuning
 from penstock.memory.cards import find_card
 from penstock.memory.cost import predict_step
-from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock.memory.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
@@ -121,14 +121,22 @@ HARDWARE = [
     "device.pinnable_bytes",
     "products",
     "kept_since_s",
+    "kernels.build",
+    "kernels.tuning.prefetch_bytes",
+    "kernels.tuning.few_rows",
+    "kernels.tuning.panel_inputs",
+    "kernels.tuning.panel_inputs_few",
+    "kernels.tuning.read_threads",
+    "kernels.others_share",
 ]
 
 CONFIG = EngineConfig(host_memory_bytes=6 << 30)
 SIZE = footprint_of(find_shape("solar-10.7b"), CONFIG)
 DISK = DiskProfile(2.0, 4 << 20, 4, True)
 MACHINE = HardwareProfile(
-    2, 24 << 30, 20 << 30, 40.0, 1500.0, DISK, find_card("GTX 1060"), ((1, 20.0), (8, 30.0))
-)
+    2, 24 << 30, 20 << 30, 40.0, 1500.0, DISK, find_card("GTX 1060"), ((1, 20.0), (8, 30.0)),
+    kernels=KernelProfile("avx512", KernelTuning(), 0.0),
+)  # fmt: skip
 MEMORY_PLAN = plan_memory(SIZE, MACHINE, CONFIG)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, KernelTuning
 from penstock.errors import ConfigError
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
@@ -65,7 +65,8 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         enable_prefix_caching=False,
         resident_layers=5,
         threads=6,
-        kernels="torch",
+        kernels="native",
+        kernel_tuning=KernelTuning(few_rows=4),
         weights="int4",
         group_size=64,
         device="cpu",

@@ -271,7 +271,8 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
     l->columns_per_task = MAX(64, share / 64 * 64);
     l->is_tiled = l->num_groups == 1 || has_groups;
     l->a = &a;
-    parallel((l->out_features + l->columns_per_task - 1) / l->columns_per_task, linear_task, l);
+    parallel_on(num_tokens == 1 && tuning.read_threads ? tuning.read_threads : INT_MAX,
+                (l->out_features + l->columns_per_task - 1) / l->columns_per_task, linear_task, l);
 }
 
 /* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of

@@ -77,15 +77,13 @@ INLINE void fetch(const ahead *next, int64_t k) {
  * so many inputs that its sums are rarely stored. A thread keeps its panel from call to call. */
 enum {
     PANEL = 64,
-    PANEL_INPUTS = 2048,
-    PANEL_INPUTS_FEW = 256, /* with at most PANEL_FEW_ROWS */
     PANEL_FEW_ROWS = 128,
     PANEL_ROWS = 768,
     SCALES_AT_ONCE = 64, /* at least: groups whose scales are widened together */
-    MAX_GROUPS = PANEL_INPUTS / 16 + 16
+    MAX_GROUPS = MOST_PANEL_INPUTS / 16 + 16
 };
 static _Thread_local struct {
-    int8_t weights[PANEL * PANEL_INPUTS] __attribute__((aligned(64))); /* [PANEL_INPUTS / 4, 64, 4] */
+    int8_t weights[PANEL * MOST_PANEL_INPUTS] __attribute__((aligned(64))); /* [inputs / 4, 64, 4] */
     int32_t sums[PANEL_ROWS + 16][PANEL]; /* of a group that goes on in the next block of inputs; else of one tile */
     double totals[PANEL_ROWS][PANEL]; /* with groups */
     double scales[MAX_GROUPS][PANEL], minima[MAX_GROUPS][PANEL];
@@ -340,7 +338,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
 static void linear_panel(const block *b, const int8_t *next_weights) {
     const activations *a = b->l->a;
     const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
-    const int64_t step = num_rows <= PANEL_FEW_ROWS ? PANEL_INPUTS_FEW : PANEL_INPUTS;
+    const int64_t step = num_rows <= PANEL_FEW_ROWS ? tuning.panel_inputs_few : tuning.panel_inputs;
     const bool by_tiles = has_tiles && (a->num_groups == 1 || a->group_size % TILE_INPUTS == 0);
     const int64_t at_once = by_tiles ? TILE : 6;
     const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of a block's work: packing, and tiles */
@@ -372,14 +370,15 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     if (l->is_grouped) finish_groups(b);
 }
 
-/* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). */
+/* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). One
+ * token always is where its activations are `halved` or `words`. */
 static bool is_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
     if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
     /* Where a tile of AMX fills, packing stepped codes costs less than expanding them. */
-    if (l->kind == INT4_STEPS && has_tiles) return num_rows < TILE;
-    if (l->a->num_groups == 1) return num_rows <= FEW_ROWS;
-    return num_rows <= FEW_ROWS_GROUPED && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
+    if (l->kind == INT4_STEPS && has_tiles) return num_rows <= MIN(tuning.few_rows, TILE - 1);
+    if (l->a->num_groups == 1) return num_rows <= tuning.few_rows;
+    return num_rows <= MIN(tuning.few_rows, FEW_ROWS_GROUPED) && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }
 
 /* Computes all channels or none, and returns where the computed ones end. */

@@ -40,7 +40,7 @@ INLINE void scale_codes(const activations *a, int64_t group, __m256i sums, const
 /* Eight vectors of sums, each over `span` inputs, up to the input `left`. Weights and activations have so many inputs
  * more, or `left` is a number of whole vectors and a half. */
 #define MULTIPLY_WHOLE(j)                                                                          \
-    if (span > 64 || j % 2 == 0) _mm_prefetch(w + j * span / 2 + PREFETCH_BYTES, _MM_HINT_T0);     \
+    if (span > 64 || j % 2 == 0) _mm_prefetch(w + j * span / 2 + prefetch, _MM_HINT_T0);           \
     for (int k = j * span; k < (j + 1) * span; k += 64)                                            \
         a##j = multiply_codes(a##j, _mm256_loadu_si256((const __m256i *)(w + k / 2)), x + k * width, table, kind, \
                               is_words);
@@ -50,8 +50,8 @@ INLINE void scale_codes(const activations *a, int64_t group, __m256i sums, const
         a##j = multiply_codes(a##j, _mm256_maskz_loadu_epi8(bytes, w + k / 2), x + k * width, table, kind, is_words); \
     }
 #define CLEAR_SUMS(j) __m512i a##j = {};
-INLINE void eight_sums(const int8_t *w, const int8_t *x, int64_t left, __m512i table, __m512i sums[2], const int span,
-                       const int kind, const bool is_words) {
+INLINE void eight_sums(const int8_t *w, const int8_t *x, int64_t left, int64_t prefetch, __m512i table, __m512i sums[2],
+                       const int span, const int kind, const bool is_words) {
     const int width = is_words ? 2 : 1; /* bytes of an activation */
     EACH_OF_8(CLEAR_SUMS)
     if (left >= 8 * span) { EACH_OF_8(MULTIPLY_WHOLE) }
@@ -64,7 +64,7 @@ INLINE void eight_sums(const int8_t *w, const int8_t *x, int64_t left, __m512i t
 INLINE void token_by_codes(const linear *l, int64_t column, int64_t column_end, const int span, const bool is_half,
                            const int kind, const bool is_words, const bool has_minimum) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, n = l->num_groups;
+    const int64_t k_end = a->in_features, n = l->num_groups, prefetch = tuning.prefetch_bytes;
     const int num_sums = is_half ? 16 : 8;
     const __m512i bytes = table_of(l);
     const __m512i table = is_words ? _mm512_cvtepu8_epi16(_mm512_castsi512_si256(bytes)) : bytes;
@@ -77,7 +77,7 @@ INLINE void token_by_codes(const linear *l, int64_t column, int64_t column_end, 
             const int64_t at = g % GROUPS_AT_ONCE;
             if (at == 0) find_scales(l, column, g, MIN(GROUPS_AT_ONCE, n - g), scales, minima);
             __m512i sums[2];
-            eight_sums(w, x, left, table, sums, span, kind, is_words);
+            eight_sums(w, x, left, prefetch, table, sums, span, kind, is_words);
             w += 4 * span, x += 8 * span * (is_words ? 2 : 1), left -= 8 * span;
             if (is_half) {
                 const __m512i both = sum16(sums[0], sums[1]);
@@ -137,7 +137,7 @@ INLINE __m512i step_tables(const uint16_t *at, const int shift) {
 enum { FETCHED_SCALES = 8 };
 INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, const int rows, const int shift) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = a->halved;
+    const int64_t k_end = a->in_features, whole = a->halved, prefetch = 2 * tuning.prefetch_bytes;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
     const __m512i low = _mm512_set1_epi8(15);
     const int64_t scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
@@ -161,7 +161,7 @@ INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, 
         const __m512i codes = _mm512_loadu_si512(w + (k + i) / 2), tables = step_tables(at + (i >> shift), shift); \
         const __m512i even = _mm512_shuffle_epi8(tables, _mm512_and_si512(codes, low));            \
         const __m512i odd = _mm512_shuffle_epi8(tables, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low)); \
-        _mm_prefetch(w + (k + i) / 2 + 2 * PREFETCH_BYTES, _MM_HINT_T0);                           \
+        _mm_prefetch(w + (k + i) / 2 + prefetch, _MM_HINT_T0);                                     \
         a##e = _mm512_dpbusd_epi32(a##e, even, _mm512_loadu_si512(x + k + i));                     \
         a##o = _mm512_dpbusd_epi32(a##o, odd, _mm512_loadu_si512(x + k + i + 64));                 \
         if (rows > 1) b##e = _mm512_dpbusd_epi32(b##e, even, _mm512_loadu_si512(x2 + k + i));      \

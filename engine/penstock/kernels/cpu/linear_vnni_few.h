@@ -5,7 +5,6 @@
 /* One row of integers, or the two rows of one token, spread over lanes. Memory is the limit. So each thread reads its
  * weights from beginning to end, which the processor's own prefetcher follows best. This prefetcher stops at the end
  * of a page; our prefetches go on across it. */
-enum { PREFETCH_BYTES = 2048 };
 
 INLINE int32_t sum_lanes_epi32(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d)));
@@ -13,7 +12,7 @@ INLINE int32_t sum_lanes_epi32(__m512i a, __m512i b, __m512i c, __m512i d) {
 
 INLINE void one_token(const linear *l, int64_t column, int64_t column_end, const int rows) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = k_end / 64 * 64;
+    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, prefetch = tuning.prefetch_bytes;
     const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
     for (; column < column_end; column++) {
@@ -25,7 +24,7 @@ INLINE void one_token(const linear *l, int64_t column, int64_t column_end, const
 #define STEP(n)                                                                                    \
     {                                                                                              \
         __m512i ws = as_unsigned(_mm512_loadu_si512(w + k + 64 * n));                              \
-        _mm_prefetch(w + k + 64 * n + PREFETCH_BYTES, _MM_HINT_T0);                                \
+        _mm_prefetch(w + k + 64 * n + prefetch, _MM_HINT_T0);                                      \
         a##n = _mm512_dpbusd_epi32(a##n, ws, _mm512_loadu_si512(x + k + 64 * n));                  \
         if (rows > 1) b##n = _mm512_dpbusd_epi32(b##n, ws, _mm512_loadu_si512(x2 + k + 64 * n));   \
     }
@@ -93,13 +92,13 @@ INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i
 #define MULTIPLY_GROUP(j)                                                                          \
     for (int64_t k = begin + j * span, stop = MIN(k + span, k_end); k < stop; k += 64) {           \
         const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k)); \
-        _mm_prefetch(w + k + PREFETCH_BYTES, _MM_HINT_T0);                                         \
+        _mm_prefetch(w + k + prefetch, _MM_HINT_T0);                                               \
         a##j = _mm512_dpbusd_epi32(a##j, ws, _mm512_loadu_si512(x + k));                           \
         if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, _mm512_loadu_si512(x2 + k));            \
     }
 INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end, const int rows, const bool is_half) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, n = l->num_groups;
+    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, n = l->num_groups, prefetch = tuning.prefetch_bytes;
     const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
     const int64_t span = is_half ? 64 : a->group_size, num_sums = is_half ? 16 : 8;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
@@ -129,7 +128,7 @@ INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end
 /* More rows: one or two rows by eight channels at a time. The weights of eight channels are read as they lie, and stay
  * in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Tiles with more rows
  * would read the rows faster than the L2 cache delivers them. */
-enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS = 16, FEW_ROWS_GROUPED = 8 };
+enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS_GROUPED = 8 };
 
 /* The empty asm generates nothing; an operand of it has to be in a register. */
 #define MULTIPLY_CHANNEL(j)                                                                        \
@@ -222,7 +221,7 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, c
     const activations *a = l->a;
     const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = a->num_groups;
     const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles;
-    double totals[FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
+    double totals[MOST_FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
     int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + BLOCK_INPUTS, k_end);

@@ -9,6 +9,7 @@ static struct {
     pthread_cond_t wake, resized;
     int num_workers;       /* threads that exist */
     atomic_int num_wanted; /* threads that take part; the others sleep */
+    atomic_int num_helpers; /* those of them that take tasks of this region */
     atomic_uint generation;
     atomic_long next, num_tasks;
     atomic_bool is_open; /* fn, context and num_tasks belong to a region with tasks left */
@@ -53,7 +54,7 @@ static void *worker(void *argument) {
         seen = atomic_load(&pool.generation);
         /* A worker that comes late finds the region closed, or the next region open. Both are fine. */
         atomic_fetch_add(&pool.num_inside, 1);
-        if (atomic_load(&pool.is_open)) run_tasks();
+        if (atomic_load(&pool.is_open) && index < atomic_load(&pool.num_helpers)) run_tasks();
         atomic_fetch_sub(&pool.num_inside, 1);
     }
     return NULL;
@@ -92,8 +93,9 @@ static void forget_workers(void) {
 
 __attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_workers); }
 
-static void parallel(int64_t num_tasks, task_fn fn, void *context) {
-    if (num_tasks <= 1 || atomic_load(&pool.num_wanted) == 0) {
+/* On at most `num_threads` threads. */
+static void parallel_on(int64_t num_threads, int64_t num_tasks, task_fn fn, void *context) {
+    if (num_tasks <= 1 || num_threads <= 1 || atomic_load(&pool.num_wanted) == 0) {
         for (int64_t task = 0; task < num_tasks; task++) fn(context, task);
         return;
     }
@@ -102,6 +104,7 @@ static void parallel(int64_t num_tasks, task_fn fn, void *context) {
     pool.context = context;
     atomic_store(&pool.next, 0);
     atomic_store(&pool.num_tasks, num_tasks);
+    atomic_store(&pool.num_helpers, (int)num_threads - 1);
     atomic_store(&pool.is_open, true);
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&pool.generation, 1);
@@ -115,6 +118,8 @@ static void parallel(int64_t num_tasks, task_fn fn, void *context) {
         else sched_yield();
     pthread_mutex_unlock(&pool.caller);
 }
+
+static void parallel(int64_t num_tasks, task_fn fn, void *context) { parallel_on(INT_MAX, num_tasks, fn, context); }
 
 /* With fewer elements than this, at some operations each, a second thread costs more time than it saves. */
 enum { SMALL = 1 << 16 };
