@@ -26,6 +26,7 @@ from penstock.memory.hardware import (
     machine_key,
     num_physical_cores,
 )
+from penstock.memory.kept_rates import BUSY_SHARE
 from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import find_lane
 from penstock.memory.other_work import now, others_share
@@ -90,12 +91,14 @@ def _kernel_profile(
 
 
 def _tune(config: EngineConfig, build: str, num_cores: int) -> tuple[KernelTuning, float]:
-    """The fastest parameters of the native kernels, and the share of the cores that others took meanwhile."""
+    """The fastest parameters of the native kernels, and the share of the cores that others took meanwhile. If
+    others took much, the usual parameters: a single thread may be the fastest in a busy hour alone."""
     num_threads = config.num_threads or num_cores
     kernels = choose_kernels(config, num_threads)
     before = now()
     found = tune(trials(build, num_threads), kernels.linear, _weights(), config.rows_per_token)
-    return found, others_share(before, now(), num_cores)
+    share = others_share(before, now(), num_cores)
+    return (found if share <= BUSY_SHARE else KernelTuning()), share
 
 
 def _memory_read_gbps(num_threads: int) -> float:

@@ -193,6 +193,17 @@ def test_a_kept_value_that_is_out_of_range_is_measured_again(
     assert tuning_of("m", lambda: QUIET, cache) == BUSY
 
 
+@pytest.mark.parametrize("others", [0.05, 0.5])
+def test_a_busy_hour_tunes_nothing(monkeypatch: pytest.MonkeyPatch, others: float) -> None:
+    """Beside other work a single thread may be the fastest; the usual parameters serve."""
+    moments = iter((Moment(0.0, 0.0, 0.0), Moment(1.0, 2.0 * others, 0.0)))
+    monkeypatch.setattr(measure, "now", lambda: next(moments))
+    monkeypatch.setattr(measure, "tune", lambda *_: QUIET[0])
+    monkeypatch.setattr(measure, "_weights", list)
+    tuning, share = measure._tune(EngineConfig(device="cpu"), compiled_builds()[0], 2)
+    assert tuning == (QUIET[0] if others < 0.1 else KernelTuning()) and share == pytest.approx(others)
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[KernelTuning | None]:
     """The tunings with which rates of products were measured."""

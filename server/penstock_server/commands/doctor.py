@@ -18,7 +18,7 @@ from penstock.memory.kept_rates import BUSY_SHARE
 from penstock.memory.kept_tuning import tunings_of_build
 from penstock.memory.lane import gpu_trouble, has_driver
 from penstock.memory.pages import PAGE
-from penstock_server.facade.machine import CACHE_FILE, beside_others
+from penstock_server.facade.machine import CACHE_FILE, disturbed
 
 GIB = 2**30
 
@@ -67,7 +67,7 @@ def tuning(cache: Path) -> Finding:
     if share <= BUSY_SHARE:
         return Finding("tuning", "the kernels were tuned on this machine")
     advice = "`penstock hardware --remeasure` tunes them again: run it while nothing else runs"
-    return Finding("tuning", f"the kernels were tuned {beside_others(share)}", advice)
+    return Finding("tuning", disturbed(share), advice)
 
 
 def memory(total: int | None = None, free: int | None = None) -> Finding:

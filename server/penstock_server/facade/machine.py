@@ -80,12 +80,15 @@ def kernel_lines(kernels: KernelProfile) -> list[str]:
         f"kernels of the processor: {f'{kernels.build} build' if kernels.build else 'not compiled ones'}"
     ]
     if kernels.tuning is not None:
-        source = "as given" if kernels.others_share is None else "measured"
-        lines.append(f"tuning {kernels.tuning} ({source})")
-    if kernels.others_share is not None and kernels.others_share > BUSY_SHARE:
-        lines.append(f"the tuning was measured {beside_others(kernels.others_share)}")
+        lines.append(f"tuning {kernels.tuning} ({_source(kernels.others_share)})")
     return lines
 
 
-def beside_others(share: float) -> str:
-    return f"while other work took {share:.0%} of the cores"
+def _source(others_share: float | None) -> str:
+    if others_share is None:
+        return "as given"
+    return "measured" if others_share <= BUSY_SHARE else disturbed(others_share)
+
+
+def disturbed(others_share: float) -> str:
+    return f"the usual values: other work took {others_share:.0%} of the cores while the kernels were tuned"

@@ -224,7 +224,9 @@ def test_hardware_shows_the_kernels(
     assert (
         "processor: avx512 build" in text and f"tuning {tuning} (measured)" in text and "few_rows=8" in text
     )
-    assert "while other work took 50% of the cores" in shown(KernelProfile("avx512", tuning, 0.5))
+    assert "(the usual values: other work took 50% of the cores" in shown(
+        KernelProfile("avx512", tuning, 0.5)
+    )
     assert "(as given)" in shown(KernelProfile("avx512", tuning)) and "not compiled" in shown(
         KernelProfile(None)
     )

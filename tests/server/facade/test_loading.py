@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock import measure
-from penstock.engine import Engine
 from penstock.config import KernelTuning
+from penstock.engine import Engine
 from penstock.errors import CheckpointNotFound, EngineDead
 from penstock.memory.hardware import DiskProfile
 from penstock_server.commands.plan_report import profile
@@ -70,7 +70,7 @@ def test_loading_ends_if_its_progress_is_refused(seen: dict[str, Any]) -> None:
             raise EngineDead("stop")
 
     with pytest.raises(EngineDead):
-        load_engine(Settings(model="m"), report)
+        load_engine(Settings(model="m", kernel_tuning=KernelTuning()), report)
 
 
 def test_errors_of_loading_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
