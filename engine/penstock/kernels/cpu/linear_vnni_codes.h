@@ -132,60 +132,73 @@ INLINE __m512i step_tables(const uint16_t *at, const int shift) {
     return tables;
 }
 
-/* Codes with steps, as INT8 of a whole row: one or two rows of one token, spread over lanes. The low halves of bytes are
- * the codes of even inputs, so the activations are `halved`. */
-enum { FETCHED_SCALES = 8 };
-INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, const int rows, const int shift) {
+/* The steps of the channels column, column + apart, ..., from place `at` of `steps` on. False: some have none. */
+INLINE bool find_four(const linear *l, int64_t column, int64_t apart, int at) {
+    bool have = true;
+    for (int i = 0; i < 4; i++) have &= find_steps(l, column + i * apart, steps.at[at + i], &steps.units[at + i]);
+    if (!have) memset(steps.at[at], 0, 4 * sizeof *steps.at);
+    return have;
+}
+
+/* Four channels with steps as INT8 of whole rows, times one or two rows of one token: four streams through the codes. The
+ * low halves of bytes are the codes of even inputs, so the activations are `halved`. */
+INLINE void four_stepped(const linear *l, int64_t column, int64_t apart, int place, const int rows, const int shift) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = a->halved, prefetch = 2 * tuning.prefetch_bytes;
-    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
+    const int64_t k_end = a->in_features, prefetch = 2 * tuning.prefetch_bytes, bytes = apart * l->row_bytes;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *w = l->qweight + column * l->row_bytes;
+    const int8_t *w0 = w, *w1 = w + bytes, *w2 = w + 2 * bytes, *w3 = w + 3 * bytes;
+    const uint16_t *at0 = steps.at[place], *at1 = at0 + PLACES, *at2 = at1 + PLACES, *at3 = at2 + PLACES;
     const __m512i low = _mm512_set1_epi8(15);
-    const int64_t scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
-    bool has_steps = find_all_steps(l, column, column + 1);
-    for (bool had_steps; column < column_end; column++) {
-        /* The steps of the next channel are found beside this one's products. Their scales are fetched long before. */
-        const char *scales = (const char *)l->numbers.scale + (column + FETCHED_SCALES) * scale_bytes;
-        for (int64_t i = 0; i < scale_bytes; i += 64) _mm_prefetch(scales + i, _MM_HINT_T0);
-        had_steps = has_steps;
-        if (column + 1 < column_end) has_steps = find_all_steps(l, column + 1, column + 2);
-        if (!had_steps) {
-            linear_rest(l, column, column + 1);
-            continue;
-        }
-        const int8_t *w = l->qweight + column * l->row_bytes;
-        const uint16_t *at = steps.at[column % STEPPED_CHANNELS];
-        __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
-        int64_t k = 0;
-#define MULTIPLY_HALVES(e, o, i)                                                                   \
+    __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+    int64_t k = 0;
+#define MULTIPLY_HALVES(n)                                                                         \
     {                                                                                              \
-        const __m512i codes = _mm512_loadu_si512(w + (k + i) / 2), tables = step_tables(at + (i >> shift), shift); \
+        const __m512i codes = _mm512_loadu_si512(w##n + k / 2), tables = step_tables(at##n + (k >> shift), shift); \
         const __m512i even = _mm512_shuffle_epi8(tables, _mm512_and_si512(codes, low));            \
         const __m512i odd = _mm512_shuffle_epi8(tables, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low)); \
-        _mm_prefetch(w + (k + i) / 2 + prefetch, _MM_HINT_T0);                                     \
-        a##e = _mm512_dpbusd_epi32(a##e, even, _mm512_loadu_si512(x + k + i));                     \
-        a##o = _mm512_dpbusd_epi32(a##o, odd, _mm512_loadu_si512(x + k + i + 64));                 \
-        if (rows > 1) b##e = _mm512_dpbusd_epi32(b##e, even, _mm512_loadu_si512(x2 + k + i));      \
-        if (rows > 1) b##o = _mm512_dpbusd_epi32(b##o, odd, _mm512_loadu_si512(x2 + k + i + 64));  \
-        __asm__("" : "+v"(a##e), "+v"(a##o), "+v"(b##e), "+v"(b##o));                              \
+        _mm_prefetch(w##n + k / 2 + prefetch, _MM_HINT_T0);                                        \
+        a##n = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(a##n, even, x_even), odd, x_odd);           \
+        if (rows > 1) b##n = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(b##n, even, x2_even), odd, x2_odd); \
+        __asm__("" : "+v"(a##n), "+v"(b##n));                                                      \
     }
-        for (; k + 256 <= whole; k += 256, at += 256 >> shift) {
-            MULTIPLY_HALVES(0, 1, 0)
-            MULTIPLY_HALVES(2, 3, 128)
-        }
-        for (; k < whole; k += 128, at += 128 >> shift) MULTIPLY_HALVES(0, 1, 0)
+    for (; k < a->halved; k += 128) {
+        const __m512i x_even = _mm512_loadu_si512(x + k), x_odd = _mm512_loadu_si512(x + k + 64);
+        const __m512i x2_even = _mm512_loadu_si512(x2 + k), x2_odd = _mm512_loadu_si512(x2 + k + 64);
+        MULTIPLY_HALVES(0) MULTIPLY_HALVES(1) MULTIPLY_HALVES(2) MULTIPLY_HALVES(3)
+    }
 #undef MULTIPLY_HALVES
-        for (int64_t rest = 0; k < k_end; k += 64, rest += 64) {
-            const __mmask64 some = k_end - k >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (k_end - k)) - 1;
-            const __m512i ws = stepped_at(w + k / 2, rest, some, at, shift);
-            a0 = _mm512_dpbusd_epi32(a0, ws, _mm512_loadu_si512(x + k));
-            if (rows > 1) b0 = _mm512_dpbusd_epi32(b0, ws, _mm512_loadu_si512(x2 + k));
-        }
-        int64_t sum = (int32_t)((uint32_t)sum_lanes_epi32(a0, a1, a2, a3) + (uint32_t)a->corrections[0]);
-        if (rows > 1)
-            sum = sum * 256 + (int32_t)((uint32_t)sum_lanes_epi32(b0, b1, b2, b3) + (uint32_t)a->corrections[1]);
-        const float y = scaled(sum, a->token_scales[0], *scales_from(l, column));
-        l->y[column] = l->bias ? y + l->bias[column] : y;
+#define MULTIPLY_REST(n)                                                                           \
+    {                                                                                              \
+        const __m512i ws = stepped_at(w##n + k / 2, k, some, at##n, shift);                        \
+        a##n = _mm512_dpbusd_epi32(a##n, ws, _mm512_loadu_si512(x + k));                           \
+        if (rows > 1) b##n = _mm512_dpbusd_epi32(b##n, ws, _mm512_loadu_si512(x2 + k));            \
     }
+    for (; k < k_end; k += 64) {
+        const __mmask64 some = k_end - k >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (k_end - k)) - 1;
+        MULTIPLY_REST(0) MULTIPLY_REST(1) MULTIPLY_REST(2) MULTIPLY_REST(3)
+    }
+#undef MULTIPLY_REST
+    store_four(l, column, apart, sum4(a0, a1, a2, a3), sum4(b0, b1, b2, b3), steps.units + place, rows);
+}
+
+/* The scales lie in streams of their own, which are fetched long before. The steps of the next four channels are found
+ * beside the products of these. */
+enum { FETCHED_SCALES = 4 };
+INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, const int rows, const int shift) {
+    const int64_t apart = (column_end - column) / 4, scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
+    const char *scales = (const char *)l->numbers.scale + (column + FETCHED_SCALES) * scale_bytes;
+    bool has_steps = apart && find_four(l, column, apart, 0);
+    for (int64_t i = 0; i < apart; i++, scales += scale_bytes) {
+        const bool had_steps = has_steps;
+        for (int j = 0; j < 4; j++)
+            for (int64_t b = 0; b < scale_bytes; b += 64)
+                _mm_prefetch(scales + j * apart * scale_bytes + b, _MM_HINT_T0);
+        if (i + 1 < apart) has_steps = find_four(l, column + i + 1, apart, (i + 1) % 2 * 4);
+        if (had_steps) four_stepped(l, column + i, apart, i % 2 * 4, rows, shift);
+        else
+            for (int j = 0; j < 4; j++) linear_rest(l, column + i + j * apart, column + i + j * apart + 1);
+    }
+    linear_rest(l, column + 4 * apart, column_end);
 }
 static void one_token_steps(const linear *l, int64_t column, int64_t column_end) {
     const int shift = group_shift(l), rows = l->a->rows_per_token;

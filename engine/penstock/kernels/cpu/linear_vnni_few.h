@@ -2,51 +2,9 @@
  * linear_vnni.h. */
 #pragma once
 
-/* One row of integers, or the two rows of one token, spread over lanes. Memory is the limit. So each thread reads its
- * weights from beginning to end, which the processor's own prefetcher follows best. This prefetcher stops at the end
- * of a page; our prefetches go on across it. */
-
-INLINE int32_t sum_lanes_epi32(__m512i a, __m512i b, __m512i c, __m512i d) {
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d)));
-}
-
-INLINE void one_token(const linear *l, int64_t column, int64_t column_end, const int rows) {
-    const activations *a = l->a;
-    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, prefetch = tuning.prefetch_bytes;
-    const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
-    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
-    for (; column < column_end; column++) {
-        const int8_t *w = l->qweight + column * k_end;
-        const __m512i zero = _mm512_setzero_si512();
-        __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero;
-        int64_t k = 0;
-        for (; k + 256 <= whole; k += 256) {
-#define STEP(n)                                                                                    \
-    {                                                                                              \
-        __m512i ws = as_unsigned(_mm512_loadu_si512(w + k + 64 * n));                              \
-        _mm_prefetch(w + k + 64 * n + prefetch, _MM_HINT_T0);                                      \
-        a##n = _mm512_dpbusd_epi32(a##n, ws, _mm512_loadu_si512(x + k + 64 * n));                  \
-        if (rows > 1) b##n = _mm512_dpbusd_epi32(b##n, ws, _mm512_loadu_si512(x2 + k + 64 * n));   \
-    }
-            STEP(0) STEP(1) STEP(2) STEP(3)
-#undef STEP
-        }
-        for (; k < k_end; k += 64) {
-            __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k));
-            a0 = _mm512_dpbusd_epi32(a0, ws, _mm512_loadu_si512(x + k));
-            if (rows > 1) b0 = _mm512_dpbusd_epi32(b0, ws, _mm512_loadu_si512(x2 + k));
-        }
-        int64_t sum = (int32_t)((uint32_t)sum_lanes_epi32(a0, a1, a2, a3) + (uint32_t)a->corrections[0]);
-        if (rows > 1)
-            sum = sum * 256 + (int32_t)((uint32_t)sum_lanes_epi32(b0, b1, b2, b3) + (uint32_t)a->corrections[1]);
-        float y = scaled(sum, a->token_scales[0], l->scale[column]);
-        l->y[column] = l->bias ? y + l->bias[column] : y;
-    }
-}
-
-/* Eight accumulators are summed up together. */
-#define EACH_OF_8(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
-#define CLEAR(j) __m512i a##j = {}, b##j = {};
+/* One row of integers, or the two rows of one token, spread over lanes. Memory is the limit. So each thread reads four
+ * streams, quarters of its channels: one stream alone brings fewer bytes a second. The processor's own prefetcher
+ * follows each stream, and stops at the end of a page; our prefetches go on across it. */
 
 /* Four accumulators -> in each quarter, a part of their four sums. */
 INLINE __m512i sum4(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -63,6 +21,63 @@ INLINE __m256i sum8(__m512i low, __m512i high) {
     return _mm256_add_epi32(_mm256_permute2x128_si256(first, second, 0x20),
                             _mm256_permute2x128_si256(first, second, 0x31));
 }
+
+/* Sums of hi (or of all) and of lo for the channels column, column + apart, ..., times their scales, to y. */
+INLINE void store_four(const linear *l, int64_t column, int64_t apart, __m512i hi, __m512i lo, const float scales[4],
+                       const int rows) {
+    const int32_t *corrections = l->a->corrections;
+    int32_t sums[8];
+    _mm256_storeu_si256((__m256i *)sums, sum8(hi, lo));
+    for (int i = 0; i < 4; i++) {
+        const int64_t c = column + i * apart;
+        int64_t sum = (int32_t)((uint32_t)sums[i] + (uint32_t)corrections[0]);
+        if (rows > 1) sum = sum * 256 + (int32_t)((uint32_t)sums[4 + i] + (uint32_t)corrections[1]);
+        const float y = scaled(sum, l->a->token_scales[0], scales[i]);
+        l->y[c] = l->bias ? y + l->bias[c] : y;
+    }
+}
+
+/* The products of a token and the channels column, column + apart, ...: four streams through the weights, which bring more
+ * bytes a second than one. */
+INLINE void four_channels(const linear *l, int64_t column, int64_t apart, const int rows) {
+    const activations *a = l->a;
+    const int64_t k_end = a->in_features, whole = k_end / 64 * 64, prefetch = tuning.prefetch_bytes;
+    const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *w = l->qweight + column * k_end;
+    const int8_t *w0 = w, *w1 = w + apart * k_end, *w2 = w + 2 * apart * k_end, *w3 = w + 3 * apart * k_end;
+    __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+#define STEP(n, mask)                                                                              \
+    {                                                                                              \
+        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w##n + k));                   \
+        a##n = _mm512_dpbusd_epi32(a##n, ws, xs);                                                  \
+        if (rows > 1) b##n = _mm512_dpbusd_epi32(b##n, ws, xs2);                                   \
+        _mm_prefetch(w##n + k + prefetch, _MM_HINT_T0);                                            \
+        __asm__("" : "+v"(a##n), "+v"(b##n));                                                      \
+    }
+#define STEPS(mask)                                                                                \
+    {                                                                                              \
+        const __m512i xs = _mm512_loadu_si512(x + k), xs2 = _mm512_loadu_si512(x2 + k);            \
+        STEP(0, mask) STEP(1, mask) STEP(2, mask) STEP(3, mask)                                    \
+    }
+    int64_t k = 0;
+    for (; k < whole; k += 64) STEPS(~(__mmask64)0)
+    if (k < k_end) STEPS(tail)
+#undef STEPS
+#undef STEP
+    const float *scale = l->scale + column;
+    const float scales[4] = {scale[0], scale[apart], scale[2 * apart], scale[3 * apart]};
+    store_four(l, column, apart, sum4(a0, a1, a2, a3), sum4(b0, b1, b2, b3), scales, rows);
+}
+
+INLINE void one_token(const linear *l, int64_t column, int64_t column_end, const int rows) {
+    const int64_t apart = (column_end - column) / 4;
+    for (int64_t i = 0; i < apart; i++) four_channels(l, column + i, apart, rows);
+    linear_rest(l, column + 4 * apart, column_end);
+}
+
+/* Eight accumulators are summed up together. */
+#define EACH_OF_8(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define CLEAR(j) __m512i a##j = {}, b##j = {};
 
 /* The sums of both halves of all eight accumulators, in order. */
 INLINE __m512i sum16(__m512i low, __m512i high) {
