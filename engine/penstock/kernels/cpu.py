@@ -147,7 +147,7 @@ class NativeKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y = torch.empty(x.shape)
-        rows = x.flatten(0, -2)
+        rows = x if x.dim() == 2 else x.flatten(0, -2)
         num_rows, width = rows.shape
         self._library.penstock_rms_norm(
             rows.data_ptr(), rows.stride(0), num_rows, width, weight.data_ptr(), offset, eps, y.data_ptr()
@@ -156,7 +156,7 @@ class NativeKernels:
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = torch.empty(x.shape)
-        rows = x.flatten(0, -2)
+        rows = x if x.dim() == 2 else x.flatten(0, -2)
         num_rows, width = rows.shape
         self._library.penstock_layer_norm(
             rows.data_ptr(), rows.stride(0), num_rows, width,
@@ -197,7 +197,7 @@ class NativeKernels:
             return reference.paged_attention(q, kv, batch, spec)
         num_tokens, num_heads = q.shape[0], spec.num_heads
         y = torch.empty(num_tokens, num_heads * head_dim)
-        tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
+        tiles = torch.empty(2 * num_tokens)  # of 4 bytes, as C's int32_t
         max_blocks = max(batch.native[1], -(-self._longest // block_size))
         num_partial_bytes = _partial_bytes(
             num_tokens * num_heads, max_blocks * block_size, head_dim, is_most=self._longest > 0
@@ -211,9 +211,10 @@ class NativeKernels:
 
 
 def _scratch(num_tokens: int, in_features: int, num_groups: int) -> Tensor:
-    """Room for a product's activations as integers, with their sums and scales."""
+    """Room for a product's activations as integers, with their sums and scales. The elements are float32,
+    since torch allocates its default dtype faster than others."""
     token_bytes = 2 * ((in_features + 63) // 64 * 64) + 8 * num_groups + 4
-    return torch.empty(num_tokens * token_bytes, dtype=torch.int8)
+    return torch.empty(num_tokens * token_bytes // 4)
 
 
 def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:
