@@ -138,7 +138,7 @@ class FakeModel:
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         limits = RequestLimits(
-            model_spec(),
+            self.spec,
             self.max_model_len,
             is_context_cut=False,
             grammars=self.grammars,

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Container
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def serve_penstock(port: Any) -> None:
         def __init__(self) -> None:
             super().__init__(max_model_len=100_000)
             tokenizer: Any = Tokenizer.load(Path(demo_model.__file__).parent)
-            self.tokenizer = self.spec = tokenizer
+            self.tokenizer = tokenizer
+            self.spec = replace(self.spec, vocab_size=tokenizer.vocab_size)
             self._requests: dict[str, list[int]] = {}
             self._token_id = tokenizer.encode(" the")[-1]
             self._is_delivered = threading.Event()

@@ -203,6 +203,27 @@ def test_products_of_many_parts_equal_the_reference(
         assert torch.equal(native.linear(x[some], weight, bias), expected[some])
 
 
+def test_new_bytes_in_a_matrix_are_multiplied_by() -> None:
+    """A staging slot gets other bytes from sweep to sweep, and the matrix that lies there stays."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(3, 128, generator=generator), random_matrix(7, 128, generator)
+    native, other = NativeKernels(), random_matrix(7, 128, generator)
+    before = native.linear(x, weight)
+    weight.qweight.copy_(other.qweight)
+    weight.scale.copy_(other.scale)
+    assert not torch.equal(before, native.linear(x, other))
+    assert torch.equal(native.linear(x, weight), native.linear(x, other))
+
+
+def test_a_batch_that_was_used_can_be_copied() -> None:
+    """What kernels ask a layout for once does not go along: the copy may lie elsewhere."""
+    q, kv, layout = paged_case(torch.Generator().manual_seed(0), torch.float32, 32)
+    mixed = NativeKernels().paged_attention(q, kv, layout, ATTENTION["plain"])
+    copy = layout.to(torch.device("cpu"))
+    assert "native" in vars(layout) and "native" not in vars(copy)
+    assert torch.equal(NativeKernels().paged_attention(q, kv, copy, ATTENTION["plain"]), mixed)
+
+
 @pytest.mark.parametrize("kind", ["torch", *FAST])
 def test_no_tokens_give_no_rows(kind: str) -> None:
     """The head of a step in which no prompt is done."""

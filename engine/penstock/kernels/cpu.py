@@ -25,10 +25,10 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
-    DistanceBias,
     LayerKV,
     Matrix,
     QuantizedTensor,
+    address,
 )
 from penstock.kernels.protocol import KernelTraits
 
@@ -113,27 +113,22 @@ class NativeKernels:
         return twin
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, QuantizedTensor):
-            return self._int8_linear(x, weight, bias)
+        if isinstance(weight, QuantizedTensor):  # the usual case, without a further call
+            num_tokens, in_features = x.shape
+            out_features, num_groups, qweight, scale = weight.native
+            y = torch.empty(num_tokens, out_features)
+            scratch = _scratch(num_tokens, in_features, num_groups)
+            self._library.penstock_int8_linear(
+                x.data_ptr(), x.stride(0), num_tokens, in_features, qweight, scale, num_groups,
+                None if bias is None else bias.data_ptr(), out_features,
+                self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+            )  # fmt: skip
+            return y
         if isinstance(weight, Int4Tensor):
             return self._int4_linear(x, weight, bias)
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)
         raise self.traits.unknown_matrix(weight)
-
-    def _int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-        num_tokens, in_features = x.shape
-        out_features = weight.qweight.shape[0]
-        y = torch.empty(num_tokens, out_features)
-        num_groups = weight.scale.numel() // out_features
-        scratch = _scratch(num_tokens, in_features, num_groups)
-        self._library.penstock_int8_linear(
-            x.data_ptr(), x.stride(0), num_tokens, in_features,
-            weight.qweight.data_ptr(), weight.scale.data_ptr(), num_groups,
-            None if bias is None else bias.data_ptr(), out_features,
-            self._activation_bits, y.data_ptr(), scratch.data_ptr(),
-        )  # fmt: skip
-        return y
 
     def _int4_linear(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
         if weight.order is not None:
@@ -144,27 +139,28 @@ class NativeKernels:
         self._library.penstock_int4_linear(
             x.data_ptr(), x.stride(0), num_tokens, in_features,
             weight.codes.data_ptr(), _TABLES[weight.codebook], weight.scale.data_ptr(),
-            _pointer(weight.minimum), _pointer(weight.sub_scale), _pointer(weight.sub_minimum),
-            _SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, _pointer(bias),
+            address(weight.minimum), address(weight.sub_scale), address(weight.sub_minimum),
+            _SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, address(bias),
             weight.out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y = torch.empty(x.shape)
-        rows = x.flatten(0, -2)
+        rows = x if x.dim() == 2 else x.flatten(0, -2)
+        num_rows, width = rows.shape
         self._library.penstock_rms_norm(
-            rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1],
-            weight.data_ptr(), offset, eps, y.data_ptr(),
-        )  # fmt: skip
+            rows.data_ptr(), rows.stride(0), num_rows, width, weight.data_ptr(), offset, eps, y.data_ptr()
+        )
         return y
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = torch.empty(x.shape)
-        rows = x.flatten(0, -2)
+        rows = x if x.dim() == 2 else x.flatten(0, -2)
+        num_rows, width = rows.shape
         self._library.penstock_layer_norm(
-            rows.data_ptr(), rows.stride(0), rows.shape[0], rows.shape[1],
-            _pointer(weight), _pointer(bias), eps, y.data_ptr(),
+            rows.data_ptr(), rows.stride(0), num_rows, width,
+            address(weight), address(bias), eps, y.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -190,43 +186,35 @@ class NativeKernels:
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        code, keys, values = kv.plain
-        _, num_kv_heads, head_dim, block_size = keys.shape
         self._library.penstock_write_kv(
-            k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0],
-            slot_mapping.data_ptr(), keys.data_ptr(), values.data_ptr(), code,
-            num_kv_heads, head_dim, block_size,
+            k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0], slot_mapping.data_ptr(),
+            *kv.native,
         )  # fmt: skip
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        code, keys, values = kv.plain
-        _, num_kv_heads, head_dim, block_size = keys.shape
+        *_, head_dim, block_size = kv.native
         if head_dim > MAX_HEAD_DIM:  # a rare shape, which is not worth a second path in C
             return reference.paged_attention(q, kv, batch, spec)
-        num_tokens = q.shape[0]
-        y = torch.empty(num_tokens, spec.num_heads * head_dim)
-        tiles = torch.empty(2 * num_tokens, dtype=torch.int32)
-        max_blocks = max(batch.block_tables.shape[1], -(-self._longest // block_size))
+        num_tokens, num_heads = q.shape[0], spec.num_heads
+        y = torch.empty(num_tokens, num_heads * head_dim)
+        tiles = torch.empty(2 * num_tokens)  # of 4 bytes, as C's int32_t
+        max_blocks = max(batch.native[1], -(-self._longest // block_size))
         num_partial_bytes = _partial_bytes(
-            num_tokens * spec.num_heads, max_blocks * block_size, head_dim, is_most=self._longest > 0
+            num_tokens * num_heads, max_blocks * block_size, head_dim, is_most=self._longest > 0
         )
         partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
         self._library.penstock_paged_attention(
-            q.data_ptr(), q.stride(0), y.data_ptr(), y.stride(0), spec.num_heads,
-            keys.data_ptr(), values.data_ptr(), code,
-            num_kv_heads, head_dim, block_size,
-            batch.block_tables.data_ptr(), batch.block_tables.shape[1],
-            batch.query_start.data_ptr(), batch.context_lens.data_ptr(), _pointer(batch.prefix_lens),
-            batch.num_seqs, spec.scale, spec.softcap, spec.window, _pointer(spec.alibi_slopes),
-            *_bias_arguments(spec.distance_bias), tiles.data_ptr(), _pointer(partials),
+            q.data_ptr(), q.stride(0), y.data_ptr(), num_heads * head_dim, num_heads,
+            *kv.native, *batch.native, *spec.native, tiles.data_ptr(), address(partials),
         )  # fmt: skip
         return y
 
 
 def _scratch(num_tokens: int, in_features: int, num_groups: int) -> Tensor:
-    """Room for a product's activations as integers, with their sums and scales."""
+    """Room for a product's activations as integers, with their sums and scales. The elements are float32,
+    since torch allocates its default dtype faster than others."""
     token_bytes = 2 * ((in_features + 63) // 64 * 64) + 8 * num_groups + 4
-    return torch.empty(num_tokens * token_bytes, dtype=torch.int8)
+    return torch.empty(num_tokens * token_bytes // 4)
 
 
 def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:
@@ -244,17 +232,6 @@ class _Idle:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None
-
-
-def _bias_arguments(bias: DistanceBias | None) -> tuple[int | None, int, int, int | None]:
-    """What penstock_paged_attention() takes of a bias."""
-    if bias is None:
-        return None, 0, 0, None
-    return bias.table.data_ptr(), bias.max_distance, bias.boundary, _pointer(bias.across)
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def compiled_builds() -> list[str]:

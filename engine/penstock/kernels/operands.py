@@ -39,12 +39,21 @@ class Matrix(Protocol):
         """The matrix as float32 [out_features, in_features]."""
 
 
-class QuantizedTensor(NamedTuple):
+class _Int8Parts(NamedTuple):
+    qweight: Tensor  # int8 [out_features, in_features], contiguous
+    scale: Tensor  # float32 [out_features] or [out_features, num_groups], contiguous
+
+
+class QuantizedTensor(_Int8Parts):
     """A matrix of INT8 integers, symmetric: w = qweight * scale. A scale belongs to an output channel or to a
     group of the channel's inputs; all groups have the same size."""
 
-    qweight: Tensor  # int8 [out_features, in_features], contiguous
-    scale: Tensor  # float32 [out_features] or [out_features, num_groups], contiguous
+    @cached_property
+    def native(self) -> tuple[int, int, int, int]:
+        """out_features, num_groups, and the addresses of qweight and scale, for compiled kernels of the host.
+        The addresses are asked for once: a tensor never moves. A streamed buffer that gets another layer's
+        bytes keeps its address, and each layer has a matrix of its own in the buffer."""
+        return self.out_features, self.num_groups, self.qweight.data_ptr(), self.scale.data_ptr()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -98,6 +107,14 @@ class LayerKV:
         k, v = self.parts
         return code, k, v
 
+    @cached_property
+    def native(self) -> tuple[int, int, int, int, int, int]:
+        """For compiled kernels of the host: the addresses of K and V, the layout's code, num_kv_heads,
+        head_dim, block_size. Raises TypeError for a layout without a code."""
+        code, k, v = self.plain
+        _, num_kv_heads, head_dim, block_size = k.shape
+        return k.data_ptr(), v.data_ptr(), code, num_kv_heads, head_dim, block_size
+
 
 @dataclass(frozen=True)
 class BatchLayout:
@@ -125,11 +142,22 @@ class BatchLayout:
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
         fields: dict[str, Any] = {
-            name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
+            name: value.to(device, non_blocking=True)
             for name, value in vars(self).items()
-            if value is not None
+            if isinstance(value, Tensor)
         }
+        if self.cross is not None:
+            fields["cross"] = self.cross.to(device)
         return BatchLayout(**fields)
+
+    @cached_property
+    def native(self) -> tuple[int, int, int, int, int | None, int]:
+        """For compiled kernels of the host, which all layers of a step call: the address of block_tables,
+        max_blocks, the addresses of query_start, context_lens and prefix_lens, num_seqs."""
+        return (
+            self.block_tables.data_ptr(), self.block_tables.shape[1], self.query_start.data_ptr(),
+            self.context_lens.data_ptr(), address(self.prefix_lens), self.num_seqs,
+        )  # fmt: skip
 
     @property
     def num_tokens(self) -> int:
@@ -158,6 +186,12 @@ class DistanceBias:
     def max_distance(self) -> int:
         return self.table.shape[1] // 2
 
+    @property
+    def native(self) -> tuple[int, int, int, int | None]:
+        """For compiled kernels of the host: the address of the table, max_distance, boundary, the address of
+        `across`."""
+        return self.table.data_ptr(), self.max_distance, self.boundary, address(self.across)
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -173,3 +207,15 @@ class AttentionSpec:
     #: ALiBi: slope * (key position - query position) is added (arXiv 2108.12409). float32 [num_heads]
     alibi_slopes: Tensor | None = None
     distance_bias: DistanceBias | None = None
+
+    @cached_property
+    def native(self) -> tuple[float, float, int, int | None, int | None, int, int, int | None]:
+        """For compiled kernels of the host: scale, softcap, window, the address of alibi_slopes, and
+        DistanceBias.native."""
+        bias = (None, 0, 0, None) if self.distance_bias is None else self.distance_bias.native
+        return self.scale, self.softcap, self.window, address(self.alibi_slopes), *bias
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor begins in memory."""
+    return None if tensor is None else tensor.data_ptr()
