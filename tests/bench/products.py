@@ -1,7 +1,7 @@
-"""INT8 products of one large matrix by the native kernels, with a scale per output channel and per group of
-inputs, beside what memory and arithmetic give at best.
+"""Products of one large matrix by the native kernels, in INT8 with a scale per output channel and per group
+of inputs, or in 4 bits, beside what memory and arithmetic give at best.
 
-    python tests/bench/products.py [--rows 14336] [--columns 4096] [--build avx2]
+    python tests/bench/products.py [--rows 14336] [--columns 4096] [--build avx2] [--int4]
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 from ceilings import int8_gops, memory_read_gbps, weights
+from torch import Tensor
 
-from penstock.kernels import QuantizedTensor
+from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor
 from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.memory.hardware import num_physical_cores
 
@@ -23,11 +25,35 @@ NUM_TOKENS, GROUP_SIZES = (1, 8, 32, 512), (0, 128, 32)
 NUM_MATRICES, ROUNDS = 6, 3
 
 
+def int8_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
+    """A scale per channel, and per group."""
+    rows, columns = matrices[0].shape
+    kinds: dict[str, list[Matrix]] = {}
+    for size in GROUP_SIZES:
+        scale = torch.rand(rows, columns // size) if size else torch.rand(rows)
+        name = f"groups of {size}" if size else "per channel"
+        kinds[name] = [QuantizedTensor(matrix, scale) for matrix in matrices]
+    return kinds
+
+
+def int4_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
+    """INT8 per channel; 4 bits in groups of 64, with scales in steps (as our own are) and without."""
+    rows, columns = matrices[0].shape
+    steps = torch.randint(7, 16, (rows, columns // 64))
+    steps[:, 0] = 15
+    kinds: dict[str, list[Matrix]] = {"INT8": [QuantizedTensor(each, torch.rand(rows)) for each in matrices]}
+    for name, scale in {"INT4 with steps": steps / 1024, "INT4": torch.rand(rows, columns // 64)}.items():
+        codes = [each.view(torch.uint8)[:, : columns // 2].contiguous() for each in matrices]
+        kinds[name] = [Int4Tensor(each, scale.bfloat16(), 64) for each in codes]
+    return kinds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="INT8 products: GB/s of weights and GOPS")
     parser.add_argument("--rows", type=int, default=14336)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--build", choices=compiled_builds(), help="of cpu.c; the best one unless told")
+    parser.add_argument("--int4", action="store_true", help="4 bits in groups of 64, beside INT8")
     options = parser.parse_args()
     rows, columns = options.rows, options.columns
     num_threads = num_physical_cores()
@@ -41,24 +67,27 @@ def main() -> None:
     kernels.set_num_threads(num_threads)
     matrices = weights(NUM_MATRICES, rows, columns)
     result: dict[str, float | str] = {"bench": "products", "build": kernels.build} | ceilings
+    kinds = int4_matrices(matrices) if options.int4 else int8_matrices(matrices)
     for num_tokens in NUM_TOKENS:
         x = torch.randn(num_tokens, columns)
-        times: dict[int, list[float]] = {size: [] for size in GROUP_SIZES}
+        times: dict[str, list[float]] = {name: [] for name in kinds}
         for _ in range(ROUNDS):
-            for size, found in times.items():
-                scale = torch.rand(rows, columns // size) if size else torch.rand(rows)
-                for qweight in matrices:
+            for index in range(NUM_MATRICES):
+                for name, found in times.items():
                     started = time.perf_counter()
-                    kernels.linear(x, QuantizedTensor(qweight, scale))
+                    kernels.linear(x, kinds[name][index])
                     found.append(time.perf_counter() - started)
-        for size, found in times.items():
+        first = statistics.median(next(iter(times.values())))
+        for name, found in times.items():
             seconds = statistics.median(found)
-            name = f"groups of {size}" if size else "per channel"
-            gbps = rows * columns / seconds / 1e9
-            gops = 2 * 2 * num_tokens * gbps  # two rows of integers for each token
+            gbps = rows * columns / seconds / 1e9 * (0.5 if "INT4" in name else 1)
+            gops = 2 * 2 * num_tokens * rows * columns / seconds / 1e9  # two rows of integers for each token
             shares = gbps / ceilings["memory_read_gbps"], gops / ceilings["int8_gops"]
             nearest = f"{max(shares):.0%} of the {'memory' if shares[0] > shares[1] else 'arithmetic'}"
-            print(f"{num_tokens:3} tokens, {name:13} {gbps:5.1f} GB/s {gops:5.0f} GOPS, {nearest}")
+            print(
+                f"{num_tokens:3} tokens, {name:26} {gbps:5.1f} GB/s {gops:5.0f} GOPS, {nearest}, "
+                f"{first / seconds:.2f} times the first"
+            )
             result[f"{num_tokens} tokens, {name}"] = seconds
     print(json.dumps(result))
 
