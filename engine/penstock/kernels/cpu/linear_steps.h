@@ -9,12 +9,14 @@
  * Whether scales are steps is seen from the scales themselves, row after row; the matrix can come from any file. */
 #pragma once
 
-enum { SIGNED_CODES = 8, MOST_STEPS = 15, STEPPED_CHANNELS = 64, MOST_STEPPED_GROUPS = 1024, PLACES = MOST_STEPPED_GROUPS + 16 };
+enum { SIGNED_CODES = 8, MOST_STEPS = 15, STEPPED_CHANNELS = 64 };
+/* Vectors write up to 15 places beyond the last group. */
+enum { MOST_STEPPED_GROUPS = 1024, PLACES = MOST_STEPPED_GROUPS + 16 };
 
 /* Of the channels that a thread computes, each at its number modulo STEPPED_CHANNELS. */
 static _Thread_local struct {
     float units[STEPPED_CHANNELS];
-    uint16_t at[STEPPED_CHANNELS][PLACES]; /* where each step's row of stepped_codes begins; vectors write beyond the last */
+    uint16_t at[STEPPED_CHANNELS][PLACES]; /* where each step's row of stepped_codes begins */
 } steps;
 
 /* The integers of the sixteen codes, times each step from -15 on; where a kernel looks them up, made unsigned. */
