@@ -211,25 +211,22 @@ static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_
 }
 #else
 #include "linear_expanded.h"
-static void one_token_steps(const linear *l, int64_t column, int64_t column_end) { linear_rest(l, column, column_end); }
+static bool is_few(const linear *l) { return (void)l, false; }
 #endif
 
 /* Rows without steps are computed in plain C. */
 static void linear_stepped(const linear *l, int64_t column, int64_t column_end) {
-    if (l->a->num_tokens == 1) {
-        one_token_steps(l, column, column_end);
-        return;
-    }
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + STEPPED_CHANNELS, column_end);
-        linear_rest(l, find_all_steps(l, column, stop) ? stepped_channels(l, column, stop) : column, stop);
+        const bool have = find_far_steps(l, column, 1, (int)(stop - column), 0);
+        linear_rest(l, have ? stepped_channels(l, column, stop) : column, stop);
     }
 }
 
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
-    if (l->kind == INT4_STEPS) linear_stepped(l, column, end);
+    if (l->kind == INT4_STEPS && !is_few(l)) linear_stepped(l, column, end);
     else linear_rest(l, linear_fast(l, column, end), end);
 }
 

@@ -96,15 +96,12 @@ static bool seems_stepped(const linear *l) {
     return true;
 }
 
-/* The steps of the channels from `column` on, at most STEPPED_CHANNELS. False: some have none. */
-INLINE bool find_all_steps(const linear *l, int64_t column, int64_t column_end) {
+/* The steps of `count` channels, column, column + apart, ..., at the places from `place` on. False: some have none. */
+INLINE bool find_far_steps(const linear *l, int64_t column, int64_t apart, int count, int place) {
     bool have = true;
-    for (int64_t c = column; c < column_end; c++) {
-        const int64_t i = c % STEPPED_CHANNELS;
-        have = find_steps(l, c, steps.at[i], &steps.units[i]) && have;
-    }
+    for (int i = place; i < place + count; i++, column += apart)
+        have = find_steps(l, column, steps.at[i], &steps.units[i]) && have;
     /* Places in a table have to exist, also of channels that don't count. */
-    if (!have)
-        for (int64_t c = column; c < column_end; c++) memset(steps.at[c % STEPPED_CHANNELS], 0, sizeof *steps.at);
+    if (!have) memset(steps.at[place], 0, count * sizeof *steps.at);
     return have;
 }

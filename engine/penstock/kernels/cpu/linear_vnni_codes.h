@@ -59,40 +59,51 @@ INLINE void eight_sums(const int8_t *w, const int8_t *x, int64_t left, int64_t p
     sums[0] = sum4(a0, a1, a2, a3), sums[1] = sum4(a4, a5, a6, a7);
 }
 
-/* Groups of 128, 64 or (halves of vectors) 32 inputs. The weights are one stream. A group's sum of 16-bit activations
- * fits 32 bits. Groups are added in their order. */
+/* Some groups of a token and a channel, whose scales and minima are there: eight, or sixteen of 32 inputs. A group's sum
+ * of 16-bit activations fits 32 bits. */
+INLINE void add_coded_groups(const linear *l, int64_t column, int64_t g, const float *scales, const double *minima,
+                             __m512i table, double *total, const int span, const bool is_half, const int kind,
+                             const bool is_words, const bool has_minimum) {
+    const activations *a = l->a;
+    const int64_t k = g * a->group_size, n = l->num_groups, num_sums = is_half ? 16 : 8;
+    const int8_t *w = l->qweight + column * l->row_bytes + k / 2, *x = (const int8_t *)a->rows + k * (is_words ? 2 : 1);
+    double parts[16];
+    __m512i sums[2];
+    eight_sums(w, x, a->in_features - k, tuning.prefetch_bytes, table, sums, span, kind, is_words);
+    if (is_half) {
+        const __m512i both = sum16(sums[0], sums[1]);
+        scale_codes(a, g, _mm512_castsi512_si256(both), scales, minima, parts, has_minimum);
+        if (g + 8 < n)
+            scale_codes(a, g + 8, _mm512_extracti64x4_epi64(both, 1), scales + 8, minima + 8, parts + 8, has_minimum);
+    } else scale_codes(a, g, sum8(sums[0], sums[1]), scales, minima, parts, has_minimum);
+    if (n - g >= num_sums)
+        for (int i = 0; i < num_sums; i++) *total += parts[i];
+    else
+        for (int64_t i = 0; i < n - g; i++) *total += parts[i];
+}
+
+/* Groups of 128, 64 or (halves of vectors) 32 inputs, of four far channels in turns: four streams. A channel's groups are
+ * added in their order. */
 INLINE void token_by_codes(const linear *l, int64_t column, int64_t column_end, const int span, const bool is_half,
                            const int kind, const bool is_words, const bool has_minimum) {
-    const activations *a = l->a;
-    const int64_t k_end = a->in_features, n = l->num_groups, prefetch = tuning.prefetch_bytes;
-    const int num_sums = is_half ? 16 : 8;
+    const int64_t apart = (column_end - column) / 4, rest = column + 4 * apart, n = l->num_groups;
     const __m512i bytes = table_of(l);
     const __m512i table = is_words ? _mm512_cvtepu8_epi16(_mm512_castsi512_si256(bytes)) : bytes;
-    for (; column < column_end; column++) {
-        const int8_t *w = l->qweight + column * l->row_bytes, *x = (const int8_t *)a->rows;
-        double total = 0, parts[16], minima[GROUPS_AT_ONCE];
-        float scales[GROUPS_AT_ONCE];
-        int64_t left = k_end;
-        for (int64_t g = 0; g < n; g += num_sums) {
+    float scales[4][GROUPS_AT_ONCE];
+    double minima[4][GROUPS_AT_ONCE];
+    for (int64_t first = column; first < column_end; first = first + 1 == column + apart ? rest : first + 1) {
+        const int count = first < rest ? 4 : 1;
+        double totals[4] = {};
+        for (int64_t g = 0; g < n; g += is_half ? 16 : 8) {
             const int64_t at = g % GROUPS_AT_ONCE;
-            if (at == 0) find_scales(l, column, g, MIN(GROUPS_AT_ONCE, n - g), scales, minima);
-            __m512i sums[2];
-            eight_sums(w, x, left, prefetch, table, sums, span, kind, is_words);
-            w += 4 * span, x += 8 * span * (is_words ? 2 : 1), left -= 8 * span;
-            if (is_half) {
-                const __m512i both = sum16(sums[0], sums[1]);
-                scale_codes(a, g, _mm512_castsi512_si256(both), scales + at, minima + at, parts, has_minimum);
-                if (g + 8 < n)
-                    scale_codes(a, g + 8, _mm512_extracti64x4_epi64(both, 1), scales + at + 8, minima + at + 8,
-                                parts + 8, has_minimum);
-            } else scale_codes(a, g, sum8(sums[0], sums[1]), scales + at, minima + at, parts, has_minimum);
-            if (n - g >= num_sums)
-                for (int i = 0; i < num_sums; i++) total += parts[i];
-            else
-                for (int64_t i = 0; i < n - g; i++) total += parts[i];
+            for (int j = 0; j < count; j++) {
+                const int64_t c = first + j * apart;
+                if (at == 0) find_scales(l, c, g, MIN(GROUPS_AT_ONCE, n - g), scales[j], minima[j]);
+                add_coded_groups(l, c, g, scales[j] + at, minima[j] + at, table, totals + j, span, is_half, kind,
+                                 is_words, has_minimum);
+            }
         }
-        const float y = (float)(total * (double)a->token_scales[0]);
-        l->y[column] = l->bias ? y + l->bias[column] : y;
+        for (int j = 0; j < count; j++) store_total(l, first + j * apart, totals[j]);
     }
 }
 
@@ -130,14 +141,6 @@ INLINE __m512i step_tables(const uint16_t *at, const int shift) {
     if (shift <= 6) tables = _mm512_mask_broadcast_i32x4(tables, 0xff00, step_table(at[64 >> shift]));
     if (shift == 5) tables = _mm512_mask_broadcast_i32x4(tables, 0xf000, step_table(at[3]));
     return tables;
-}
-
-/* The steps of the channels column, column + apart, ..., from place `at` of `steps` on. False: some have none. */
-INLINE bool find_four(const linear *l, int64_t column, int64_t apart, int at) {
-    bool have = true;
-    for (int i = 0; i < 4; i++) have &= find_steps(l, column + i * apart, steps.at[at + i], &steps.units[at + i]);
-    if (!have) memset(steps.at[at], 0, 4 * sizeof *steps.at);
-    return have;
 }
 
 /* Four channels with steps as INT8 of whole rows, times one or two rows of one token: four streams through the codes. The
@@ -187,13 +190,13 @@ enum { FETCHED_SCALES = 4 };
 INLINE void token_by_steps(const linear *l, int64_t column, int64_t column_end, const int rows, const int shift) {
     const int64_t apart = (column_end - column) / 4, scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
     const char *scales = (const char *)l->numbers.scale + (column + FETCHED_SCALES) * scale_bytes;
-    bool has_steps = apart && find_four(l, column, apart, 0);
+    bool has_steps = apart && find_far_steps(l, column, apart, 4, 0);
     for (int64_t i = 0; i < apart; i++, scales += scale_bytes) {
         const bool had_steps = has_steps;
         for (int j = 0; j < 4; j++)
             for (int64_t b = 0; b < scale_bytes; b += 64)
                 _mm_prefetch(scales + j * apart * scale_bytes + b, _MM_HINT_T0);
-        if (i + 1 < apart) has_steps = find_four(l, column + i + 1, apart, (i + 1) % 2 * 4);
+        if (i + 1 < apart) has_steps = find_far_steps(l, column + i + 1, apart, 4, (i + 1) % 2 * 4);
         if (had_steps) four_stepped(l, column + i, apart, i % 2 * 4, rows, shift);
         else
             for (int j = 0; j < 4; j++) linear_rest(l, column + i + j * apart, column + i + j * apart + 1);

@@ -37,6 +37,12 @@ INLINE void store_four(const linear *l, int64_t column, int64_t apart, __m512i h
     }
 }
 
+/* The sum of all groups of one token. */
+INLINE void store_total(const linear *l, int64_t column, double total) {
+    const float y = (float)(total * (double)l->a->token_scales[0]);
+    l->y[column] = l->bias ? y + l->bias[column] : y;
+}
+
 /* The products of a token and the channels column, column + apart, ...: four streams through the weights, which bring more
  * bytes a second than one. */
 INLINE void four_channels(const linear *l, int64_t column, int64_t apart, const int rows) {
@@ -102,8 +108,8 @@ INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i
     _mm512_storeu_pd(parts, _mm512_mul_pd(exact, _mm512_cvtps_pd(scales)));
 }
 
-/* One token, groups of 128, 64 or (halves of vectors) 32 inputs. The weights are one stream here, too. Groups are
- * added in their order. */
+/* One token, groups of 128, 64 or (halves of vectors) 32 inputs: eight or sixteen groups of one channel, then of the next
+ * one of four far channels, which are four streams here, too. Groups are added in their order. */
 #define MULTIPLY_GROUP(j)                                                                          \
     for (int64_t k = begin + j * span, stop = MIN(k + span, k_end); k < stop; k += 64) {           \
         const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k)); \
@@ -111,33 +117,35 @@ INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i
         a##j = _mm512_dpbusd_epi32(a##j, ws, _mm512_loadu_si512(x + k));                           \
         if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, _mm512_loadu_si512(x2 + k));            \
     }
-INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end, const int rows, const bool is_half) {
+INLINE void add_groups(const linear *l, int64_t column, int64_t g, double *total, const int rows, const bool is_half) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, whole = k_end / 64 * 64, n = l->num_groups, prefetch = tuning.prefetch_bytes;
     const __mmask64 tail = ((__mmask64)1 << (k_end - whole)) - 1;
-    const int64_t span = is_half ? 64 : a->group_size, num_sums = is_half ? 16 : 8;
-    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
-    for (; column < column_end; column++) {
-        const int8_t *w = l->qweight + column * k_end;
-        double total = 0, parts[16];
-        for (int64_t g = 0; g < n; g += num_sums) {
-            const int64_t begin = g * a->group_size;
-            EACH_OF_8(CLEAR)
-            EACH_OF_8(MULTIPLY_GROUP)
-            const __m512i a_low = sum4(a0, a1, a2, a3), a_high = sum4(a4, a5, a6, a7);
-            const __m512i b_low = sum4(b0, b1, b2, b3), b_high = sum4(b4, b5, b6, b7);
-            if (is_half) {
-                const __m512i sums = sum16(a_low, a_high), second = sum16(b_low, b_high);
-                scale_groups(l, column, g, _mm512_castsi512_si256(sums), _mm512_castsi512_si256(second), parts, rows);
-                if (g + 8 < n)
-                    scale_groups(l, column, g + 8, _mm512_extracti64x4_epi64(sums, 1),
-                                 _mm512_extracti64x4_epi64(second, 1), parts + 8, rows);
-            } else scale_groups(l, column, g, sum8(a_low, a_high), sum8(b_low, b_high), parts, rows);
-            for (int64_t i = 0; i < MIN(num_sums, n - g); i++) total += parts[i];
-        }
-        const float y = (float)(total * (double)a->token_scales[0]);
-        l->y[column] = l->bias ? y + l->bias[column] : y;
+    const int64_t span = is_half ? 64 : a->group_size, num_sums = is_half ? 16 : 8, begin = g * a->group_size;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *w = l->qweight + column * k_end;
+    double parts[16];
+    EACH_OF_8(CLEAR)
+    EACH_OF_8(MULTIPLY_GROUP)
+    const __m512i a_low = sum4(a0, a1, a2, a3), a_high = sum4(a4, a5, a6, a7);
+    const __m512i b_low = sum4(b0, b1, b2, b3), b_high = sum4(b4, b5, b6, b7);
+    if (is_half) {
+        const __m512i sums = sum16(a_low, a_high), second = sum16(b_low, b_high);
+        scale_groups(l, column, g, _mm512_castsi512_si256(sums), _mm512_castsi512_si256(second), parts, rows);
+        if (g + 8 < n)
+            scale_groups(l, column, g + 8, _mm512_extracti64x4_epi64(sums, 1), _mm512_extracti64x4_epi64(second, 1),
+                         parts + 8, rows);
+    } else scale_groups(l, column, g, sum8(a_low, a_high), sum8(b_low, b_high), parts, rows);
+    for (int64_t i = 0; i < MIN(num_sums, n - g); i++) *total += parts[i];
+}
+INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end, const int rows, const bool is_half) {
+    const int64_t apart = (column_end - column) / 4, num_sums = is_half ? 16 : 8;
+    for (int64_t i = 0; i < apart; i++) {
+        double totals[4] = {};
+        for (int64_t g = 0; g < l->num_groups; g += num_sums)
+            for (int j = 0; j < 4; j++) add_groups(l, column + i + j * apart, g, totals + j, rows, is_half);
+        for (int j = 0; j < 4; j++) store_total(l, column + i + j * apart, totals[j]);
     }
+    linear_rest(l, column + 4 * apart, column_end);
 }
 
 /* More rows: one or two rows by eight channels at a time. The weights of eight channels are read as they lie, and stay
@@ -212,11 +220,11 @@ DEFINE_FEW(two_rows, 2, false)
 DEFINE_FEW(split_row, 2, true)
 
 /* Some inputs of eight channels, whose codes are expanded into `room`. */
-INLINE void expand_channels(const linear *l, int64_t column, int64_t k, int64_t inputs, int8_t (*room)[BLOCK_INPUTS],
-                            const int shift) {
+INLINE void expand_channels(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
+                            int8_t (*room)[BLOCK_INPUTS], const int shift) {
     for (int j = 0; j < CHANNELS; j++) {
-        const uint16_t *at = steps.at[(column + j) % STEPPED_CHANNELS] + (k >> shift);
-        const int8_t *codes = l->qweight + (column + j) * l->row_bytes + k / 2;
+        const uint16_t *at = steps.at[j] + (k >> shift);
+        const int8_t *codes = l->qweight + (column + j * apart) * l->row_bytes + k / 2;
         int64_t i = 0;
         for (; i + 64 <= inputs; i += 64)
             _mm512_store_si512(room[j] + i, as_unsigned(stepped_at(codes + i / 2, i, ~(__mmask64)0, at, shift)));
@@ -224,45 +232,62 @@ INLINE void expand_channels(const linear *l, int64_t column, int64_t k, int64_t 
             _mm512_store_si512(room[j] + i, as_unsigned(stepped_at(codes + i / 2, i, 0xffffffff, at, shift)));
     }
 }
-NOINLINE void expand_few(const linear *l, int64_t column, int64_t k, int64_t inputs, int8_t (*room)[BLOCK_INPUTS]) {
+NOINLINE void expand_few(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
+                         int8_t (*room)[BLOCK_INPUTS]) {
     const int shift = group_shift(l);
-    if (shift == 5) expand_channels(l, column, k, inputs, room, 5);
-    else if (shift == 6) expand_channels(l, column, k, inputs, room, 6);
-    else expand_channels(l, column, k, inputs, room, 7);
+    if (shift == 5) expand_channels(l, column, apart, k, inputs, room, 5);
+    else if (shift == 6) expand_channels(l, column, apart, k, inputs, room, 6);
+    else expand_channels(l, column, apart, k, inputs, room, 7);
 }
 
-/* All rows by eight channels. Each tile prefetches a part of the next weights while it computes. */
-INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
+/* All rows by the channels column, column + apart, ...: eight streams through the weights, which go on at `next_column`.
+ * Each tile prefetches a part of the next weights while it computes. */
+INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t next_column, const bool is_split) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = a->num_groups;
-    const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles;
+    const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles, stride = apart * l->row_bytes;
     double totals[MOST_FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
+    float own_scales[CHANNELS], y[CHANNELS];
     int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + BLOCK_INPUTS, k_end);
         for (int64_t g = k / a->group_size, i = 0; n > 1 && g * a->group_size < stop; g++, i++)
-            for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j) * n + g];
-        const int64_t bytes = l->row_bytes;
-        const int8_t *w = l->qweight + column * bytes;
-        const int8_t *next = stop < k_end ? w + (stop >> l->shift) : l->qweight + next_column * bytes;
-        few_weights b = {k, stop - k, w + k, k_end};
+            for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j * apart) * n + g];
+        const int8_t *w = l->qweight + column * l->row_bytes;
+        const int8_t *next = stop < k_end ? w + (stop >> l->shift) : l->qweight + next_column * l->row_bytes;
+        few_weights b = {k, stop - k, w + k, stride};
         if (l->kind == INT4_STEPS) {
-            expand_few(l, column, k, stop - k, room);
+            expand_few(l, column, apart, k, stop - k, room);
             b.w = room[0], b.stride = BLOCK_INPUTS;
         }
         for (int64_t r = 0, fetched = 0; r < num_rows; r += 2, fetched += lines) {
-            const ahead part = {next + fetched * bytes, bytes, MAX(0, MIN(lines, CHANNELS - fetched)), l->shift};
+            const ahead part = {next + fetched * stride, stride, MAX(0, MIN(lines, CHANNELS - fetched)), l->shift};
             double(*sums)[CHANNELS] = totals + (r >> is_split);
             (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(a, r, &b, &part, scales, sums);
         }
     }
-    const __m512d scale = n > 1 ? _mm512_set1_pd(1) : _mm512_cvtps_pd(_mm256_loadu_ps(scales_from(l, column)));
+    for (int j = 0; j < CHANNELS; j++)
+        own_scales[j] = n > 1 ? 1 : l->kind == INT4_STEPS ? steps.units[j] : l->scale[column + j * apart];
+    const __m512d scale = _mm512_cvtps_pd(_mm256_loadu_ps(own_scales));
     for (int64_t t = 0; t < a->num_tokens; t++) {
         const __m512d both = _mm512_mul_pd(_mm512_set1_pd(a->token_scales[t]), scale);
-        __m256 y = _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_loadu_pd(totals[t]), both));
-        if (l->bias) y = _mm256_add_ps(y, _mm256_loadu_ps(l->bias + column));
-        _mm256_storeu_ps(l->y + t * l->out_features + column, y);
+        _mm256_storeu_ps(y, _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_loadu_pd(totals[t]), both)));
+        for (int64_t j = 0, c = column; j < CHANNELS; j++, c += apart)
+            l->y[t * l->out_features + c] = l->bias ? y[j] + l->bias[c] : y[j];
     }
+}
+
+/* Eight far channels at a time. Returns where the computed ones end. */
+INLINE int64_t few_tokens(const linear *l, int64_t column, int64_t column_end, const bool is_split) {
+    const int64_t apart = (column_end - column) / CHANNELS;
+    for (int64_t i = 0; i < apart; i++) {
+        const int64_t next = i + 1 < apart ? column + i + 1 : next_column(l, column_end);
+        if (l->kind != INT4_STEPS || find_far_steps(l, column + i, apart, CHANNELS, 0))
+            few_channels(l, column + i, apart, next, is_split);
+        else
+            for (int64_t c = column + i; c < column + CHANNELS * apart; c += apart) linear_rest(l, c, c + 1);
+    }
+    return column + CHANNELS * apart;
 }
 
 #include "linear_vnni_codes.h"
@@ -272,7 +297,8 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
     if (a->num_tokens == 1) {
-        if (l->kind != INT8) one_token_codes(l, column, column_end);
+        if (l->kind == INT4_STEPS) one_token_steps(l, column, column_end);
+        else if (l->kind != INT8) one_token_codes(l, column, column_end);
         else if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
         else if (l->num_groups == 1) one_token(l, column, column_end, 1);
         else if (is_split && is_half) one_token_groups(l, column, column_end, 2, true);
@@ -281,10 +307,5 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
         else one_token_groups(l, column, column_end, 1, false);
         return column_end;
     }
-    for (; column + CHANNELS <= column_end; column += CHANNELS) {
-        const int64_t next = next_column(l, column + CHANNELS);
-        if (is_split) few_channels(l, column, next, true);
-        else few_channels(l, column, next, false);
-    }
-    return column;
+    return is_split ? few_tokens(l, column, column_end, true) : few_tokens(l, column, column_end, false);
 }
