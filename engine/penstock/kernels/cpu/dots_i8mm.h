@@ -49,7 +49,7 @@ INLINE channel_pair pair_up(step a, step b) {
         const int8_t *next = t->next;                                                              \
         TOKENS_##T(CLEAR_PAIR, 0) TOKENS_##T(CLEAR_PAIR, 1)                                        \
         for (int64_t k = 0; k < t->inputs; k += STEP) {                                            \
-            next = fetch(next, t->moves, CHANNELS, kind);                                          \
+            next = fetch(t, next, k, CHANNELS, kind);                                              \
             CHANNEL_PAIR(T, 0) CHANNEL_PAIR(T, 1)                                                  \
         }                                                                                          \
         TOKENS_##T(STORE_PAIR, )                                                                   \

@@ -52,21 +52,21 @@ typedef struct {
     double minima[CHANNELS][GROUPS_AT_ONCE];
 } tile_scales;
 
-/* Some tokens by the channels from `column` on, of which `channels` are there. */
-INLINE void code_tile(const linear *l, int64_t token, const int tokens, int64_t column, int channels, const int kind,
-                      const bool has_minimum) {
+/* Some tokens by the channels column, column + apart, ..., of which `channels` are there. */
+INLINE void code_tile(const linear *l, int64_t token, const int tokens, int64_t column, int64_t apart, int channels,
+                      const int kind, const bool has_minimum) {
     const activations *a = l->a;
     const int64_t n = l->num_groups, size = a->group_size;
     const int16_t *x = a->rows + token * a->padded;
     const __m128i table = _mm_loadu_si128((const __m128i *)l->table);
     const int8_t *w[CHANNELS];
-    for (int j = 0; j < CHANNELS; j++) w[j] = l->qweight + (column + MIN(j, channels - 1)) * l->row_bytes;
+    for (int j = 0; j < CHANNELS; j++) w[j] = l->qweight + (column + MIN(j, channels - 1) * apart) * l->row_bytes;
     tile_scales found;
     vec4 totals[TOKENS] = {};
     for (int64_t g = 0; g < n; g++) {
         const int64_t at = g % GROUPS_AT_ONCE;
         for (int j = 0; at == 0 && j < CHANNELS; j++)
-            find_scales(l, column + MIN(j, channels - 1), g, MIN(GROUPS_AT_ONCE, n - g), found.scales[j],
+            find_scales(l, column + MIN(j, channels - 1) * apart, g, MIN(GROUPS_AT_ONCE, n - g), found.scales[j],
                         found.minima[j]);
         for (int j = 0; j < CHANNELS; j++) _mm_prefetch(w[j] + g * size / 2 + tuning.prefetch_bytes / 2, _MM_HINT_T0);
         __m128i sums[TOKENS];
@@ -88,30 +88,34 @@ INLINE void code_tile(const linear *l, int64_t token, const int tokens, int64_t 
     for (int i = 0; i < tokens; i++)
         for (int j = 0; j < channels; j++) {
             const float y = (float)(totals[i][j] * (double)a->token_scales[token + i]);
-            l->y[(token + i) * l->out_features + column + j] = l->bias ? y + l->bias[column + j] : y;
+            const int64_t c = column + j * apart;
+            l->y[(token + i) * l->out_features + c] = l->bias ? y + l->bias[c] : y;
         }
 }
 
 #define DEFINE_CODE_TILE(name, kind, has_minimum)                                                  \
-    NOINLINE void name(const linear *l, int64_t token, int64_t tokens, int64_t column, int channels) { \
-        if (tokens >= 3) code_tile(l, token, 3, column, channels, kind, has_minimum);              \
-        else if (tokens == 2) code_tile(l, token, 2, column, channels, kind, has_minimum);         \
-        else code_tile(l, token, 1, column, channels, kind, has_minimum);                          \
+    NOINLINE void name(const linear *l, int64_t token, int64_t tokens, int64_t column, int64_t apart, int channels) { \
+        if (tokens >= 3) code_tile(l, token, 3, column, apart, channels, kind, has_minimum);       \
+        else if (tokens == 2) code_tile(l, token, 2, column, apart, channels, kind, has_minimum);  \
+        else code_tile(l, token, 1, column, apart, channels, kind, has_minimum);                   \
     }
 DEFINE_CODE_TILE(plain_tile, INT4, false)
 DEFINE_CODE_TILE(minimum_tile, INT4, true)
 DEFINE_CODE_TILE(table_tile, INT4_TABLE, false)
 
-/* Computes all channels. While all tokens meet them, a panel of channels stays in the L2 cache. */
+/* Computes all channels. While all tokens meet them, a panel of channels stays in the L2 cache. One token meets far
+ * channels first: four streams. */
 static int64_t linear_codes(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t num_tokens = l->a->num_tokens;
+    const int64_t num_tokens = l->a->num_tokens, apart = num_tokens == 1 ? (column_end - column) / CHANNELS : 0;
     const int64_t panel = MAX(CHANNELS, PANEL_BYTES / l->row_bytes / CHANNELS * CHANNELS);
-    for (int64_t stop; column < column_end; column = stop) {
-        stop = MIN(column + (num_tokens > TOKENS ? panel : CHANNELS), column_end);
+    void (*const code_tile)(const linear *, int64_t, int64_t, int64_t, int64_t, int) =
+        l->kind == INT4_TABLE ? table_tile : l->has_minimum ? minimum_tile : plain_tile;
+    for (int64_t c = column; c < column + apart; c++) code_tile(l, 0, 1, c, apart, CHANNELS);
+    for (int64_t stop, first = column + CHANNELS * apart; first < column_end; first = stop) {
+        stop = MIN(first + (num_tokens > TOKENS ? panel : CHANNELS), column_end);
         for (int64_t t = 0; t < num_tokens; t += TOKENS)
-            for (int64_t c = column; c < stop; c += CHANNELS)
-                (l->kind == INT4_TABLE ? table_tile : l->has_minimum ? minimum_tile : plain_tile)(
-                    l, t, num_tokens - t, c, (int)MIN(CHANNELS, stop - c));
+            for (int64_t c = first; c < stop; c += CHANNELS)
+                code_tile(l, t, num_tokens - t, c, 1, (int)MIN(CHANNELS, stop - c));
     }
     return column_end;
 }

@@ -18,14 +18,15 @@ typedef int32_t signed4 __attribute__((vector_size(16)));
 #endif
 
 /* What one call computes: the sums of some rows and four channels, over a multiple of STEP inputs. The bytes from
- * `next` on are needed soon, and prefetched, if `moves` is 1; if it is 0, nothing is prefetched but one cache line. */
+ * `next` on are needed soon, and prefetched, if `moves` is 1; if it is 0, nothing is prefetched but one cache line.
+ * Channels that lie `far` bytes from each other, 0 if they lie side by side, are streams of their own. */
 typedef struct {
     const int8_t *x;
     int64_t padded;
     const int8_t *w[CHANNELS];
     int64_t inputs;
     const int8_t *next;
-    int64_t moves;
+    int64_t moves, far, done; /* inputs before these, of far channels */
     code_table table;
 } tile_inputs;
 
@@ -33,11 +34,17 @@ INLINE step weights_at(const tile_inputs *t, int channel, int64_t k, const int k
     if (kind == INT8) return load_weights(t->w[channel] + k);
     return load_codes(t->w[channel] + k / 2, t->table, kind);
 }
-/* While STEP inputs of some channels are used, as many bytes are prefetched. */
-INLINE const int8_t *fetch(const int8_t *next, int64_t moves, const int channels, const int kind) {
+/* While STEP inputs of some channels are used, as many bytes are prefetched. Far streams are prefetched in turns, each
+ * cache line of each of them once. */
+INLINE const int8_t *fetch(const tile_inputs *t, const int8_t *next, int64_t k, const int channels, const int kind) {
     const int bytes = channels * STEP / (kind == INT8 ? 1 : 2);
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
-    return next + moves * bytes;
+    const int64_t line = (t->done + k) / STEP * (bytes / 64);
+    if (t->far)
+        for (int64_t i = line; i < line + bytes / 64; i++)
+            __builtin_prefetch(next + i % CHANNELS * t->far + i / CHANNELS * 64);
+    else
+        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
+    return t->far ? next : next + t->moves * bytes;
 }
 
 /* Accumulators are separate variables, because GCC keeps arrays of vectors in memory. */
@@ -61,7 +68,7 @@ INLINE const int8_t *fetch(const int8_t *next, int64_t moves, const int channels
         const int8_t *next = t->next;                                                              \
         ROWS_##R(CLEAR, 0) ROWS_##R(CLEAR, 1) ROWS_##R(CLEAR, 2) ROWS_##R(CLEAR, 3)                \
         for (int64_t k = 0; k < t->inputs; k += STEP) {                                            \
-            next = fetch(next, t->moves, CHANNELS, kind);                                          \
+            next = fetch(t, next, k, CHANNELS, kind);                                              \
             CHANNEL(R, 0) CHANNEL(R, 1) CHANNEL(R, 2) CHANNEL(R, 3)                                \
         }                                                                                          \
         ROWS_##R(STORE, 0) ROWS_##R(STORE, 1) ROWS_##R(STORE, 2) ROWS_##R(STORE, 3)                \
@@ -82,7 +89,7 @@ DEFINE_FEW(2)
     {                                                                                              \
         ROWS_##R(CLEAR, 0) ROWS_##R(CLEAR, 1)                                                      \
         for (int64_t k = 0; k < t->inputs; k += STEP) {                                            \
-            next = fetch(next, t->moves, 2, kind);                                                 \
+            next = fetch(t, next, k, 2, kind);                                                     \
             const step first = weights_at(t, j, k, kind), second = weights_at(t, j + 1, k, kind);  \
             ROWS_##R(MULTIPLY_TWO, )                                                               \
         }                                                                                          \
@@ -156,15 +163,26 @@ INLINE vec4 group_sums(lanes (*sums)[CHANNELS], int32_t correction, const bool i
     return exact_sums(merged, correction, HAS_PAIRS);
 }
 
+/* What a tile computes: some rows, which belong to tokens from `token` on, by the channels column, column + apart, ...,
+ * of which `channels` are there. */
+typedef struct {
+    const linear *l;
+    int64_t token, column, apart;
+    int channels;
+    tile_inputs inputs;
+} tile_place;
+
 /* Scales and minima of four channels' groups. */
 typedef struct {
     float scales[CHANNELS][GROUPS_AT_ONCE];
     double minima[CHANNELS][GROUPS_AT_ONCE];
 } tile_scales;
-INLINE void find_tile_scales(const linear *l, int64_t column, int channels, int64_t group, tile_scales *found) {
+INLINE int64_t channel_at(const tile_place *p, int j) { return p->column + MIN(j, p->channels - 1) * p->apart; }
+INLINE void find_tile_scales(const tile_place *p, int64_t group, tile_scales *found) {
+    const linear *l = p->l;
     const int64_t count = MIN(GROUPS_AT_ONCE, l->num_groups - group);
     for (int j = 0; j < CHANNELS; j++) {
-        const int64_t c = column + MIN(j, channels - 1);
+        const int64_t c = channel_at(p, j);
         if (l->kind == INT8) memcpy(found->scales[j], l->scale + c * l->num_groups + group, count * sizeof(float));
         else find_scales(l, c, group, count, found->scales[j], found->minima[j]);
     }
@@ -176,20 +194,12 @@ INLINE vec4 minima_at(const tile_scales *found, int64_t at) {
     return (vec4){found->minima[0][at], found->minima[1][at], found->minima[2][at], found->minima[3][at]};
 }
 
-/* What a tile computes: some rows, which belong to tokens from `token` on, by the channels from `column` on, of which
- * `channels` are there. */
-typedef struct {
-    const linear *l;
-    int64_t token, column;
-    int channels;
-    tile_inputs inputs;
-} tile_place;
-
 INLINE void store_token(const tile_place *p, int64_t token, vec4 values) {
     const linear *l = p->l;
     for (int j = 0; j < p->channels; j++) {
         const float y = (float)values[j];
-        l->y[token * l->out_features + p->column + j] = l->bias ? y + l->bias[p->column + j] : y;
+        const int64_t c = channel_at(p, j);
+        l->y[token * l->out_features + c] = l->bias ? y + l->bias[c] : y;
     }
 }
 
@@ -201,11 +211,12 @@ INLINE void rows_by_channels(tile_place *p, int64_t group, const int rows, const
     const int64_t size = a->group_size, k = group * size;
     tile_inputs *t = &p->inputs;
     for (int j = 0; j < CHANNELS; j++)
-        t->w[j] = p->l->qweight + (p->column + MIN(j, p->channels - 1)) * p->l->row_bytes + (kind == INT8 ? k : k / 2);
+        t->w[j] = p->l->qweight + channel_at(p, j) * p->l->row_bytes + (kind == INT8 ? k : k / 2);
     t->x = a->rows + p->token * a->rows_per_token * a->padded + k * (is_paired ? 2 : 1);
     step_sums(t, rows, is_paired, kind, sums);
     if (kind == INT8 && t->inputs < size) add_last(t, t->inputs, size - t->inputs, rows, is_paired, sums);
-    t->next += t->moves * CHANNELS * t->inputs / (kind == INT8 ? 1 : 2);
+    if (t->far) t->done += t->inputs;
+    else t->next += t->moves * CHANNELS * t->inputs / (kind == INT8 ? 1 : 2);
 }
 
 /* One scale for all inputs. */
@@ -214,7 +225,7 @@ INLINE void plain_product(tile_place *p, const int rows, const bool is_split) {
     const int per_token = is_split ? 2 : 1;
     lanes sums[ROWS][CHANNELS];
     tile_scales found;
-    find_tile_scales(p->l, p->column, p->channels, 0, &found);
+    find_tile_scales(p, 0, &found);
     rows_by_channels(p, 0, rows, is_split, INT8, sums);
     for (int i = 0; i < rows / per_token; i++) {
         const int32_t *corrections = a->corrections + p->token * per_token + i * per_token;
@@ -233,7 +244,7 @@ INLINE void grouped_product(tile_place *p, const int rows, const bool is_split, 
     for (int64_t g = 0; g < a->num_groups; g++) {
         const int64_t at = g % GROUPS_AT_ONCE;
         lanes sums[ROWS][CHANNELS];
-        if (at == 0) find_tile_scales(p->l, p->column, p->channels, g, &found);
+        if (at == 0) find_tile_scales(p, g, &found);
         rows_by_channels(p, g, rows, is_split, kind, sums);
         const vec4 scales = scales_at(&found, at);
 #pragma GCC unroll 6
@@ -267,17 +278,37 @@ DEFINE_TILE(plain_tile, INT4, false)
 DEFINE_TILE(minimum_tile, INT4, true)
 DEFINE_TILE(table_tile, INT4_TABLE, false)
 
+static void compute_tile(tile_place *p, int rows) {
+    const linear *l = p->l;
+    if (l->kind == INT8) int8_tile(p, rows);
+    else if (l->kind == INT4_TABLE) table_tile(p, rows);
+    else if (l->has_minimum) minimum_tile(p, rows);
+    else plain_tile(p, rows);
+}
+
 /* One tile. The first tiles of rows prefetch the channels that come next. */
 static void linear_tile(const linear *l, int64_t row, int rows, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const int64_t next = next_column(l, column + CHANNELS);
-    tile_place p = {l, row / a->rows_per_token, column, (int)MIN(CHANNELS, column_end - column),
+    tile_place p = {l, row / a->rows_per_token, column, 1, (int)MIN(CHANNELS, column_end - column),
                     {.padded = a->padded, .inputs = a->group_size / STEP * STEP, .table = load_table(l->table),
                      .next = l->qweight + (row ? column : next) * l->row_bytes, .moves = row == 0}};
-    if (l->kind == INT8) int8_tile(&p, rows);
-    else if (l->kind == INT4_TABLE) table_tile(&p, rows);
-    else if (l->has_minimum) minimum_tile(&p, rows);
-    else plain_tile(&p, rows);
+    compute_tile(&p, rows);
+}
+
+/* One token: quarters of the channels are four streams, which bring more bytes a second than one. Returns where they
+ * end. */
+static int64_t far_tiles(const linear *l, int64_t column, int64_t column_end) {
+    const activations *a = l->a;
+    const int64_t apart = (column_end - column) / CHANNELS;
+    const int64_t prefetch = tuning.prefetch_bytes / (l->kind == INT8 ? 1 : 2);
+    for (int64_t c = column; c < column + apart; c++) {
+        tile_place p = {l, 0, c, apart, CHANNELS,
+                        {.padded = a->padded, .inputs = a->group_size / STEP * STEP, .table = load_table(l->table),
+                         .next = l->qweight + c * l->row_bytes + prefetch, .far = apart * l->row_bytes}};
+        compute_tile(&p, a->rows_per_token);
+    }
+    return column + CHANNELS * apart;
 }
 
 #if defined(__AVX2__)
@@ -290,6 +321,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token;
     const int64_t panel = num_rows > ROWS ? MAX(CHANNELS, PANEL_BYTES / l->row_bytes / CHANNELS * CHANNELS) : CHANNELS;
     if (!l->is_tiled) return column;
+    if (l->a->num_tokens == 1) column = far_tiles(l, column, column_end);
 #if defined(__AVX2__)
     if (num_rows > (l->is_grouped ? ROWS : 2 * ROWS)) return linear_panels(l, column, column_end);
 #endif

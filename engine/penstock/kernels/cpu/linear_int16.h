@@ -67,10 +67,12 @@ INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums)
  * weights stay in the L1 cache and a panel of channels stays in the L2. */
 enum { STEP = sizeof(wide) / 2, MAX_INPUTS = 256 * STEP, TOKENS = 3, CHANNELS = 4, PANEL_BYTES = 128 << 10 };
 
-/* Weights that are needed soon: `rate` bytes are prefetched with each input. */
+/* Weights that are needed soon: `rate` bytes are prefetched with each input. One token meets channels that lie far from
+ * each other, four streams, which are prefetched in turns (`is_far`). */
 typedef struct {
     const int8_t *w;
     int64_t rate;
+    bool is_far;
 } ahead;
 
 /* The accumulators are separate variables, because GCC keeps arrays of vectors in memory. The empty asm generates
@@ -95,11 +97,11 @@ typedef struct {
 #define ADD_UP(i, j) add_sums(a##i##0, a##i##1, a##i##2, a##i##3, inputs, sums + i);
 /* Add R tokens by 4 channels, over a multiple of STEP inputs, to `sums`. */
 #define DEFINE_SUMS(R)                                                                             \
-    INLINE void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, \
-                         const int8_t *next, int64_t rate, vec4 *sums) {                           \
+    INLINE void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, ahead next, \
+                         vec4 *sums) {                                                             \
         TOKENS_##R(CLEAR, 0) TOKENS_##R(CLEAR, 1) TOKENS_##R(CLEAR, 2) TOKENS_##R(CLEAR, 3)        \
-        for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next += rate * STEP) { \
-            _mm_prefetch(next, _MM_HINT_T0);                                                       \
+        for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next.w += next.rate * STEP) { \
+            _mm_prefetch(next.w + (R == 1 && next.is_far ? k / STEP % CHANNELS * stride : 0), _MM_HINT_T0); \
             CHANNEL(R, 0) CHANNEL(R, 1) CHANNEL(R, 2) CHANNEL(R, 3)                                \
         }                                                                                          \
         TOKENS_##R(ADD_UP, )                                                                       \
@@ -109,44 +111,46 @@ DEFINE_SUMS(2)
 DEFINE_SUMS(3)
 
 /* The exact sums of inputs k to k_end. The last few weights are copied, so that nothing behind them is read. */
-typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, const int8_t *, int64_t,
-                        vec4 *);
-INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t k, int64_t k_end, ahead next,
-                    vec4 *sums) {
+typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, ahead, vec4 *);
+INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t apart, int64_t k, int64_t k_end,
+                    ahead next, vec4 *sums) {
     const activations *a = l->a;
+    const int64_t stride = apart * a->in_features;
     const int8_t *w = l->qweight + column * a->in_features;
     const int16_t *x = a->rows + token * a->padded;
     for (int64_t stop; k_end - k >= STEP; k = stop) {
         stop = MIN(k + MAX_INPUTS, k + (k_end - k) / STEP * STEP);
-        add(x + k, a->padded, w + k, a->in_features, stop - k, next.w + next.rate * k, next.rate, sums);
+        add(x + k, a->padded, w + k, stride, stop - k, (ahead){next.w + next.rate * k, next.rate, next.is_far}, sums);
     }
     if (k == k_end) return;
     int8_t last[CHANNELS][STEP] = {};
-    for (int j = 0; j < CHANNELS; j++) memcpy(last[j], w + j * a->in_features + k, k_end - k);
-    add(x + k, a->padded, last[0], STEP, STEP, next.w, 0, sums);
+    for (int j = 0; j < CHANNELS; j++) memcpy(last[j], w + j * stride + k, k_end - k);
+    add(x + k, a->padded, last[0], STEP, STEP, (ahead){next.w, 0, false}, sums);
 }
 
 /* Write the sums of 4 channels, times their scales, to y. */
-INLINE void store_scaled(const linear *l, int64_t token, int64_t column, vec4 sums, vec4 scales) {
-    typedef float floats __attribute__((vector_size(16)));
-    floats y = __builtin_convertvector(sums * scales, floats), bias = {};
-    if (l->bias) memcpy(&bias, l->bias + column, sizeof bias), y += bias;
-    memcpy(l->y + token * l->out_features + column, &y, sizeof y);
+INLINE void store_scaled(const linear *l, int64_t token, int64_t column, int64_t apart, vec4 sums, vec4 scales) {
+    float y[CHANNELS];
+    const vec4 products = sums * scales;
+    for (int j = 0; j < CHANNELS; j++) y[j] = (float)products[j];
+    for (int64_t j = 0, c = column; j < CHANNELS; j++, c += apart)
+        l->y[token * l->out_features + c] = l->bias ? y[j] + l->bias[c] : y[j];
 }
 INLINE vec4 load_scales(const float *scale, int64_t stride) {
     return (vec4){scale[0], scale[stride], scale[2 * stride], scale[3 * stride]};
 }
 
-INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, int64_t column, ahead next) {
+/* Some tokens by the channels column, column + apart, ... */
+INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, int64_t column, int64_t apart, ahead next) {
     const activations *a = l->a;
     const int64_t n = l->num_groups;
     const float *scale = l->scale + column * n;
     vec4 totals[TOKENS] = {};
     if (n == 1) {
-        sums_of(l, token, add, column, 0, a->in_features, next, totals);
-        const vec4 scales = load_scales(scale, 1);
+        sums_of(l, token, add, column, apart, 0, a->in_features, next, totals);
+        const vec4 scales = load_scales(scale, apart);
         for (int i = 0; i < tokens; i++)
-            store_scaled(l, token + i, column, totals[i], (double)a->token_scales[token + i] * scales);
+            store_scaled(l, token + i, column, apart, totals[i], (double)a->token_scales[token + i] * scales);
         return;
     }
     /* With at most 128 inputs, a group's sum (29 bits) times a scale (24 bits) is exact in double, so only the
@@ -154,22 +158,31 @@ INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, 
     const int64_t size = a->group_size;
     for (int64_t g = 0; g < n; g++) {
         vec4 sums[TOKENS] = {};
-        sums_of(l, token, add, column, g * size, (g + 1) * size, next, sums);
-        const vec4 scales = load_scales(scale + g, n);
+        sums_of(l, token, add, column, apart, g * size, (g + 1) * size, next, sums);
+        const vec4 scales = load_scales(scale + g, apart * n);
         for (int i = 0; i < tokens; i++) totals[i] += sums[i] * scales;
     }
     for (int i = 0; i < tokens; i++)
-        store_scaled(l, token + i, column, totals[i], (vec4){} + (double)a->token_scales[token + i]);
+        store_scaled(l, token + i, column, apart, totals[i], (vec4){} + (double)a->token_scales[token + i]);
 }
 
 static void tile_1(const linear *l, int64_t token, int64_t column, ahead next) {
-    tile(l, token, 1, sums_1, column, next);
+    tile(l, token, 1, sums_1, column, 1, next);
 }
 static void tile_2(const linear *l, int64_t token, int64_t column, ahead next) {
-    tile(l, token, 2, sums_2, column, next);
+    tile(l, token, 2, sums_2, column, 1, next);
 }
 static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) {
-    tile(l, token, 3, sums_3, column, next);
+    tile(l, token, 3, sums_3, column, 1, next);
+}
+
+/* Quarters of the channels are four streams, which bring more bytes a second than one. Returns where they end. */
+static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
+    const int64_t apart = (column_end - column) / CHANNELS;
+    for (int64_t c = column; c < column + apart; c++)
+        tile(l, 0, 1, sums_1, c, apart,
+             (ahead){l->qweight + c * l->row_bytes + tuning.prefetch_bytes, 1, true});
+    return column + CHANNELS * apart;
 }
 
 #if defined(__AVX2__)
@@ -187,6 +200,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     const activations *a = l->a;
     if (!l->is_tiled) return column;
     if (l->kind != INT8) return linear_codes(l, column, column_end);
+    if (a->num_tokens == 1) return one_token(l, column, column_end);
     column_end -= (column_end - column) % CHANNELS;
     const int64_t k_end = a->in_features, tiles = (a->num_tokens + TOKENS - 1) / TOKENS;
     const int64_t panel = tiles == 1 ? CHANNELS : MAX(CHANNELS, PANEL_BYTES / k_end / CHANNELS * CHANNELS);
@@ -198,7 +212,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
             const int64_t left = a->num_tokens - t;
             const int64_t first = MIN(fetched, CHANNELS - 1) - column; /* prefetched: of the next panel's channels */
             for (int64_t c = column; c < stop; c += CHANNELS) {
-                const ahead part = {next + (c + first) * k_end, fetched < CHANNELS ? rate : 0};
+                const ahead part = {next + (c + first) * k_end, fetched < CHANNELS ? rate : 0, false};
                 (left >= 3 ? tile_3 : left == 2 ? tile_2 : tile_1)(l, t, c, part);
             }
         }
