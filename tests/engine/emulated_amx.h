@@ -1,5 +1,5 @@
 /* AMX's tile registers in plain C, in the place of the compiler's intrinsics: included before cpu.c, so that its AMX
- * build runs on any processor with AVX512-VNNI. Only what cpu.c uses, as Intel's manual (volume 2, TDPBSUD and its
+ * build runs on any processor with AVX512-VNNI. Only what cpu.c uses, as Intel's manual (volume 2, TDPBSSD and its
  * neighbours) has it; what the instructions would refuse ends the process. */
 #include <immintrin.h>
 #include <stdint.h>
@@ -11,12 +11,14 @@
 #define __AMX_INT8__ 1
 #undef _tile_loadd
 #undef _tile_stored
-#undef _tile_dpbsud
+#undef _tile_dpbssd
+#undef _tile_zero
 #define _tile_loadconfig emulated_loadconfig
 #define _tile_release emulated_release
 #define _tile_loadd(tile, from, stride) emulated_loadd(tile, from, stride)
 #define _tile_stored(tile, to, stride) emulated_stored(tile, to, stride)
-#define _tile_dpbsud(sums, rows, columns) emulated_dpbsud(sums, rows, columns)
+#define _tile_dpbssd(sums, rows, columns) emulated_dpbssd(sums, rows, columns)
+#define _tile_zero(tile) emulated_zero(tile)
 /* The system lends the registers. */
 #define syscall(number, code, feature) ((number) == SYS_arch_prctl && (code) == 0x1023 && (feature) == 18 ? 0 : -1)
 
@@ -59,8 +61,13 @@ static inline void emulated_stored(int tile, void *to, int64_t stride) {
         memcpy((char *)to + i * stride, emulated.data[tile][i], emulated.row_bytes[tile]);
 }
 
-/* sums[m][n] += sum over k of four products, signed by unsigned; 32 bits, which wrap around. */
-static inline void emulated_dpbsud(int sums, int rows, int columns) {
+static inline void emulated_zero(int tile) {
+    if (!emulated.is_configured) abort();
+    memset(emulated.data[tile], 0, sizeof emulated.data[tile]);
+}
+
+/* sums[m][n] += sum over k of four products of signed bytes; 32 bits, which wrap around. */
+static inline void emulated_dpbssd(int sums, int rows, int columns) {
     if (!emulated.is_configured || sums == rows || sums == columns || rows == columns) abort();
     if (emulated.rows[sums] != emulated.rows[rows] || emulated.row_bytes[sums] != emulated.row_bytes[columns] ||
         emulated.row_bytes[rows] / 4 != emulated.rows[columns])
@@ -72,7 +79,7 @@ static inline void emulated_dpbsud(int sums, int rows, int columns) {
                 memcpy(&sum, emulated.data[sums][m] + 4 * n, 4);
                 for (int i = 0; i < 4; i++)
                     sum = (int32_t)((uint32_t)sum + (uint32_t)((int8_t)emulated.data[rows][m][4 * k + i] *
-                                                               (int)emulated.data[columns][k][4 * n + i]));
+                                                               (int8_t)emulated.data[columns][k][4 * n + i]));
                 memcpy(emulated.data[sums][m] + 4 * n, &sum, 4);
             }
     __atomic_fetch_add(&emulated_products, 1, __ATOMIC_RELAXED);

@@ -354,9 +354,9 @@ CUT = [(2 * SPLIT_KEYS + 5, 3), (SPLIT_KEYS, 1), (7, 7), (SPLIT_KEYS + 1, 2)]
 
 @pytest.mark.skipif(not AMX_COMPILER, reason="no AVX512-VNNI, or no compiler")
 @pytest.mark.parametrize("activations", ["int16", "int8"])
-@pytest.mark.parametrize("num_groups", [1, 5, 10])
+@pytest.mark.parametrize("num_groups", [1, 5, 10, 20])
 def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
-    """With more rows than the kernels for few take, and groups of whole tiles; bit for bit."""
+    """More than one token, and groups of 128, 64 or 32 inputs; bit for bit."""
     generator = torch.Generator().manual_seed(num_groups)
     x, weight = torch.randn(41, 640, generator=generator), random_matrix(150, 640, generator)
     if num_groups > 1:
@@ -364,8 +364,9 @@ def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
     before = num_tile_products()
     mine = emulated_amx_kernels(activations).linear(x, weight)
     assert torch.equal(mine, ReferenceKernels(activations).linear(x, weight))
-    rows, panels, tiles_per_panel = 41 * (2 if activations == "int16" else 1), 3, 4
-    assert num_tile_products() - before == rows // 16 * panels * tiles_per_panel * 640 // 64 > 0
+    row_tiles = 6 if activations == "int16" else 3  # of 82 or 41 rows
+    channel_tiles, steps = 2 * 5, 640 // (32 if num_groups == 20 else 64)  # 150 channels, by 32
+    assert num_tile_products() - before == row_tiles * channel_tiles * steps
 
 
 @pytest.mark.parametrize("kind", BUILDS)

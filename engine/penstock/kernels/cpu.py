@@ -213,8 +213,9 @@ class NativeKernels:
 def _scratch(num_tokens: int, in_features: int, num_groups: int) -> Tensor:
     """Room for a product's activations as integers, with their sums and scales. The elements are float32,
     since torch allocates its default dtype faster than others."""
-    token_bytes = 2 * ((in_features + 63) // 64 * 64) + 8 * num_groups + 4
-    return torch.empty(num_tokens * token_bytes // 4)
+    token_bytes = 2 * ((in_features + 127) // 128 * 128) + 8 * num_groups + 4
+    tokens = num_tokens if num_tokens <= 1 else (num_tokens + 7) // 8 * 8
+    return torch.empty(tokens * token_bytes // 4)
 
 
 def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:

@@ -16,9 +16,9 @@ from penstock.errors import ConfigError
 from penstock.kernels.cpu import load_library
 from penstock.kernels.operands import QuantizedTensor
 
-#: Builds in which all parameters count. In the other builds, threads of one token's product are the only
-#: choice that a product of INT8 shows.
-_TUNABLE = ("amx", "avx512")
+#: The build in which all parameters count. In the other builds, prefetching and threads of one token's product
+#: are the only choices that a product of INT8 shows.
+_PACKING = "avx512"
 #: A value replaces another one if products take this share of the time, or less: less is noise.
 _FASTER = 0.97
 #: Most rounds of a trial, and the seconds after which no other round begins.
@@ -38,15 +38,14 @@ def trials(build: str, num_threads: int) -> list[Trial]:
     """What is compared for a build, one after the other. Rows are even: a token may have two."""
     half, most = max(1, num_threads // 2), max(1, 3 * num_threads // 4)
     threads = Trial("read_threads", tuple(dict.fromkeys((0, most, half))), (2,))
-    if build not in _TUNABLE:
-        return [threads] if num_threads > 1 else []
-    return [
-        Trial("prefetch_bytes", (2048, 0, 1024, 4096), (2,)),
-        *([threads] if num_threads > 1 else []),
-        Trial("few_rows", (16, 8, 4), (6, 8, 16)),
-        Trial("panel_inputs_few", (256, 512, 1024), (32, 64)),
-        Trial("panel_inputs", (2048, 1024), (256,)),
-    ]
+    found = [Trial("prefetch_bytes", (2048, 0, 1024, 4096), (2,)), *([threads] if num_threads > 1 else [])]
+    if build == _PACKING:
+        found += [
+            Trial("few_rows", (16, 8, 4), (6, 8, 16)),
+            Trial("panel_inputs_few", (256, 512, 1024), (32, 64)),
+            Trial("panel_inputs", (2048, 1024), (256,)),
+        ]
+    return found
 
 
 def apply(tuning: KernelTuning, build: str | None = None) -> None:

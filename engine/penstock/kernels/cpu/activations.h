@@ -24,7 +24,9 @@ typedef struct {
     int rows_per_token;
     int64_t words; /* 0, or the inputs of a block, of which the 16-bit integers of even inputs lie before those of odd
                     * inputs; a token then has one row */
-    int64_t halved; /* the first inputs, in each 128 of which the even ones lie before the odd ones; a multiple of 128 */
+    int64_t halved, halved_by; /* of the first inputs, which are a multiple of `halved_by` (0: there are none), the even ones
+                                * lie before the odd ones in each `halved_by` */
+    bool in_tiles; /* four inputs of 16 rows side by side: the rows hi of eight tokens, then the rows lo; else 16 tokens */
     int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
     float limit;
     integer *rows;
@@ -115,19 +117,24 @@ INLINE void quantize_groups(const activations *a, const float *x, float divisor,
         else quantize_halves(x + k, divisor, hi + k, hi, a->offset, sums, sums, false);
 }
 
-static void quantize_token(void *context, int64_t token) {
-    const activations *a = context;
+/* Sets the token's scale, and returns what its inputs are divided by. */
+INLINE float token_divisor(const activations *a, int64_t token) {
     const float *x = a->x + token * a->x_stride;
-    const int64_t k_end = a->in_features, size = a->group_size, n = a->num_groups, row = token * a->rows_per_token;
     int32_t largest = 0; /* the bits have the order of the numbers; NaN is the largest */
-    for (int64_t k = 0; k < k_end; k++) largest = MAX(largest, bits_of(x[k]) & 0x7fffffff);
+    for (int64_t k = 0; k < a->in_features; k++) largest = MAX(largest, bits_of(x[k]) & 0x7fffffff);
     float s;
     memcpy(&s, &largest, 4);
     s /= a->limit;
     if (s < 1.17549435e-38f) s = 0.0f; /* subnormal, too coarse to divide by: the row counts as 0 */
     if (!(s < INFINITY)) s = NAN;      /* NaN or infinity makes the whole row NaN */
     a->token_scales[token] = s;
-    const float divisor = s > 0.0f ? s : INFINITY;
+    return s > 0.0f ? s : INFINITY;
+}
+
+static void quantize_token(void *context, int64_t token) {
+    const activations *a = context;
+    const float *x = a->x + token * a->x_stride, divisor = token_divisor(a, token);
+    const int64_t k_end = a->in_features, size = a->group_size, n = a->num_groups, row = token * a->rows_per_token;
     integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
     int32_t *sums = a->corrections + row * n;
     if (a->words) {
@@ -147,4 +154,14 @@ static void quantize_token(void *context, int64_t token) {
     quantize_groups(a, x, divisor, hi, lo, sums);
     for (int part = 0; part < a->rows_per_token; part++)
         memset(hi + part * a->padded + k_end, 0, (a->padded - k_end) * sizeof(integer));
+}
+
+/* Where input k of a row lies. Part rows of a token follow each other. */
+INLINE int64_t activation_at(const activations *a, int64_t row, int64_t k) {
+    const int64_t by = a->halved_by, token = row / a->rows_per_token, part = row % a->rows_per_token;
+    if (HAS_PAIRS && a->rows_per_token == 2) return token * 2 * a->padded + k / 8 * 16 + part * 8 + k % 8;
+    if (k < a->halved) k = k / by * by + k % 2 * (by / 2) + k % by / 2;
+    if (!a->in_tiles) return row * a->padded + k;
+    const int64_t at_once = 16 / a->rows_per_token, tile = token / at_once, in_tile = token % at_once + 8 * part;
+    return tile * 16 * a->padded + k / 4 * 64 + in_tile * 4 + k % 4;
 }

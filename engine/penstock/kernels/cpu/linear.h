@@ -120,6 +120,14 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
 
 #include "linear_steps.h"
 
+/* Tiles of AMX, where a build has none. */
+#if !defined(__AMX_INT8__)
+enum { TILE = 16, has_tiles = 0 };
+static bool takes_tiles(const linear *l, int64_t num_tokens, int64_t size) { return (void)l, (void)num_tokens, (void)size, false; }
+static void linear_tiles(const linear *l, int64_t column, int64_t column_end) { (void)l, (void)column, (void)column_end; }
+static void quantize_tile(void *context, int64_t tile) { (void)context, (void)tile; }
+#endif
+
 static void linear_rest(const linear *l, int64_t column, int64_t column_end);
 
 #if HAS_VNNI
@@ -155,16 +163,13 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
         stop = MIN(k + 256, k_end);
         const int8_t *restrict w = integers_at(l, column, k, stop, room);
         for (int part = 0; part < a->rows_per_token; part++) {
-            const integer *restrict x = a->rows + token * a->rows_per_token * a->padded;
+            const int64_t row = token * a->rows_per_token + part;
+            const integer *restrict x = a->rows + row * a->padded + k;
             int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
-            if (HAS_PAIRS && a->rows_per_token == 2)
-                for (int64_t i = k; i < stop; i++) some += w[i - k] * x[i / 8 * 16 + part * 8 + i % 8];
-            else if (k < a->halved)
-                for (int64_t i = k; i < stop; i++)
-                    some += w[i - k] * x[part * a->padded + (i < a->halved ? i / 128 * 128 + i % 2 * 64 + i % 128 / 2 : i)];
+            if ((HAS_PAIRS && a->rows_per_token == 2) || a->in_tiles || k < a->halved)
+                for (int64_t i = k; i < stop; i++) some += w[i - k] * a->rows[activation_at(a, row, i)];
             else
-                for (int64_t i = 0, at = part * a->padded + k; i < stop - k; i++)
-                    some += (int16_t)w[i] * (int16_t)x[at + i];
+                for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)x[i];
             dots[part] += some;
         }
     }
@@ -226,7 +231,8 @@ static void linear_stepped(const linear *l, int64_t column, int64_t column_end) 
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
-    if (l->kind == INT4_STEPS && !is_few(l)) linear_stepped(l, column, end);
+    if (l->a->in_tiles) linear_tiles(l, column, end);
+    else if (l->kind == INT4_STEPS && !is_few(l)) linear_stepped(l, column, end);
     else linear_rest(l, linear_fast(l, column, end), end);
 }
 
@@ -251,18 +257,23 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
         for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
         offset = WEIGHT_OFFSET;
     }
-    const bool sums_groups = has_groups && l->kind != INT4_STEPS;
-    const int64_t words = l->kind == INT8 || l->kind == INT4_STEPS ? 0 : code_block(num_tokens, activation_bits);
+    const bool sums_groups = has_groups && l->kind != INT4_STEPS, in_tiles = takes_tiles(l, num_tokens, size);
+    const int64_t words = l->kind == INT8 || l->kind == INT4_STEPS || in_tiles ? 0 : code_block(num_tokens, activation_bits);
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
-    const int64_t halved = HAS_VNNI && l->kind == INT4_STEPS && num_tokens == 1 ? in_features / 128 * 128 : 0;
+    const bool is_halved = in_tiles ? l->kind != INT8 : HAS_VNNI && l->kind == INT4_STEPS && num_tokens == 1;
+    const int64_t halved_by = is_halved ? l->kind == INT4_STEPS ? 128 : size : 0;
+    const int64_t halved = !is_halved ? 0 : in_tiles ? in_features : in_features / 128 * 128;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
-    const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
+    const int64_t padded = in_tiles ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
+    const int64_t num_tiles = (num_tokens * rows_per_token + TILE - 1) / TILE;
+    const int64_t num_rows = in_tiles ? num_tiles * TILE : num_tokens * rows_per_token;
     int32_t *corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
     float *token_scales = (float *)(corrections + num_rows * l->num_groups);
     activations a = {x, x_stride, num_tokens, in_features, padded, sums_groups ? size : in_features,
-                     sums_groups ? l->num_groups : 1, rows_per_token, words, halved, offset, limit, scratch,
+                     sums_groups ? l->num_groups : 1, rows_per_token, words, halved, halved_by, in_tiles, offset, limit, scratch,
                      corrections, token_scales};
-    for_rows(num_tokens, in_features, quantize_token, &a);
+    if (in_tiles) for_rows(num_tiles, TILE / rows_per_token * in_features, quantize_tile, &a);
+    else for_rows(num_tokens, in_features, quantize_token, &a);
     /* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */
     const int64_t share = l->out_features / (8 * (atomic_load(&pool.num_wanted) + 1));
     l->columns_per_task = MAX(64, share / 64 * 64);
@@ -306,9 +317,5 @@ EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_t
 /* Whether products with many tokens use AMX: the processor has AMX, the system lends its registers, and a trial
  * computes as expected. */
 EXPORT int penstock_has_tiles(void) {
-#if HAS_VNNI
     return has_tiles;
-#else
-    return 0;
-#endif
 }

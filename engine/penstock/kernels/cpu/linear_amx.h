@@ -1,85 +1,446 @@
-/* Sixteen rows by a packed panel with AMX. Part of linear_vnni.h.
+/* Products of several tokens with AMX. Part of linear_vnni.h.
  *
- * A tile register holds 16 rows of 64 bytes. tdpbsud, for signed rows and unsigned weights, multiplies 16 rows of
- * activations by 16 channels of a panel, 64 inputs at once, and gives the same sums as vpdpbusd. */
+ * A tile register holds 16 rows of up to 64 bytes. tdpbssd multiplies 16 channels of weights by 16 rows of activations,
+ * 64 inputs (or the 32 of a group) at once, both signed. Weights come as INT8, in tiles of 16 channels by 64 inputs;
+ * codes of 4 bits become INT8 on the way. Activations are quantized into tiles of 16 rows: four inputs of all rows lie
+ * side by side. */
 #pragma once
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TILE = 16, TILE_INPUTS = 64 };
+enum {
+    TILE = 16,
+    TILE_BYTES = TILE * 64,
+    TILE_CHANNELS = 2 * TILE, /* whose weights lie in tiles at a time */
+    /* From 64 inputs to the next; without the gap, all stores of a channel would meet in two sets of the L1 cache. */
+    CHANNELS_BYTES = TILE_CHANNELS * 64 + 64,
+    TILE_SPAN = 512,          /* channels and tokens whose sums are kept */
+    TILE_TOKENS = 128,
+    ROW_TILES = 2 * TILE_TOKENS / TILE, /* in tiles */
+    /* Inputs at a time: activations of many rows stay in the L2 cache while all channels meet them. */
+    TILE_INPUTS = 1024,
+    TILE_INPUTS_FEW = 4096,
+    FEW_TILES = 4 /* of rows */
+};
+static _Thread_local struct {
+    int8_t weights[TILE_INPUTS_FEW / 64 * CHANNELS_BYTES] __attribute__((aligned(64))); /* [inputs / 64, 32, 64] */
+    union {
+        int32_t sums[TILE_SPAN / TILE][ROW_TILES][TILE * TILE]; /* [.., .., 16 channels, 16 rows] */
+        double totals[TILE_SPAN][TILE_TOKENS];                  /* with groups */
+    };
+    float units[TILE_SPAN]; /* of steps */
+    double scales[TILE_CHANNELS][TILE_INPUTS_FEW / 32], minima[TILE_CHANNELS][TILE_INPUTS_FEW / 32];
+} tiles __attribute__((aligned(64)));
 
 /* GCC's intrinsics for loading don't say that they read memory. Without this asm, GCC could move an earlier write
  * behind the load. */
-#define READS_MEMORY(at) __asm__ volatile("" : : "r"(at) : "memory")
+#define READS_MEMORY() __asm__ volatile("" : : : "memory")
 
-/* Gives this thread all eight tile registers, in the one shape that this file uses, until stop_tiles(). */
-static void start_tiles(void) {
+/* Gives this thread all eight tile registers, in shapes for `inputs` at once: sums, two tiles of channels, two of rows. */
+static void start_tiles(int inputs) {
     struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.row_bytes[i] = TILE_INPUTS, shape.rows[i] = TILE;
-    READS_MEMORY(&shape);
+    for (int i = 0; i < 8; i++) {
+        shape.row_bytes[i] = i == 4 || i == 5 ? inputs : 64;
+        shape.rows[i] = i < 6 ? TILE : inputs / 4;
+    }
+    READS_MEMORY();
     _tile_loadconfig(&shape);
 }
-static void stop_tiles(void) { _tile_release(); }
 
-/* The same as tile_6 and the other tiles, but with whole multiples of TILE_INPUTS inputs: inputs that a panel and its
- * rows don't have count as zero. */
-static void tile_16(const int8_t *x, int64_t stride, const int8_t *w, int64_t inputs, const int32_t *corrections,
-                    int64_t num_groups, const ahead *next, int32_t (*sums)[PANEL]) {
-    enum { ROW = PANEL * 4 }; /* bytes of a row of sums, and of four inputs of a panel */
-    if (corrections)
-        for (int i = 0; i < TILE; i++)
-            for (int c = 0; c < PANEL; c += 16)
-                _mm512_storeu_si512(sums[i] + c, _mm512_set1_epi32(corrections[i * num_groups]));
-    READS_MEMORY(sums);
-    _tile_loadd(0, sums[0], ROW);
-    _tile_loadd(1, sums[0] + 16, ROW);
-    _tile_loadd(2, sums[0] + 32, ROW);
-    _tile_loadd(3, sums[0] + 48, ROW);
-    for (int64_t k = 0; k < inputs; k += TILE_INPUTS, w += PANEL * TILE_INPUTS) {
-        fetch(next, k);
-        _tile_loadd(4, x + k, stride);
-        _tile_loadd(5, w, ROW);
-        _tile_loadd(6, w + 64, ROW);
-        _tile_dpbsud(0, 4, 5);
-        _tile_loadd(7, w + 128, ROW);
-        _tile_dpbsud(1, 4, 6);
-        _tile_loadd(5, w + 192, ROW);
-        _tile_dpbsud(2, 4, 7);
-        _tile_dpbsud(3, 4, 5);
+/* Where the weights of TILE_CHANNELS channels lie: bytes from a channel to the next, and from 64 inputs to the next. */
+typedef struct {
+    const int8_t *at;
+    int64_t channel, inputs;
+} tile_weights;
+
+/* Two tiles of channels by one or two tiles of rows. `step` inputs are multiplied at once. `x` and `x2` are the rows'
+ * tiles, `sums` those of the first channels, `sums2` of the others. */
+INLINE void tile_product(const tile_weights *w, const int8_t *x, const int8_t *x2, int64_t inputs, int32_t (*sums)[TILE * TILE],
+                         int32_t (*sums2)[TILE * TILE], bool begins, const ahead *next, int64_t place, const int step,
+                         const bool two) {
+    READS_MEMORY();
+    if (begins) {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (two) _tile_zero(2);
+        if (two) _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums[0], 64);
+        _tile_loadd(1, sums2[0], 64);
+        if (two) _tile_loadd(2, sums[1], 64);
+        if (two) _tile_loadd(3, sums2[1], 64);
     }
-    _tile_stored(0, sums[0], ROW);
-    _tile_stored(1, sums[0] + 16, ROW);
-    _tile_stored(2, sums[0] + 32, ROW);
-    _tile_stored(3, sums[0] + 48, ROW);
+    for (int64_t k = 0; k < inputs; k += step) {
+        const int8_t *at = w->at + k / 64 * w->inputs + k % 64;
+        fetch(next, place + k);
+        _tile_loadd(6, x + k * TILE, 64);
+        _tile_loadd(4, at, w->channel);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(5, at + TILE * w->channel, w->channel);
+        _tile_dpbssd(1, 5, 6);
+        if (!two) continue;
+        _tile_loadd(7, x2 + k * TILE, 64);
+        _tile_dpbssd(2, 4, 7);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums2[0], 64);
+    if (two) _tile_stored(2, sums[1], 64);
+    if (two) _tile_stored(3, sums2[1], 64);
+}
+#define DEFINE_TILE_PRODUCT(name, step, two)                                                       \
+    NOINLINE void name(const tile_weights *w, const int8_t *x, const int8_t *x2, int64_t inputs, \
+                       int32_t (*sums)[TILE * TILE], int32_t (*sums2)[TILE * TILE], bool begins, const ahead *next, int64_t place) { \
+        tile_product(w, x, x2, inputs, sums, sums2, begins, next, place, step, two);               \
+    }
+DEFINE_TILE_PRODUCT(one_by_64, 64, false)
+DEFINE_TILE_PRODUCT(two_by_64, 64, true)
+DEFINE_TILE_PRODUCT(one_by_32, 32, false)
+DEFINE_TILE_PRODUCT(two_by_32, 32, true)
+
+/* Some tokens by some channels, at most TILE_TOKENS by TILE_SPAN. */
+typedef struct {
+    const linear *l;
+    int64_t column, column_end, token, num_tokens;
+    int64_t num_tiles; /* of rows */
+    int step;
+    bool is_split;
+} tile_block;
+
+/* What 64 bytes at `w` hold of a channel, as tiles: 64 inputs, or with codes 128, of which in each `half` the even ones
+ * lie before the odd ones. `tables` has what codes stand for. */
+INLINE void fill_64(const int8_t *w, __mmask64 mask, __m512i tables, int8_t *to, const int kind, const int half) {
+    const __m512i bytes = _mm512_maskz_loadu_epi8(mask, w), low = _mm512_set1_epi8(15);
+    if (kind == INT8) {
+        _mm512_store_si512(to, bytes);
+        return;
+    }
+    const __m512i even = _mm512_shuffle_epi8(tables, _mm512_and_si512(bytes, low));
+    const __m512i odd = _mm512_shuffle_epi8(tables, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low));
+    if (half == 128) {
+        _mm512_store_si512(to, even);
+        _mm512_store_si512(to + CHANNELS_BYTES, odd);
+        return;
+    }
+    const __m512i order = half == 64 ? _mm512_set_epi64(11, 10, 9, 8, 3, 2, 1, 0) : _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i second = _mm512_add_epi64(order, _mm512_set1_epi64(4));
+    _mm512_store_si512(to, _mm512_permutex2var_epi64(even, order, odd));
+    _mm512_store_si512(to + CHANNELS_BYTES, _mm512_permutex2var_epi64(even, second, odd));
+}
+
+/* The inputs of channel c from k on as tiles. The bytes at `next`, `apart` and so on are needed soon, four streams. */
+INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, int8_t *to, const int8_t *next,
+                         int64_t apart, float unit, const int kind, const int half, const int shift) {
+    const int stride = (kind == INT8 ? 1 : 2) * CHANNELS_BYTES;
+    const int8_t *w = l->qweight + c * l->row_bytes + (k >> (kind != INT8));
+    const int64_t bytes = MIN(inputs, l->a->in_features - k) >> (kind != INT8);
+    uint16_t at[TILE_INPUTS_FEW / 32 + 16];
+    const __m512i offset = _mm512_set1_epi8((char)(l->has_minimum ? 0 : l->a->offset));
+    const __m512i table = kind == INT8 ? offset : _mm512_sub_epi8(table_of(l), offset);
+    if (kind == INT4_STEPS) step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, at);
+#define FILL(j, mask)                                                                              \
+    fill_64(w + i + 64 * j, mask, kind == INT4_STEPS ? as_unsigned(step_tables(at + ((i + 64 * j) * 2 >> shift), shift)) : table, \
+            to + j * stride, kind, half);
+    int64_t i = 0;
+    for (; i + 256 <= bytes; i += 256, to += 4 * stride) {
+        if (next)
+            for (int j = 0; j < 4; j++) _mm_prefetch(next + j * apart + i / 4, _MM_HINT_T0);
+        FILL(0, ~(__mmask64)0) FILL(1, ~(__mmask64)0) FILL(2, ~(__mmask64)0) FILL(3, ~(__mmask64)0)
+    }
+    for (; i < bytes; i += 64, to += stride) FILL(0, bytes - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (bytes - i)) - 1)
+#undef FILL
+}
+
+/* Inputs of some channels, at most TILE_CHANNELS; missing ones are zeros. Four channels in turns are streams. */
+INLINE void fill_tiles_of(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next, const int kind,
+                          const int half, const int shift) {
+    const int64_t channels = MIN(TILE_CHANNELS, b->column_end - column);
+    const float *units = tiles.units + (column - b->column);
+    for (int64_t i = 0; i < TILE_CHANNELS; i++) {
+        const int64_t c = i % 4 * (TILE_CHANNELS / 4) + i / 4;
+        int8_t *to = tiles.weights + c * 64;
+        const int8_t *soon = next->lines ? NULL : next->w + i / 4 * next->stride + i % 4 * (inputs >> (kind == INT8 ? 2 : 3));
+        const int64_t apart = TILE_CHANNELS / 4 * next->stride;
+        if (c < channels) fill_channel(b->l, column + c, k, inputs, to, soon, apart, units[c], kind, half, shift);
+        else
+            for (int64_t j = 0; j < inputs; j += 64, to += CHANNELS_BYTES) _mm512_store_si512(to, _mm512_setzero_si512());
+    }
+}
+#define DEFINE_FILL(name, kind, half, shift)                                                       \
+    NOINLINE void name(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next) { \
+        fill_tiles_of(b, column, k, inputs, next, kind, half, shift);                              \
+    }
+DEFINE_FILL(fill_int8, INT8, 0, 0)
+DEFINE_FILL(fill_codes_32, INT4, 32, 5)
+DEFINE_FILL(fill_codes_64, INT4, 64, 6)
+DEFINE_FILL(fill_codes_128, INT4, 128, 7)
+DEFINE_FILL(fill_steps_32, INT4_STEPS, 128, 5)
+DEFINE_FILL(fill_steps_64, INT4_STEPS, 128, 6)
+DEFINE_FILL(fill_steps_128, INT4_STEPS, 128, 7)
+
+static void fill_tiles(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next) {
+    const linear *l = b->l;
+    const int64_t size = l->a->in_features / l->num_groups;
+    if (l->kind == INT8) fill_int8(b, column, k, inputs, next);
+    else if (l->kind == INT4_STEPS)
+        (size == 32 ? fill_steps_32 : size == 64 ? fill_steps_64 : fill_steps_128)(b, column, k, inputs, next);
+    else (size == 32 ? fill_codes_32 : size == 64 ? fill_codes_64 : fill_codes_128)(b, column, k, inputs, next);
+}
+
+/* The scales and minima of some channels' groups. */
+static void load_tile_scales(const tile_block *b, int64_t column, int64_t group, int64_t group_end) {
+    const linear *l = b->l;
+    const int64_t n = l->num_groups, per = l->kind == INT8 ? 1 : l->numbers.block_groups;
+    for (int64_t c = 0; c < MIN(TILE_CHANNELS, b->column_end - column); c++)
+        for (int64_t g = group - group % per, stop; g < group_end; g = stop) {
+            float scales[GROUPS_AT_ONCE];
+            double minima[GROUPS_AT_ONCE];
+            stop = MIN(g + GROUPS_AT_ONCE, (group_end + per - 1) / per * per);
+            if (l->kind == INT8) memcpy(scales, l->scale + (column + c) * n + g, (stop - g) * sizeof *scales);
+            else find_scales(l, column + c, g, stop - g, scales, minima);
+            for (int64_t i = MAX(g, group); i < MIN(stop, group_end); i++) {
+                tiles.scales[c][i - group] = scales[i - g];
+                if (l->has_minimum) tiles.minima[c][i - group] = minima[i - g];
+            }
+        }
+}
+
+/* The exact sums of eight tokens in a channel; the second half of a token's rows lie behind the first. */
+INLINE __m512d tile_sums(const int32_t *sums, int half, const bool is_split) {
+    const __m256i first = _mm256_loadu_si256((const __m256i *)(sums + 8 * half));
+    if (!is_split) return _mm512_cvtepi32_pd(first);
+    const __m256i second = _mm256_loadu_si256((const __m256i *)(sums + 8));
+    return _mm512_fmadd_pd(_mm512_cvtepi32_pd(first), _mm512_set1_pd(256), _mm512_cvtepi32_pd(second));
+}
+
+/* Add the sums of a group, of a tile of rows, to the totals. Only these additions round: see add_group(). */
+INLINE void add_tile(const tile_block *b, int64_t column, int64_t tile, int64_t group, int64_t slot,
+                     int32_t (*const sums[2])[TILE * TILE], int which, const bool is_split, const bool has_minimum) {
+    const int halves = is_split ? 1 : 2;
+    const int64_t token = tile * TILE / b->l->a->rows_per_token;
+    __m512d minus[2] = {};
+    if (has_minimum)
+        for (int h = 0; h < halves; h++) {
+            double of[8] = {};
+            for (int64_t i = 0; i < MIN(8, b->num_tokens - token - 8 * h); i++)
+                of[i] = minus_sum(b->l->a, b->token + token + 8 * h + i, group);
+            minus[h] = _mm512_loadu_pd(of);
+        }
+    for (int c = 0; c < TILE_CHANNELS; c++) {
+        const int32_t *own = sums[c / TILE][which] + c % TILE * TILE;
+        const __m512d scale = _mm512_set1_pd(tiles.scales[c][slot]);
+        double *totals = tiles.totals[column - b->column + c] + token;
+        for (int h = 0; h < halves; h++) {
+            const __m512d exact = tile_sums(own, h, is_split), before = _mm512_loadu_pd(totals + 8 * h);
+            if (has_minimum) {
+                const __m512d less = _mm512_mul_pd(minus[h], _mm512_set1_pd(tiles.minima[c][slot]));
+                _mm512_storeu_pd(totals + 8 * h, _mm512_add_pd(before, _mm512_fmadd_pd(exact, scale, less)));
+            } else _mm512_storeu_pd(totals + 8 * h, _mm512_fmadd_pd(exact, scale, before));
+        }
+    }
+}
+static void add_tile_of(const tile_block *b, int64_t column, int64_t tile, int64_t group, int64_t slot,
+                        int32_t (*const sums[2])[TILE * TILE], int which) {
+    if (b->l->has_minimum && b->is_split) add_tile(b, column, tile, group, slot, sums, which, true, true);
+    else if (b->l->has_minimum) add_tile(b, column, tile, group, slot, sums, which, false, true);
+    else if (b->is_split) add_tile(b, column, tile, group, slot, sums, which, true, false);
+    else add_tile(b, column, tile, group, slot, sums, which, false, false);
+}
+
+/* One or two tiles of rows, by inputs from k on of TILE_CHANNELS channels. */
+static void multiply_tiles(const tile_block *b, const tile_weights *w, int64_t column, int64_t tile, bool two, int64_t k,
+                           int64_t inputs, const ahead *next) {
+    const activations *a = b->l->a;
+    const int8_t *x = a->rows + (b->token * a->rows_per_token + tile * TILE) * a->padded + k * TILE;
+    const int8_t *x2 = x + TILE * a->padded;
+    void (*const product)(const tile_weights *, const int8_t *, const int8_t *, int64_t, int32_t(*)[TILE * TILE],
+                          int32_t(*)[TILE * TILE], bool, const ahead *, int64_t) =
+        b->step == 64 ? two ? two_by_64 : one_by_64 : two ? two_by_32 : one_by_32;
+    if (!b->l->is_grouped) {
+        int32_t(*const sums)[ROW_TILES][TILE * TILE] = tiles.sums + (column - b->column) / TILE;
+        product(w, x, x2, inputs, sums[0] + tile, sums[1] + tile, k == 0, next, 0);
+        return;
+    }
+    int32_t first[2][TILE * TILE] __attribute__((aligned(64))), second[2][TILE * TILE] __attribute__((aligned(64)));
+    int32_t(*const sums[2])[TILE * TILE] = {first, second};
+    const int64_t size = a->group_size;
+    for (int64_t done = 0, slot = 0; done < inputs && k + done < a->in_features; done += size, slot++) {
+        const tile_weights own = {w->at + done / 64 * w->inputs + done % 64, w->channel, w->inputs};
+        product(&own, x + done * TILE, x2 + done * TILE, size, first, second, true, next, done);
+        for (int i = 0; i <= two; i++) add_tile_of(b, column, tile + i, k / size + slot, slot, sums, i);
+    }
+}
+
+/* The results of sixteen channels and up to sixteen tokens. */
+INLINE void finish_tile(const tile_block *b, int64_t column, int64_t token, const bool is_split) {
+    const linear *l = b->l;
+    const int64_t channel = column - b->column, tokens = MIN(16, b->num_tokens - token);
+    const __mmask16 there = b->column_end - column >= 16 ? 0xffff : (1u << (b->column_end - column)) - 1;
+    double token_scales[16] = {};
+    float y[16][16] __attribute__((aligned(64)));
+    for (int64_t i = 0; i < tokens; i++) token_scales[i] = l->a->token_scales[b->token + token + i];
+    for (int c = 0; c < 16 && column + c < b->column_end; c++)
+        for (int h = 0; h < 2; h++) {
+            __m512d value, scale = _mm512_loadu_pd(token_scales + 8 * h);
+            if (l->is_grouped) value = _mm512_loadu_pd(tiles.totals[channel + c] + token + 8 * h);
+            else {
+                const int64_t tile = is_split ? token / 8 + h : token / 16;
+                const float of_weights = l->kind == INT4_STEPS ? tiles.units[channel + c] : l->scale[column + c];
+                value = tile_sums(tiles.sums[channel / TILE][tile] + c * TILE, is_split ? 0 : h, is_split);
+                scale = _mm512_mul_pd(scale, _mm512_set1_pd(of_weights));
+            }
+            _mm256_store_ps(y[c] + 8 * h, _mm512_cvtpd_ps(_mm512_mul_pd(value, scale)));
+        }
+    transpose_words((const int8_t *)y, 64, (int8_t *)y, 64);
+    const __m512 bias = l->bias ? _mm512_maskz_loadu_ps(there, l->bias + column) : _mm512_setzero_ps();
+    for (int64_t i = 0; i < tokens; i++) {
+        const __m512 of = _mm512_load_ps(y[i]);
+        float *to = l->y + (b->token + token + i) * l->out_features + column;
+        _mm512_mask_storeu_ps(to, there, l->bias ? _mm512_add_ps(of, bias) : of);
+    }
+}
+
+static void tile_products(const tile_block *b, const int8_t *next_weights) {
+    const linear *l = b->l;
+    const activations *a = l->a;
+    const int64_t k_end = a->padded, at_once = b->num_tiles > FEW_TILES ? TILE_INPUTS : TILE_INPUTS_FEW;
+    const int64_t pairs = (b->num_tiles + 1) / 2, lines = b->num_tiles > 2 ? (TILE_CHANNELS + pairs - 1) / pairs : 0;
+    const bool is_direct = l->kind == INT8 && b->num_tiles <= FEW_TILES; /* weights are met once or twice: copies would cost more */
+    if (l->is_grouped)
+        for (int64_t c = 0; c < MIN(TILE_SPAN, (b->column_end - b->column + 31) / 32 * 32); c++)
+            memset(tiles.totals[c], 0, b->num_tiles * TILE / a->rows_per_token * sizeof(double));
+    for (int64_t k = 0, stop; k < k_end; k = stop) {
+        stop = MIN(k + at_once, k_end);
+        for (int64_t c = b->column; c < b->column_end; c += TILE_CHANNELS) {
+            const int8_t *soon = c + TILE_CHANNELS < b->column_end ? l->qweight + (c + TILE_CHANNELS) * l->row_bytes + (k >> l->shift)
+                                 : stop < k_end ? l->qweight + b->column * l->row_bytes + (stop >> l->shift)
+                                                : next_weights;
+            ahead next = {soon, l->row_bytes, lines, l->shift};
+            tile_weights w = {tiles.weights, 64, CHANNELS_BYTES};
+            if (is_direct && b->column_end - c >= TILE_CHANNELS && stop <= a->in_features)
+                w = (tile_weights){l->qweight + c * l->row_bytes + k, l->row_bytes, 64};
+            else fill_tiles(b, c, k, stop - k, &next);
+            if (l->is_grouped) load_tile_scales(b, c, k / a->group_size, MIN(stop, a->in_features) / a->group_size);
+            for (int64_t tile = 0, left = TILE_CHANNELS; tile < b->num_tiles; tile += 2) {
+                multiply_tiles(b, &w, c, tile, tile + 1 < b->num_tiles, k, stop - k, &next);
+                next.w += next.lines * l->row_bytes, left -= next.lines, next.lines = MIN(lines, left);
+            }
+        }
+    }
+    for (int64_t c = b->column; c < b->column_end; c += TILE)
+        for (int64_t t = 0; t < b->num_tokens; t += 16)
+            if (b->is_split) finish_tile(b, c, t, true);
+            else finish_tile(b, c, t, false);
+}
+
+/* The units of steps. False: some channels have none. */
+static bool find_units(const linear *l, int64_t column, int64_t column_end) {
+    for (int64_t c = column; c < column_end; c++)
+        if (!find_steps(l, c, steps.at[0], tiles.units + (c - column))) return false;
+    return true;
+}
+
+/* All channels, for activations in tiles. Channels without steps are computed in plain C, and those that are packed with
+ * them. */
+static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
+    const activations *a = l->a;
+    start_tiles(l->is_grouped && a->group_size < 64 ? 32 : 64);
+    const int64_t span = l->kind == INT4_STEPS ? TILE_CHANNELS : TILE_SPAN;
+    for (int64_t stop; column < column_end; column = stop) {
+        stop = MIN(column + TILE_SPAN, column_end);
+        if (l->kind == INT4_STEPS && !find_units(l, column, stop)) {
+            stop = MIN(column + span, column_end);
+            if (!find_units(l, column, stop)) {
+                linear_rest(l, column, stop);
+                continue;
+            }
+        }
+        for (int64_t t = 0; t < a->num_tokens; t += TILE_TOKENS) {
+            const int64_t tokens = MIN(TILE_TOKENS, a->num_tokens - t);
+            const tile_block b = {l, column, stop, t, tokens, (tokens * a->rows_per_token + TILE - 1) / TILE,
+                                  l->is_grouped && a->group_size < 64 ? 32 : 64, a->rows_per_token == 2};
+            tile_products(&b, l->qweight + (t + TILE_TOKENS < a->num_tokens ? column : next_column(l, stop)) * l->row_bytes);
+        }
+    }
+    _tile_release();
+}
+
+/* Quantizing activations into tiles: 128 inputs of all rows of a tile at a time. Rows without a token are zeros. */
+INLINE void quantize_inputs(const activations *a, int64_t token, int64_t k, float divisor, int8_t *hi, int8_t *lo) {
+    const int64_t half = a->halved_by ? a->halved_by : 1, size = a->num_groups > 1 ? a->group_size : 128, row = token * a->rows_per_token;
+    const float *x = a->x + token * a->x_stride + k;
+    float some[128], own[128];
+    if (a->in_features - k < 128) {
+        memset(some, 0, sizeof some);
+        x = memcpy(some, x, (a->in_features - k) * sizeof *x);
+    }
+    if (half > 1) {
+        for (int64_t i = 0; i < 128; i += half)
+            for (int64_t j = 0; j < half / 2; j++) own[i + j] = x[i + 2 * j], own[i + half / 2 + j] = x[i + 2 * j + 1];
+        x = own;
+    }
+    for (int64_t i = 0; i < 128; i += size) {
+        int32_t sums[2];
+        if (lo) quantize_group(x + i, size, divisor, hi + i, lo + i, a->offset, sums, sums + 1, true);
+        else quantize_group(x + i, size, divisor, hi + i, NULL, a->offset, sums, NULL, false);
+        const int64_t group = a->num_groups > 1 ? (k + i) / size : 0;
+        if (group >= a->num_groups) continue;
+        int32_t *corrections = a->corrections + row * a->num_groups + group; /* of one group: modulo 2^32 */
+        corrections[0] = (int32_t)((uint32_t)corrections[0] + (uint32_t)sums[0]);
+        if (lo) corrections[a->num_groups] = (int32_t)((uint32_t)corrections[a->num_groups] + (uint32_t)sums[1]);
+    }
+}
+static void quantize_tile(void *context, int64_t tile) {
+    const activations *a = context;
+    const bool is_split = a->rows_per_token == 2;
+    const int64_t tokens = TILE / a->rows_per_token, token = tile * tokens, there = MIN(tokens, a->num_tokens - token);
+    int8_t rows[TILE][128] __attribute__((aligned(64))) = {}, *to = a->rows + tile * TILE * a->padded;
+    float divisors[TILE];
+    memset(a->corrections + token * a->rows_per_token * a->num_groups, 0,
+           there * a->rows_per_token * a->num_groups * sizeof *a->corrections);
+    for (int64_t i = 0; i < there; i++) divisors[i] = token_divisor(a, token + i);
+    for (int64_t k = 0; k < a->padded; k += 128, to += 128 * TILE) {
+        for (int64_t i = 0; i < there; i++)
+            quantize_inputs(a, token + i, k, divisors[i], rows[i], is_split ? rows[8 + i] : NULL);
+        transpose_words(rows[0], 128, to, 64);
+        transpose_words(rows[0] + 64, 128, to + 64 * TILE, 64);
+    }
 }
 
 /* Linux lends tile registers to a process that asks with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Where
- * Linux refuses, or a trial product is wrong (no real processor with AMX has run this yet), VNNI serves. */
+ * Linux refuses, or a trial product is wrong, VNNI serves. */
 static bool has_tiles;
 static bool multiply_right(void) {
-    enum { INPUTS = 2 * TILE_INPUTS };
+    enum { INPUTS = 128 };
     static int8_t x[TILE * INPUTS];
-    const int32_t corrections[TILE] = {1, -2, 3};
+    static int32_t sums[2][TILE * TILE];
     const ahead nothing = {0};
-    for (int i = 0; i < PANEL * INPUTS; i++) panel.weights[i] = (int8_t)(i * 37 + i / 256);
+    for (int i = 0; i < INPUTS / 64 * CHANNELS_BYTES; i++) tiles.weights[i] = (int8_t)(i * 37 + i / 256);
     for (int i = 0; i < TILE * INPUTS; i++) x[i] = (int8_t)(i * 91 + i / 64);
-    start_tiles();
-    tile_16(x, INPUTS, panel.weights, INPUTS, corrections, 1, &nothing, panel.sums);
-    stop_tiles();
-    for (int i = 0; i < TILE; i++)
-        for (int c = 0; c < PANEL; c++) {
-            int32_t sum = corrections[i];
+    start_tiles(64);
+    const tile_weights w = {tiles.weights, 64, CHANNELS_BYTES};
+    one_by_64(&w, x, x, INPUTS, sums, sums + 1, true, &nothing, 0);
+    _tile_release();
+    for (int c = 0; c < TILE_CHANNELS; c++)
+        for (int row = 0; row < TILE; row++) {
+            int32_t sum = 0;
             for (int k = 0; k < INPUTS; k++)
-                sum += x[i * INPUTS + k] * (uint8_t)panel.weights[(k / 4 * PANEL + c) * 4 + k % 4];
-            if (sum != panel.sums[i][c]) return false;
+                sum += x[(k / 4 * TILE + row) * 4 + k % 4] * tiles.weights[k / 64 * (CHANNELS_BYTES) + c * 64 + k % 64];
+            if (sum != sums[c / TILE][c % TILE * TILE + row]) return false;
         }
     return true;
 }
 
 __attribute__((constructor)) static void ask_for_tiles(void) {
     has_tiles = syscall(SYS_arch_prctl, 0x1023, 18) == 0 && multiply_right();
+}
+
+/* Whether AMX computes the product: of several tokens, and with groups of these sizes. */
+static bool takes_tiles(const linear *l, int64_t num_tokens, int64_t size) {
+    const bool has_size = size == 32 || size == 64 || size == 128;
+    return has_tiles && num_tokens > 1 && (has_size || (l->kind == INT8 && l->num_groups == 1));
 }

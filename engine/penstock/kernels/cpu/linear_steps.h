@@ -37,6 +37,21 @@ INLINE __m512 sixteen_scales(const group_numbers *n, int64_t i, __mmask16 mask) 
     if (n->dtype == 1) return _mm512_cvtph_ps(halves);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+/* The places of `count` steps from group g on. False: some of the scales are no steps. */
+INLINE bool step_places(const linear *l, int64_t column, int64_t g, int64_t count, float unit, uint16_t *restrict at) {
+    const float per_unit = unit > 0.0f ? 1.0f / unit : 0.0f;
+    __mmask16 differ = 0;
+    for (int64_t i = 0; i < count; i += 16) {
+        const __mmask16 mask = count - i < 16 ? (1u << (count - i)) - 1 : 0xffff;
+        const __m512 scales = sixteen_scales(&l->numbers, column * l->num_groups + g + i, mask);
+        const __m512i step = _mm512_cvtps_epi32(_mm512_mul_ps(scales, _mm512_set1_ps(per_unit))); /* the nearest */
+        const __m512 again = _mm512_mul_ps(_mm512_cvtepi32_ps(step), _mm512_set1_ps(unit));
+        differ |= _mm512_cmp_ps_mask(again, scales, _CMP_NEQ_UQ);
+        const __m512i places = _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(MOST_STEPS)), 4);
+        _mm256_storeu_si256((__m256i *)(at + i), _mm512_cvtepi32_epi16(places));
+    }
+    return !differ;
+}
 INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
     const int64_t n = l->num_groups, first = column * n;
     const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
@@ -49,19 +64,10 @@ INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
     const int32_t bits = _mm512_reduce_max_epi32(largest);
     float most;
     memcpy(&most, &bits, 4);
-    const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
-    __mmask16 differ = (bits_of(one) & 0xfff) != 0 || !(one < INFINITY); /* 12 bits at most */
-    for (int64_t g = 0; g < n; g += 16) {
-        const __mmask16 mask = n - g < 16 ? (1u << (n - g)) - 1 : 0xffff;
-        const __m512 scales = sixteen_scales(&l->numbers, first + g, mask);
-        const __m512i step = _mm512_cvtps_epi32(_mm512_mul_ps(scales, _mm512_set1_ps(per_unit))); /* the nearest */
-        const __m512 again = _mm512_mul_ps(_mm512_cvtepi32_ps(step), _mm512_set1_ps(one));
-        differ |= _mm512_cmp_ps_mask(again, scales, _CMP_NEQ_UQ);
-        const __m512i places = _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(MOST_STEPS)), 4);
-        _mm256_storeu_si256((__m256i *)(at + g), _mm512_cvtepi32_epi16(places));
-    }
+    const float one = most / MOST_STEPS;
+    const bool is_unit = (bits_of(one) & 0xfff) == 0 && one < INFINITY; /* 12 bits at most */
     *unit = one;
-    return !differ;
+    return step_places(l, column, 0, n, one, at) && is_unit;
 }
 #else
 static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {

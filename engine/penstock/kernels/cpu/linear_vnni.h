@@ -89,32 +89,37 @@ static _Thread_local struct {
     double scales[MAX_GROUPS][PANEL], minima[MAX_GROUPS][PANEL];
 } panel;
 
-/* 16 channels by 64 inputs (missing ones are zeros) -> 16 vectors, 4 * 64 bytes apart. 32-bit words are transposed,
- * first within quarters of vectors, then the quarters. */
-INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
-                        int64_t k, uint16_t (*at)[PLACES], int shift, const int kind) {
+/* 16 rows of 16 words of 32 bits -> their columns, `apart` bytes apart: first within quarters of vectors, then the
+ * quarters. */
+INLINE void store_columns(const __m512i r[16], int8_t *to, int64_t apart) {
     __m512i q[4][4];
     for (int i = 0; i < 4; i++) {
-        __m512i r[4];
-        for (int j = 0; j < 4; j++) {
-            const __mmask64 mask = 4 * i + j < channels ? inputs : 0;
-            const int8_t *row = w + (4 * i + j) * stride;
-            r[j] = kind == INT4_STEPS ? stepped_at(row, k, mask, at[4 * i + j], shift)
-                                      : weights_at(row, 0, mask, table, kind);
-        }
-        __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), AB = _mm512_unpackhi_epi32(r[0], r[1]);
-        __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), CD = _mm512_unpackhi_epi32(r[2], r[3]);
+        const __m512i *own = r + 4 * i;
+        __m512i ab = _mm512_unpacklo_epi32(own[0], own[1]), AB = _mm512_unpackhi_epi32(own[0], own[1]);
+        __m512i cd = _mm512_unpacklo_epi32(own[2], own[3]), CD = _mm512_unpackhi_epi32(own[2], own[3]);
         q[i][0] = _mm512_unpacklo_epi64(ab, cd), q[i][1] = _mm512_unpackhi_epi64(ab, cd);
         q[i][2] = _mm512_unpacklo_epi64(AB, CD), q[i][3] = _mm512_unpackhi_epi64(AB, CD);
     }
-    for (int j = 0; j < 4; j++, to += 4 * PANEL) {
+    for (int j = 0; j < 4; j++, to += apart) {
         __m512i ab = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0x88), AB = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0xdd);
         __m512i cd = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0x88), CD = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0xdd);
         _mm512_store_si512(to, _mm512_shuffle_i32x4(ab, cd, 0x88));
-        _mm512_store_si512(to + 16 * PANEL, _mm512_shuffle_i32x4(AB, CD, 0x88));
-        _mm512_store_si512(to + 32 * PANEL, _mm512_shuffle_i32x4(ab, cd, 0xdd));
-        _mm512_store_si512(to + 48 * PANEL, _mm512_shuffle_i32x4(AB, CD, 0xdd));
+        _mm512_store_si512(to + 4 * apart, _mm512_shuffle_i32x4(AB, CD, 0x88));
+        _mm512_store_si512(to + 8 * apart, _mm512_shuffle_i32x4(ab, cd, 0xdd));
+        _mm512_store_si512(to + 12 * apart, _mm512_shuffle_i32x4(AB, CD, 0xdd));
     }
+}
+
+/* 16 channels by 64 inputs (missing ones are zeros) as columns of a panel. */
+INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
+                        int64_t k, uint16_t (*at)[PLACES], int shift, const int kind) {
+    __m512i r[16];
+    for (int i = 0; i < 16; i++) {
+        const __mmask64 mask = i < channels ? inputs : 0;
+        r[i] = kind == INT4_STEPS ? stepped_at(w + i * stride, k, mask, at[i], shift)
+                                  : weights_at(w + i * stride, 0, mask, table, kind);
+    }
+    store_columns(r, to, 4 * PANEL);
 }
 
 /* From the input `first` on, whose weights lie at w. */
@@ -184,15 +189,6 @@ DEFINE_TILE(1)
 DEFINE_TILE(2)
 DEFINE_TILE(4)
 DEFINE_TILE(6)
-
-#if defined(__AMX_INT8__)
-#include "linear_amx.h"
-#else
-enum { has_tiles = 0, TILE = 16, TILE_INPUTS = 64 };
-#define tile_16 tile_6 /* never called */
-static void start_tiles(void) {}
-static void stop_tiles(void) {}
-#endif
 
 /* A block of tokens by up to 64 channels. */
 typedef struct {
@@ -324,7 +320,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
         const bool begins = k == group * size, ends = stop == (group + 1) * size;
         int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
         const int32_t *corrections = is_corrected ? a->corrections + row * n + group : &zero;
-        (rows == TILE ? tile_16 : rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
+        (rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
             x + k, a->padded, w, stop - k, begins ? corrections : NULL, is_corrected ? n : 0, &next, sums);
         next.w += (stop - k) >> next.shift;
         w += PANEL * (stop - k);
@@ -339,9 +335,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const activations *a = b->l->a;
     const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
     const int64_t step = num_rows <= PANEL_FEW_ROWS ? tuning.panel_inputs_few : tuning.panel_inputs;
-    const bool by_tiles = has_tiles && (a->num_groups == 1 || a->group_size % TILE_INPUTS == 0);
-    const int64_t at_once = by_tiles ? TILE : 6;
-    const int64_t parts = 1 + (num_rows + at_once - 1) / at_once; /* of a block's work: packing, and tiles */
+    const int64_t parts = 1 + (num_rows + 5) / 6; /* of a block's work: packing, and tiles */
     const linear *l = b->l;
     const int8_t *w = l->qweight + b->column * l->row_bytes;
     const int64_t per = l->kind == INT8 ? 1 : l->numbers.block_groups;
@@ -362,7 +356,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
             load_scales(b, first_scale, scales_end);
         }
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
-            rows = by_tiles && num_rows - r >= TILE ? TILE : num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
+            rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
             next.w += next.lines * l->row_bytes, next.lines = MIN(lines, left), left -= next.lines;
             multiply_rows(b, r, (int)rows, k, stop, first_scale, next);
         }
@@ -375,8 +369,6 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
 static bool is_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
     if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
-    /* Where a tile of AMX fills, packing stepped codes costs less than expanding them. */
-    if (l->kind == INT4_STEPS && has_tiles) return num_rows <= MIN(tuning.few_rows, TILE - 1);
     if (l->a->num_groups == 1) return num_rows <= tuning.few_rows;
     return num_rows <= MIN(tuning.few_rows, FEW_ROWS_GROUPED) && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }
@@ -387,7 +379,6 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     if (!l->is_tiled) return column;
     if (is_few(l)) return few_rows(l, column, column_end);
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
-    if (has_tiles) start_tiles();
     for (; column < column_end; column += PANEL) {
         const int64_t next = next_column(l, column + PANEL);
         for (int64_t t = 0; t < a->num_tokens; t += tokens) {
@@ -396,6 +387,15 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
             linear_panel(&b, l->qweight + (t + tokens < a->num_tokens ? column : next) * l->row_bytes);
         }
     }
-    if (has_tiles) stop_tiles();
     return column_end;
 }
+
+#if defined(__AMX_INT8__)
+/* 16 rows of 64 bytes, `stride` apart -> columns of four bytes. */
+INLINE void transpose_words(const int8_t *rows, int64_t stride, int8_t *to, int64_t apart) {
+    __m512i r[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows + i * stride);
+    store_columns(r, to, apart);
+}
+#include "linear_amx.h"
+#endif

@@ -5,11 +5,11 @@
 enum { MOST_FEW_ROWS = 16, MOST_PANEL_INPUTS = 2048 };
 
 static struct {
-    /* How far ahead weights of one token are prefetched (VNNI; half as far for 4-bit codes with AVX2). */
+    /* How far ahead weights of one token are prefetched, in each stream; half as far for some 4-bit codes. Every build. */
     int64_t prefetch_bytes;
-    /* The most rows of integers for which weights are not packed, VNNI. One token has two rows and is never packed. */
+    /* The most rows of integers for which weights are not packed, AVX512-VNNI. One token has two rows and is never packed. */
     int64_t few_rows;
-    /* Inputs of a panel with many rows, and with few rows, VNNI. */
+    /* Inputs of a panel with many rows, and with few rows, AVX512-VNNI. */
     int64_t panel_inputs, panel_inputs_few;
     /* Threads of a product with one token, which waits for memory; 0: all threads. Every build. */
     int64_t read_threads;
