@@ -17,7 +17,7 @@ from penstock.kernels.operands import QuantizedTensor
 
 #: Up to this many tokens, the weights are read as a stream, once per 4 tokens.
 MAX_GEMV_TOKENS = 16
-#: Warps of a block that reads weights as a stream, and tokens and channels of a tile, as in grouped_products.cu.
+#: As in grouped_products.cu: warps of a block that reads weights as a stream, tokens and channels of a tile.
 GEMV_WARPS, TILE = 8, 64
 #: Rows of activations are padded to this many bytes.
 ROW_UNIT = 64
