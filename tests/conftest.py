@@ -117,5 +117,6 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[ServerProcess]:
     """A server on the demo model, for tests that leave it as it was."""
-    with ServerProcess("demo", "--max-model-len", "512", "--scheduling-policy", "priority") as server:
+    flags = ("--max-model-len", "512", "--scheduling-policy", "priority")
+    with ServerProcess("demo", *flags, is_warm=False) as server:
         yield server.wait_until_ready()
