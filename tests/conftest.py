@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
-# Nor leave anything behind in the user's cache.
+# A thread of torch's that waits for another sleeps: the other needs its core, because two processes test.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# No test may leave anything behind in the user's cache.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 
 import pytest
