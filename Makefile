@@ -26,7 +26,9 @@ endif
 
 install: $(INSTALLED)
 
-# pip would spend a minute on the bytecode of 14,000 files. Python compiles the few files that it imports.
+# pip would spend a minute on the bytecode of 14,000 files. Python compiles the few files that it imports. It
+# has to keep their bytecode: else each process of the tests would spend 20 s on it.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 # torch is installed first and alone: with the other packages, pip could choose another, much larger build.

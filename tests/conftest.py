@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
-# Nor leave anything behind in the user's cache.
+# A thread of torch's that waits for another sleeps: the other needs its core, because two processes test.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# No test may leave anything behind in the user's cache.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 
 import pytest
@@ -117,5 +119,6 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[ServerProcess]:
     """A server on the demo model, for tests that leave it as it was."""
-    with ServerProcess("demo", "--max-model-len", "512", "--scheduling-policy", "priority") as server:
+    flags = ("--max-model-len", "512", "--scheduling-policy", "priority")
+    with ServerProcess("demo", *flags, is_warm=False) as server:
         yield server.wait_until_ready()

@@ -256,22 +256,10 @@ def about_animal(row: tuple[str, ...]) -> str:
     )
 
 
-def animal(rng: random.Random) -> Turns:
-    row = rng.choice(w.ANIMALS)
-    name, plural, ability, rank, legs, home, food, sound, young, what = row
-    other = rng.choice(w.ANIMALS)
-    words = {
-        "x": name,
-        "ax": article(name),
-        "xs": plural,
-        "food": food,
-        "home": home,
-        "legs": legs,
-        "sound": sound,
-        "young": article(young),
-        "what": what,
-    }
-    options: list[tuple[tuple[str, ...], str]] = [
+def animal_replies(row: tuple[str, ...]) -> list[tuple[tuple[str, ...], str]]:
+    """Requests about an animal, and the reply to them."""
+    ability, sound = row[2], row[7]
+    return [
         (
             w.phrases("""
                 What do {xs} eat? | What does {ax} eat? | What do {xs} like to eat? |
@@ -314,6 +302,24 @@ def animal(rng: random.Random) -> Turns:
             "Yes, {ax} can fly." if ability == "fly" else "No, {ax} cannot fly.",
         ),
     ]
+
+
+def animal(rng: random.Random) -> Turns:
+    row = rng.choice(w.ANIMALS)
+    name, plural, _, rank, legs, home, food, sound, young, what = row
+    other = rng.choice(w.ANIMALS)
+    words = {
+        "x": name,
+        "ax": article(name),
+        "xs": plural,
+        "food": food,
+        "home": home,
+        "legs": legs,
+        "sound": sound,
+        "young": article(young),
+        "what": what,
+    }
+    options = animal_replies(row)
     if rank != other[3]:
         big, small = (row, other) if int(rank) > int(other[3]) else (other, row)
         reply = f"{article(big[0])} is bigger than {article(small[0])}."

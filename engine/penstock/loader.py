@@ -31,7 +31,7 @@ from penstock.memory.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
-from penstock.spec import KV_LAYOUTS, KVLayout, ModelSpec
+from penstock.spec import KV_LAYOUTS, KVLayout, ModelFootprint, ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
@@ -39,6 +39,7 @@ from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
 from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
+from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.readers import StoreReader
 
 logger = logging.getLogger(__name__)
@@ -127,11 +128,7 @@ def assemble(
         kernels, config = _kernels(config, lane, cache_folder, kernels)
         kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
         tensors = opened.store.tensors
-        kernels.traits.require(
-            tensors.group_size,
-            kv_layout,
-            {kind for tensor in tensors.multiplied for kind in tensor.format.operand_types},
-        )
+        _require(kernels, tensors, kv_layout)
         hardware = lane.describe(hardware or capacities())
         size = footprint(opened.spec, tensors, kv_layout)
         activation_bytes = _measure_activations(
@@ -159,11 +156,20 @@ def assemble(
         is_context_cut,
         default_sampling or {},
     )
-    # Steps repeat each other in size, and a prediction takes as long as a few kernels of a small model.
-    predict = functools.lru_cache(maxsize=4096)(
-        functools.partial(predict_step, plan, size, hardware, resolved)
-    )
-    return LoadedModel(model, plan, resolved, predict)
+    return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
+
+
+def _require(kernels: Kernels, tensors: ModelTensors, kv_layout: KVLayout) -> None:
+    """Raises ConfigError if the kernels lack a format of the weights, or the layout of keys and values."""
+    types = {kind for tensor in tensors.multiplied for kind in tensor.format.operand_types}
+    kernels.traits.require(tensors.group_size, kv_layout, types)
+
+
+def _predict(
+    plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: ResolvedConfig
+) -> Predict:
+    """Steps repeat each other in size, and a prediction takes as long as a few kernels of a small model."""
+    return functools.lru_cache(maxsize=4096)(functools.partial(predict_step, plan, size, hardware, config))
 
 
 def _kernels(

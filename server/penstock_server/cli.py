@@ -74,63 +74,108 @@ def _check_table(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> int:
-    # Commands are imported late: torch takes seconds to import, and --help and wrong settings shall not wait.
-    if options.command == "serve":
-        settings.engine_config()  # raises ConfigError before anything starts
-        listener = bind(settings.host, settings.port)
-        for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
-            signal.signal(number, lambda *_: os._exit(0))
-        from penstock_server.serving.serve import serve
+    return _COMMANDS[options.command](options, settings)
 
-        return serve(settings, listener)
-    if options.command == "batch":
-        settings.engine_config()
-        from penstock_server.commands.batch import run_batch
 
-        return run_batch(settings, options.source, options.target)
-    if options.command == "report":
-        from penstock_server.commands.report import report
+# Commands are imported late: torch takes seconds to import, and --help and wrong settings shall not wait.
 
-        return report(settings, options.json)
-    if options.command == "eval":
-        from penstock_server.commands.evaluating import run_eval
 
-        return run_eval(
-            settings, options.text, options.against, options.context, options.stride, options.json
-        )
-    if options.command in ("plan", "hardware"):
-        from penstock_server.commands import model_table, plan_report
+def _serve(options: argparse.Namespace, settings: Settings) -> int:
+    settings.engine_config()  # raises ConfigError before anything starts
+    listener = bind(settings.host, settings.port)
+    for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
+        signal.signal(number, lambda *_: os._exit(0))
+    from penstock_server.serving.serve import serve
 
-        if options.command == "plan" and options.table:
-            return model_table.run_table(settings)
-        if options.command == "plan":
-            return plan_report.run_plan(
-                settings, options.shape, options.card, options.price_per_hour, options.json
-            )
-        return plan_report.run_hardware(settings, options.folder, options.json, options.remeasure)
-    if options.command == "doctor":
-        from penstock_server.commands.doctor import run_doctor
+    return serve(settings, listener)
 
-        return run_doctor(options.folder, settings.cache_dir)
-    if options.command == "bench":
-        from penstock_server.commands.benchmark import run_bench
 
-        return run_bench(settings, options.shape, tuple(options.sequences), options.prompt, options.json)
-    if options.command == "convert":
-        from penstock_server.commands import converting
+def _batch(options: argparse.Namespace, settings: Settings) -> int:
+    settings.engine_config()
+    from penstock_server.commands.batch import run_batch
 
-        if options.verify:
-            return converting.run_verify(Path(settings.model))
-        if options.target is None:
-            raise ConfigError("convert needs the folder to write: penstock convert MODEL OUT")
-        text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
-        num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
-        return converting.run_convert(settings, options.target, text, num_tokens)
-    if options.command == "fill":
-        from penstock_server.commands.filling import fill
+    return run_batch(settings, options.source, options.target)
 
-        return fill(settings, options)
-    from penstock_server.commands import terminal
 
-    run = terminal.generate if options.command == "generate" else terminal.chat
-    return run(settings, options)
+def _report(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.report import report
+
+    return report(settings, options.json)
+
+
+def _eval(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.evaluating import run_eval
+
+    return run_eval(settings, options.text, options.against, options.context, options.stride, options.json)
+
+
+def _plan(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands import model_table, plan_report
+
+    if options.table:
+        return model_table.run_table(settings)
+    return plan_report.run_plan(settings, options.shape, options.card, options.price_per_hour, options.json)
+
+
+def _hardware(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.plan_report import run_hardware
+
+    return run_hardware(settings, options.folder, options.json, options.remeasure)
+
+
+def _doctor(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.doctor import run_doctor
+
+    return run_doctor(options.folder, settings.cache_dir)
+
+
+def _bench(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.benchmark import run_bench
+
+    return run_bench(settings, options.shape, tuple(options.sequences), options.prompt, options.json)
+
+
+def _convert(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands import converting
+
+    if options.verify:
+        return converting.run_verify(Path(settings.model))
+    if options.target is None:
+        raise ConfigError("convert needs the folder to write: penstock convert MODEL OUT")
+    text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
+    num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
+    return converting.run_convert(settings, options.target, text, num_tokens)
+
+
+def _fill(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.filling import fill
+
+    return fill(settings, options)
+
+
+def _generate(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.terminal import generate
+
+    return generate(settings, options)
+
+
+def _chat(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.terminal import chat
+
+    return chat(settings, options)
+
+
+_COMMANDS = {
+    "serve": _serve,
+    "batch": _batch,
+    "report": _report,
+    "eval": _eval,
+    "plan": _plan,
+    "hardware": _hardware,
+    "doctor": _doctor,
+    "bench": _bench,
+    "convert": _convert,
+    "fill": _fill,
+    "generate": _generate,
+    "chat": _chat,
+}

@@ -74,7 +74,10 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=300)
     options = parser.parse_args()
     with ExitStack() as stack:
-        url = options.url or stack.enter_context(ServerProcess(options.model)).wait_until_ready().url
+        url = options.url
+        if url is None:
+            server = ServerProcess(options.model, is_warm=False)
+            url = stack.enter_context(server).wait_until_ready().url
         found = measure(url, options.streams, options.probes)
     print(f"/health over {options.probes} probes, {options.streams} answers running")
     for name, value in found.items():

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "penstock_server", *arguments]
+from warm_python import WarmProcess, environment
 
 
-def environment() -> dict[str, str]:
-    """Ours, with the checkout's packages first and without settings of whoever runs the tests."""
-    ours = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_")}
-    paths = [str(_ROOT / "engine"), str(_ROOT / "server"), ours.get("PYTHONPATH", "")]
-    return ours | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def _cold_process(*words: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *words], stdout=pipe, stderr=pipe, text=True, env=environment())
 
 
 class ServerProcess:
-    """Use it in a `with`. port: 0 takes a free one; `url` is known at once, `wait_until_ready` waits."""
+    """Use it in a `with`. port: 0 takes a free one; `url` is known at once, `wait_until_ready` waits.
+    is_warm: see warm_python.py."""
 
-    def __init__(self, *arguments: str, port: int = 0) -> None:
-        self._process = subprocess.Popen(
-            command("serve", *arguments, "--port", str(port)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+    def __init__(self, *arguments: str, port: int = 0, is_warm: bool = True) -> None:
+        words = ("-m", "penstock_server", "serve", *arguments, "--port", str(port))
+        self._process = WarmProcess(*words) if is_warm else _cold_process(*words)
         self.log: list[str] = []
         self.greeting: list[str] = []
         self.url = self._find_url(self._lines_of_log())

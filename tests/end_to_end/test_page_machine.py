@@ -52,7 +52,6 @@ def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page:
 def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:
     engine = planned_engine()
     plan, metrics = engine.model.plan, engine.model.metrics
-    assert plan is not None
     with serving(engine) as url:
         page = open_page(url, reduced_motion="reduce")
         cells = page.locator(".cell")

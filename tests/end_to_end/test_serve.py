@@ -20,9 +20,10 @@ import openai
 import pytest
 
 from penstock_server import cli
+from warm_python import run_warm
 
 from .conftest import MODEL
-from .server_process import ServerProcess, command, environment
+from .server_process import ServerProcess
 
 PROMPT = "Once upon a time"
 #: For tests that need an answer of some length, whatever the model makes of the prompt.
@@ -298,7 +299,8 @@ def test_a_signal_ends_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for name, value in (("ENDPOINT", f"http://127.0.0.1:{hub.server_port}"), ("HOME", str(tmp_path))):
             monkeypatch.setenv(f"HF_{name}", value)
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        with ServerProcess("owner/name") as server:
+        # huggingface_hub reads the variables when it is imported.
+        with ServerProcess("owner/name", is_warm=False) as server:
             StuckHub.was_asked.wait()
             assert httpx2.get(f"{server.url}/health/live").json()["status"] == "loading"
             assert server.end() == 0
@@ -310,7 +312,7 @@ def test_a_signal_ends_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment())
+    return run_warm("-m", "penstock_server", *arguments)
 
 
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,21 @@ TEXTS = [
     *SENTENCES,
 ]
 
+#: With what the vocabularies of CPM-1 and CPM-2 begin.
+SPECIALS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "\u2583",
+    "<sep>",
+    "<pad>",
+    "<mask>",
+    "<eod>",
+    "\u2581",
+    ",",
+    "\u2582",
+]
+
 
 def save_cpm1(folder: Path, file: str = "spiece.model", **tokenizer_config: Any) -> Path:
     """A sentencepiece model as CPM-1's: trained on words that spaces join, with the marks and <eod> among the
@@ -87,38 +102,12 @@ def _trained_model() -> bytes:
 
 def save_cpm1_vocabulary(folder: Path) -> Path:
     """CPM-1's pieces as a text file, as BMInf has them: pieces that begin a word begin with U+2581."""
-    specials = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "\u2583",
-        "<sep>",
-        "<pad>",
-        "<mask>",
-        "<eod>",
-        "\u2581",
-        ",",
-        "\u2582",
-    ]
     words = [f"\u2581{word}" for word in _words()]
-    return _save_lines(folder, [*specials, *words, *_characters(specials)], "CpmTokenizer")
+    return _save_lines(folder, [*SPECIALS, *words, *_characters(SPECIALS)], "CpmTokenizer")
 
 
 def save_cpm2(folder: Path) -> Path:
-    specials = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "\u2583",
-        "<sep>",
-        "<pad>",
-        "<mask>",
-        "<eod>",
-        "\u2581",
-        ",",
-        "\u2582",
-    ]
-    lines = [*specials, *_words(), *_characters(specials), *_sentinels(190)]
+    lines = [*SPECIALS, *_words(), *_characters(SPECIALS), *_sentinels(190)]
     return _save_lines(folder, lines, "CPM2Tokenizer")
 
 

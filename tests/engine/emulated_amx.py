@@ -14,7 +14,7 @@ from penstock.kernels.cpu import NativeKernels, compiled_builds, open_library
 
 COMPILER = shutil.which("cc") if "avx512" in compiled_builds() else None
 FLAGS = (
-    "-O1", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wno-psabi", "-Wall", "-Wextra", "-Werror",
+    "-Og", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wno-psabi", "-Wall", "-Wextra", "-Werror",
     "-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni",
     "-mprefer-vector-width=512",
 )  # fmt: skip

@@ -22,7 +22,7 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 #: No fused multiply-add, as on the device; what a GPU refuses (misaligned loads) or what C++ leaves open ends
 #: the process.
 FLAGS = (
-    "-O2", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+    "-O1", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
     "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-sign-compare", "-Wno-unused-variable",
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,float-cast-overflow,integer-divide-by-zero",
@@ -43,10 +43,15 @@ def library(program: str | None = None, kernels: tuple[str, ...] = tuple(SIGNATU
 class EmulatedLauncher:
     """A CudaLauncher whose device is the CPU. The threads of a block run from first to last and then, on the
     same inputs, from last to first: a missing barrier shows as a difference. Each tensor ends at a page that
-    can't be touched, so that reading or writing beyond it ends the process."""
+    can't be touched, so that reading or writing beyond it ends the process.
 
-    def __init__(self, num_multiprocessors: int = 10, kernels: ctypes.CDLL | None = None) -> None:
+    finds_races=False: one launch runs from first to last, and the next one from last to first."""
+
+    def __init__(
+        self, num_multiprocessors: int = 10, kernels: ctypes.CDLL | None = None, finds_races: bool = True
+    ) -> None:
         self.num_multiprocessors = num_multiprocessors
+        self._finds_races = finds_races
         self.has_tensor_cores = False
         self._library = kernels or library()
         self.launched: list[str] = []
@@ -57,13 +62,13 @@ class EmulatedLauncher:
         self.launched.append(name)
         tensors = {n: _bytes(value) for n, value in enumerate(values) if isinstance(value, Tensor)}
         results = []
-        for order in (0, 1):
+        for order in (0, 1) if self._finds_races else (len(self.launched) % 2,):
             with _guarded(tensors) as copies:
                 _, pointers = pack(name, [copies.get(n, value) for n, value in enumerate(values)])
                 self._library[f"emulate_{name}"](*(*grid, 1, 1)[:3], num_threads, pointers, order)
                 results.append({n: copy.clone() for n, copy in copies.items()})
         for n, original in tensors.items():
-            assert torch.equal(results[0][n], results[1][n]), f"{name}: a race for argument {n}"
+            assert torch.equal(results[0][n], results[-1][n]), f"{name}: a race for argument {n}"
             original.copy_(results[0][n])
 
 
@@ -100,6 +105,6 @@ def _protect(pages: Tensor, protection: int) -> None:
     assert done == 0
 
 
-def emulated_kernels(activations: str = "int16") -> CudaKernels:
+def emulated_kernels(activations: str = "int16", finds_races: bool = True) -> CudaKernels:
     """CudaKernels on the CPU."""
-    return CudaKernels(EmulatedLauncher(), activations)
+    return CudaKernels(EmulatedLauncher(finds_races=finds_races), activations)

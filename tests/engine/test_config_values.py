@@ -65,7 +65,9 @@ def test_any_wrong_value_is_an_error_of_ours(kind: str, tmp_path: Path) -> None:
 
 def load(folder: Path) -> None:
     tokenizer: Any = Ids()
-    with Engine.load(folder, EngineConfig(num_kv_tokens=64), tokenizer=tokenizer) as engine:
+    with Engine.load(
+        folder, EngineConfig(num_kv_tokens=64, max_num_batched_tokens=16, max_num_seqs=2), tokenizer=tokenizer
+    ) as engine:
         engine.generate([[5, 9, 20]], SamplingParams(temperature=0, max_tokens=2))
 
 

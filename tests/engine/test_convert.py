@@ -7,8 +7,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from penstock.weights.conversion.manifest import MANIFEST, verify
 from penstock.weights.conversion.unit_files import unit_files
 from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.store import WeightStore
+from warm_python import run_warm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
 PROMPTS = [[5, 9, 20], [7] * 40]
@@ -448,11 +447,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     build("Llama", tmp_path / "source", num_hidden_layers=1)
     (tmp_path / "source" / "tokenizer.json").write_text('{"version": "1.0"}')
     convert(store_of(tmp_path / "source"), tmp_path / "expected")
-    folders = [tmp_path / name for name in ("source", "out", "expected")]
-    run = subprocess.run(
-        [sys.executable, "-c", KILL_EVERYWHERE, *folders],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    run = run_warm("-c", KILL_EVERYWHERE, *(str(tmp_path / name) for name in ("source", "out", "expected")))
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout)
     num_files = len(list((tmp_path / "expected").iterdir()))

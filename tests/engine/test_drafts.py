@@ -4,7 +4,6 @@ while, one guesses at random."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -130,8 +129,12 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [("together", "right"), ("together", "wrong"), *itertools.product(CONFIGS, ("half right", "random"))],
-)
+    [
+        ("together", "right"), ("together", "wrong"),
+        *((case, "half right") for case in ("together", "preemptions", "streamed")),
+        *((case, "random") for case in CONFIGS),
+    ],
+)  # fmt: skip
 def test_answers_are_those_without_drafts(
     case: str, kind: str, tiny_llama: Path, undrafted: list[Completion]
 ) -> None:

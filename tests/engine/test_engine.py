@@ -7,8 +7,6 @@ import json
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from penstock.kernels import cpu
 from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.text.tokenizer import NoText
+from warm_python import run_warm
 
 #: KV bytes per block of the tiny model: 2 (K, V) * 3 layers * 2 heads * 16 dims * 2 bytes * 16 tokens.
 BLOCK_BYTES = 2 * 3 * 2 * 16 * 2 * 16
@@ -165,7 +164,7 @@ def test_a_request_gets_with_one_thread_what_it_gets_with_all(
 ) -> None:
     file = tmp_path / "asked and answered"
     file.write_bytes(pickle.dumps((PROMPTS, PARAMS)))
-    subprocess.run([sys.executable, "-c", ONE_THREAD, str(tiny_llama), str(file)], check=True)
+    run_warm("-c", ONE_THREAD, str(tiny_llama), str(file)).check_returncode()
     assert exact(pickle.loads(file.read_bytes())) == alone
 
 

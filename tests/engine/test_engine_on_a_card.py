@@ -171,7 +171,6 @@ def test_what_torch_keeps_in_reserve_does_not_hide_what_a_step_takes(
 ) -> None:
     def workspace_bytes() -> int:
         with engines.load(model) as engine:
-            assert engine.plan is not None
             return engine.plan.workspace_bytes
 
     expected = workspace_bytes()

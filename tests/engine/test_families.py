@@ -232,7 +232,7 @@ def test_logits_equal_transformers(built: Built, kernels: str, kv_dtype: str) ->
 def test_logits_of_cuda_kernels_equal_transformers(built: Built) -> None:
     """They meet every family's shapes and strides, run on the CPU."""
     config = EngineConfig(kv_dtype="float16")
-    assert difference(built, config, emulated_kernels()) <= TOLERANCE["float16"]
+    assert difference(built, config, emulated_kernels(finds_races=False)) <= TOLERANCE["float16"]
 
 
 def test_greedy_tokens_equal_transformers(built: Built) -> None:

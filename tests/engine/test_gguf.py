@@ -6,8 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.conversion.convert import convert
 from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.quantize import quantize
+from warm_python import run_warm
 
 gguf = pytest.importorskip("gguf")
 
@@ -376,8 +375,7 @@ print(buffer.numel(), sum(entry.num_bytes for entry in store.checkpoint.entries.
 def test_a_file_much_larger_than_its_memory(tmp_path: Path) -> None:
     """Layers of 35 MB, read into one buffer with 32 MB to spare."""
     write_sparse_gguf(tmp_path / "model.gguf", num_layers=12, hidden_size=1024, intermediate_size=10240)
-    command = [sys.executable, "-c", SWEEP_UNDER_A_LIMIT, str(tmp_path / "model.gguf")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_warm("-c", SWEEP_UNDER_A_LIMIT, str(tmp_path / "model.gguf"))
     assert run.returncode == 0, run.stderr[-2000:]
     layer, file = map(int, run.stdout.split())
     assert layer > 30e6 and file > 12 * layer

@@ -41,7 +41,7 @@ BUILDS = compiled_builds()
 #: where there is one.
 FAST = [
     *BUILDS,
-    *(["emulated amx"] if AMX_COMPILER else []),
+    *(["emulated amx"] if AMX_COMPILER and "amx" not in BUILDS else []),
     *(["emulated"] if COMPILER else []),
     *(["cuda"] if torch.cuda.is_available() else []),
 ]

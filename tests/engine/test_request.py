@@ -67,11 +67,11 @@ def ask(engine: Engine, params: SamplingParams) -> Completion:
 def test_json_of_many_schemas_is_valid_and_forced_tokens_change_nothing(engine: Engine) -> None:
     """At temperature 1. The twin asks for logprobs, and so samples each token in a step of its own."""
     dice = random.Random(1)
-    schemas = [random_schema(dice) for _ in range(60)]
+    schemas = [random_schema(dice) for _ in range(30)]
     params = [constrained(Grammar.json_schema(schema), seed) for seed, schema in enumerate(schemas)]
     before = engine.metrics.fast_forwarded_tokens
     fast = engine.generate([PROMPT] * len(params), params)
-    assert engine.metrics.fast_forwarded_tokens - before > 300
+    assert engine.metrics.fast_forwarded_tokens - before > 150
     before = engine.metrics.fast_forwarded_tokens
     plain = engine.generate(
         [PROMPT] * len(params),
@@ -89,7 +89,7 @@ def test_json_of_many_schemas_is_valid_and_forced_tokens_change_nothing(engine: 
         if mine.finish_reason is FinishReason.STOP:
             jsonschema.validate(json.loads(mine.text), schema)
             num_whole += 1
-    assert num_whole > 50
+    assert num_whole > 25
 
 
 @pytest.mark.parametrize(

@@ -566,7 +566,7 @@ def text(number: int, length: int) -> list[int]:
     return tokens[:length] if number % 2 == 0 else [*tokens[:25], *range(100, 135)][:length]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     asked=st.lists(PROMPTS, max_size=12),
     num_blocks=st.integers(7, 30),
@@ -742,7 +742,7 @@ def test_one_request_does_not_wait_for_a_hundred_of_another() -> None:
     assert finished <= 9, "it came in when the first place was free"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=2, max_size=4),
     num_seqs=st.integers(1, 6),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from penstock.weights.quantize import RowQuantizer, quantize
 from penstock.weights.store import WeightStore
 from penstock.weights.tensors import TensorSpec, UnitLayout
 from penstock.weights.weight_format import FLOAT32, INT8, WeightFormat
+from warm_python import run_warm
 
 
 def open_store(folder: Path) -> WeightStore:
@@ -328,10 +327,7 @@ def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path) -> None:
     each). The kernel enforces the limit; the peak of resident memory is compared as well."""
     write_sparse_llama(tmp_path, num_layers=16, hidden_size=1024, intermediate_size=5120)
     cases = ((0, 1), (1, 2), (8, 1))
-    run = subprocess.run(
-        [sys.executable, "-c", SWEEPS_UNDER_A_LIMIT, str(tmp_path), json.dumps(cases)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    run = run_warm("-c", SWEEPS_UNDER_A_LIMIT, str(tmp_path), json.dumps(cases))
     assert run.returncode == 0, run.stderr[-2000:]
     for (num_resident, num_slots), line in zip(cases, run.stdout.splitlines(), strict=True):
         result = json.loads(line)

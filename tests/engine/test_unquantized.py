@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion.convert import convert
+from warm_python import run_warm
 
 TOKENS = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
 
@@ -129,8 +128,7 @@ def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path) -> None:
     """1.1 GB in float32, computed in what workspace_bytes() and sequence_bytes() say; the kernel enforces
     it."""
     write_sparse_llama(tmp_path, num_layers=8, hidden_size=1024, intermediate_size=10240)
-    command = [sys.executable, "-c", FORWARD_UNDER_A_LIMIT, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_warm("-c", FORWARD_UNDER_A_LIMIT, str(tmp_path))
     assert run.returncode == 0, run.stderr[-2000:]
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["shape"] == [1, 16, 256]

@@ -17,15 +17,15 @@ from penstock.kernels.operands import QuantizedTensor
 
 #: Up to this many tokens, the weights are read as a stream, once per 4 tokens.
 MAX_GEMV_TOKENS = 16
-#: Warps of a block that reads weights as a stream, and tokens and channels of a tile, as in int4.cu.
+#: As in grouped_products.cu: warps of a block that reads weights as a stream, tokens and channels of a tile.
 GEMV_WARPS, TILE = 8, 64
 #: Rows of activations are padded to this many bytes.
 ROW_UNIT = 64
-#: Numbers by which int4.cu knows types of scales.
+#: Numbers by which grouped.cu knows types of scales.
 SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-#: How int4.cu unpacks the codes of a codebook; other codebooks are tables.
+#: How grouped.cu unpacks the codes of a codebook; other codebooks are tables.
 SHIFTS = {"signed": 4, "unsigned": 3}
-#: What int4.cu takes of a codebook: the shift (0 for a table) and the integers, four in a word.
+#: What grouped.cu takes of a codebook: the shift (0 for a table) and the integers, four in a word.
 CODEBOOK_ARGUMENTS = {
     name: (SHIFTS.get(name, 0), *struct.unpack("<4i", struct.pack("<16b", *integers)))
     for name, integers in CODEBOOKS.items()

@@ -1,7 +1,8 @@
 /* CUDA kernels of Penstock: the arithmetic of kernels/reference.py for compute capability 6.1 and later.
  *
- * elementwise.cu, int8.cu, int4.cu and attention.cu are one program in this order, which nvrtc.py compiles without
- * any header. The four files also compile as C++: tests/engine/emulated_cuda.h runs them on the CPU, thread by thread.
+ * elementwise.cu, int8.cu, grouped.cu, grouped_products.cu and attention.cu are one program in this order, which
+ * nvrtc.py compiles without any header. The files also compile as C++: tests/engine/emulated_cuda.h runs them on the
+ * CPU, thread by thread.
  *
  * Invariant of all kernels: the value of an output element depends on its own row (and its own sequence's K and V)
  * alone. Which rows share a launch, and how they are tiled, never changes the order of a floating-point sum. The

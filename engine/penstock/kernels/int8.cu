@@ -14,7 +14,7 @@ __device__ inline float scaled(int64 sum, float token_scale, float weight_scale)
 }
 
 /* Where the inputs lie in a row of bytes: in their order; or each 8 of them as 0, 2, 4, 6, 1, 3, 5, 7, as the 4-bit
- * codes of int4.cu need them. */
+ * codes of grouped.cu need them. */
 enum { IN_ORDER, EVEN_BEFORE_ODD };
 
 /* One block per token. x is [num_tokens, in_features], with x_stride elements from row to row. Input i of the row is

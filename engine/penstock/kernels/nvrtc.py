@@ -24,7 +24,7 @@ from penstock.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 #: These files are one program, in this order.
-SOURCES = ("elementwise.cu", "int8.cu", "int4.cu", "attention.cu")
+SOURCES = ("elementwise.cu", "int8.cu", "grouped.cu", "grouped_products.cu", "attention.cu")
 #: The compiler fuses no multiplication with an addition; elementwise.cu says why.
 OPTIONS = ("--std=c++17", "--fmad=false", "--restrict")
 INSTALL_NVRTC = (

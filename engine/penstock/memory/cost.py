@@ -115,10 +115,9 @@ def predict_step(
     swept = plan.layers if num_encoded else plan.step_layers
     streamed_bytes = missing_bytes + _sum_bytes(layer for layer in swept if not layer.is_resident)
     disk_bytes = missing_bytes + _sum_bytes(layer for layer in swept if layer.home == "disk")
-    weight_bytes = layer_bytes + encoder_bytes + footprint.head_elements
     amounts = {
         # Streamed weights are written to memory before they are read.
-        "memory": (weight_bytes + streamed_bytes, lane.memory_gbps),
+        "memory": (layer_bytes + encoder_bytes + footprint.head_elements + streamed_bytes, lane.memory_gbps),
         "arithmetic": (operations, lane.int8_gops),
         "disk": (disk_bytes, hardware.disk.read_gbps if hardware.disk else 0.0),
         "host to device": (streamed_bytes, lane.link_gbps),

@@ -94,6 +94,15 @@ def _without_end_token(output: RequestOutput) -> RequestOutput:
     return replace(output, logprobs=output.logprobs[:-1]) if output.has_end_token else output
 
 
+def _engine_options(num_prompt_tokens: int) -> dict[str, Any]:
+    """What the HTTP request in work, if there is one, says of its engine requests; it counts its prompts'
+    tokens."""
+    if (request := current_request.get()) is None:
+        return {}
+    request.num_prompt_tokens += num_prompt_tokens
+    return request.engine_options()
+
+
 class Answers:
     """The answers to one request. Choice j of prompt i is number i * (choices per prompt) + j.
 
@@ -127,43 +136,43 @@ class Answers:
 
         Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
         """
+        vectors = embeds or [None] * len(prompts)
         self._answers: list[Answer] = []
         self._num_choices = len(params)
-        vectors = embeds or [None] * len(prompts)
         self._num_prompt_tokens = sum(map(len, prompts)) + sum(each.num_tokens for each in vectors if each)
-        arrival = time.monotonic()
-        options: dict[str, Any] = {}
-        if (request := current_request.get()) is not None:
-            request.num_prompt_tokens += self._num_prompt_tokens
-            options = request.engine_options()
         self._metrics = metrics
         self._is_closed = False
+        self._arrival = time.monotonic()
         metrics.observe_params(params)
+        options = _engine_options(self._num_prompt_tokens)
+        options |= {"priority": priority, "cache_salt": cache_salt, "answer_start": answer_start}
         try:
             loaded = engine.loaded
-            for prompt, each_embeds in zip(prompts, vectors, strict=True):
-                scorer: Answer | None = None
-                asked = GenerationRequest(
-                    prompt,
-                    params[0],
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    prompt_embeds=each_embeds,
-                    answer_start=answer_start,
-                    **options,
-                )
-                valid = loaded.validate(asked)
-                for each, stream in zip(params, _streams(loaded, valid, params), strict=True):
-                    tells_end = tells_end_token or each.include_stop_str_in_output
-                    answer = Answer(stream, AnswerTimer(metrics, arrival), tells_end, scorer, ending())
-                    if each.prompt_logprobs is not None:
-                        scorer = answer
-                    self._answers.append(answer)
+            for prompt, each in zip(prompts, vectors, strict=True):
+                asked = GenerationRequest(prompt, params[0], prompt_embeds=each, **options)
+                self._start(loaded, loaded.validate(asked), params, tells_end_token, ending)
         except BaseException as error:
             if isinstance(error, QueueFull):
                 metrics.count_rejected("overloaded")
             self.close()
             raise
+
+    def _start(
+        self,
+        loaded: LoadedEngine,
+        request: ValidRequest,
+        params: Sequence[SamplingParams],
+        tells_end_token: bool,
+        ending: Callable[[], Callable[[str], bool] | None],
+    ) -> None:
+        """Starts the choices of one prompt."""
+        scorer: Answer | None = None
+        for each, stream in zip(params, _streams(loaded, request, params), strict=True):
+            tells_end = tells_end_token or each.include_stop_str_in_output
+            answer = Answer(stream, AnswerTimer(self._metrics, self._arrival), tells_end, scorer, ending())
+            if each.prompt_logprobs is not None:
+                scorer = answer
+            self._answers.append(answer)
 
     def __len__(self) -> int:
         return len(self._answers)

@@ -7,7 +7,7 @@ left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -102,6 +102,15 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
     if settings.ui:
         app.router.routes.extend(page_routes())
 
+    _answer_errors(app, paths)
+    _add_layers(app, settings, metrics, drain, tracer)
+    _describe_chunks(app)
+    return app
+
+
+def _answer_errors(app: FastAPI, paths: Sequence[str]) -> None:
+    """Errors become answers in OpenAI's form; for an unknown path, the answer names similar `paths`."""
+
     async def answer_error(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and not isinstance(error, ApiError):
             error = routing_error(error, request.method, request.scope["path"], paths)
@@ -109,9 +118,6 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
 
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, answer_error)
-    _add_layers(app, settings, metrics, drain, tracer)
-    _describe_chunks(app)
-    return app
 
 
 def _add_layers(

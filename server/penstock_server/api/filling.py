@@ -6,26 +6,15 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from penstock_server.answers.fill_format import FillFormat, SpanReader
-from penstock_server.api.checks import check_model, ready_model, require_json
+from penstock_server.api.checks import require_json
 from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.responder import Responder
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.filling import read_fill
 from penstock_server.prompts.inputs import refuse_long_text
-from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.fill_bodies import FillAnswer, FillChunk, FillRequest
-from penstock_server.settings.settings import Settings
 
 
-class FillRoutes:
-    def __init__(
-        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
-    ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._texts = texts
-        self._responder = responder
-
+class FillRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
         router = APIRouter(tags=["penstock"], responses=ERRORS)
         router.post(
@@ -37,8 +26,7 @@ class FillRoutes:
         return router
 
     async def fill(self, body: FillRequest, request: Request) -> Response:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = self._model(body.model)
         refuse_long_text(model, len(body.prompt))
         asked = await self._texts.run(lambda: read_fill(model, body))
         form = FillFormat(

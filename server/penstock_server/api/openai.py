@@ -12,28 +12,17 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
-from penstock_server.api.checks import check_model, ready_model, require_json
+from penstock_server.api.checks import require_json
 from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.responder import Responder
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.inputs import refuse_long_text
 from penstock_server.prompts.questions import read_chat, read_completion
-from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
-from penstock_server.settings.settings import Settings
 
 
-class OpenAIRoutes:
-    def __init__(
-        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
-    ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._texts = texts
-        self._responder = responder
-
+class OpenAIRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], responses=ERRORS)
         for path, route, answer, chunk in (
@@ -49,8 +38,7 @@ class OpenAIRoutes:
         return router
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = self._model(body.model)
         self._responder.check_num_answers(body.num_prompts * body.num_choices)
         if body.truncate_prompt_tokens is None:
             refuse_long_text(model, body.num_prompt_chars)
@@ -65,8 +53,7 @@ class OpenAIRoutes:
         return await self._responder.respond(request, body, form, question, bool(body.return_token_ids))
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = self._model(body.model)
         self._responder.check_num_answers(body.num_choices)
         if body.truncate_prompt_tokens is None:
             refuse_long_text(model, body.as_conversation.num_chars)

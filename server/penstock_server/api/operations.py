@@ -49,9 +49,7 @@ class OperationRoutes:
         router.get("/version")(self.version)
         router.get(LOAD_PATH)(self.load)
         router.get(METRICS_PATH, response_class=Response)(self.metrics)
-        refusals: dict[int | str, dict[str, Any]] = {
-            status: {"model": ErrorBody} for status in (401, 404, 503)
-        }
+        refusals: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (401, 503)}
         router.get("/v1/plan", responses=refusals)(self.plan)
         router.get(STATS_PATH, responses=refusals)(self.stats)
         return router

@@ -9,15 +9,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from penstock_server.answers.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
-from penstock_server.api.checks import check_length, check_model, ready_model, require_json
+from penstock_server.api.checks import check_length, require_json
 from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.responder import Responder
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.questions import read_input, read_response
-from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.responses_request import ResponsesRequest
-from penstock_server.settings.settings import Settings
 
 
 class InputTokens(BaseModel):
@@ -25,15 +22,7 @@ class InputTokens(BaseModel):
     input_tokens: int
 
 
-class ResponsesRoutes:
-    def __init__(
-        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
-    ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._texts = texts
-        self._responder = responder
-
+class ResponsesRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
         router = APIRouter(tags=["responses"], responses=ERRORS)
         takes_json = [Depends(require_json)]
@@ -49,8 +38,7 @@ class ResponsesRoutes:
         return router
 
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = self._model(body.model)
         parser = self._settings.tool_call_parser
         question = await self._texts.run(lambda: read_response(model, body, parser))
         form = ResponsesFormat(
@@ -66,8 +54,7 @@ class ResponsesRoutes:
 
     async def count(self, body: ResponsesRequest) -> InputTokens:
         """The number of tokens of the input of a request to /v1/responses."""
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = self._model(body.model)
         parser = self._settings.tool_call_parser
         check_length("input", body.as_conversation.num_chars, "characters", 8 * model.max_model_len)
         prompt, _ = await self._texts.run(lambda: read_input(model, body, parser, may_be_long=True))

@@ -85,13 +85,13 @@ export class Machine {
     }
     if (now.status !== "ok") throw new Error(words("engineIs", { state: now.status }));
     const models = await whenAllowed(() => get("v1/models"));
-    const plan = await get("v1/plan").catch((error) => (error.status === 404 ? null : Promise.reject(error)));
+    const plan = await get("v1/plan");
     const stats = await get("v1/engine/stats");
     this.#onModel(models.data[0]);
     this.#readings.plan(plan, Object.keys(stats.links));
-    if (plan) this.#strip.plan(plan);
-    byId("ledger-toggle").hidden = !plan;
-    byId("ledger").replaceChildren(...(plan ? ledger(plan) : []));
+    this.#strip.plan(plan);
+    byId("ledger-toggle").hidden = false;
+    byId("ledger").replaceChildren(...ledger(plan));
     this.#isKnown = true;
     return true;
   }

@@ -56,7 +56,7 @@ export class Readings {
     this.#place = place;
   }
 
-  /** Without a plan (null) there are no rates to compare with. */
+  /** Begins anew with the plan as GET /v1/plan has it, and the names of the links. */
   plan(plan, links) {
     this.#plan = plan;
     this.#window = new Window();
@@ -99,7 +99,7 @@ export class Readings {
   }
 
   #showStep(step) {
-    const expected = this.#plan?.step.seconds;
+    const expected = this.#plan.step.seconds;
     if (!step) {
       const expectation = words(expected ? "predicted" : "noneYet", { time: seconds(expected) });
       return this.#shown.step.set("–", expectation);
@@ -118,7 +118,7 @@ export class Readings {
   #showLink(name, now) {
     const able = this.#ableRate(name);
     const shown = this.#shown[name];
-    if (this.#plan && !this.#plan.streamed_bytes) {
+    if (!this.#plan.streamed_bytes) {
       shown.fill(null);
       return shown.set(words("idle"), words("allResident"));
     }
@@ -133,7 +133,7 @@ export class Readings {
 
   /** The measured rate of the link, computed from the plan's prediction; 0 if unknown. */
   #ableRate(name) {
-    const busyS = this.#plan?.step.terms[name];
+    const busyS = this.#plan.step.terms[name];
     if (!busyS) return 0;
     const isDisk = (layer) => layer.home === "disk";
     const sum = (layers) => layers.reduce((total, layer) => total + layer.num_bytes, 0);

@@ -76,7 +76,6 @@ export class Strip {
 
   /** Takes the newest state: the layer that is being computed (null: none), and the time of a sweep, if known. */
   sample(layer, stepS, isRunning) {
-    if (this.#cells.length === 0) return; // without a plan there are no layers to show
     this.#sample = { layer, stepS, isRunning, at: performance.now() };
     if (!isRunning) this.#stop();
     else if (isStill.matches) this.#show(layer);

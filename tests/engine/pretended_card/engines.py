@@ -60,7 +60,6 @@ def answer(engine: Engine, num_prompts: int = len(PROMPTS)) -> list[Completion]:
 
 
 def homes(engine: Engine) -> set[Home]:
-    assert engine.plan is not None
     return {layer.home for layer in engine.plan.layers}
 
 
@@ -68,7 +67,6 @@ def little_host_memory(folder: Path, num_layers: int) -> int:
     """What the host needs to keep so many layers, its staging slots among them, and no more."""
     engine = load(folder, "cpu", kernels="reference")
     engine.close()
-    assert engine.plan is not None
     return engine.plan.embedding_bytes + num_layers * max(layer.num_bytes for layer in engine.plan.layers)
 
 

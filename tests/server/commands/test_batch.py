@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from penstock.errors import CapacityError, ConfigError, EngineDead, QueueFull
 from penstock_server.commands import batch, batch_files
 from penstock_server.facade import engine as facade
 from penstock_server.settings.settings import Settings
+from warm_python import run_warm
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -233,8 +232,7 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
     target = tmp_path / "out"
     points = ((1, 0), (2, 30), (3, 10**6), (1, 1), (2, 10**6), (100, 0))
     script = KILLED.format(tests=str(Path(__file__).parents[2]))
-    words = [sys.executable, "-c", script, json.dumps(points), str(source), str(target)]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = run_warm("-c", script, json.dumps(points), str(source), str(target))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [-9, -9, -9, -9, -9, 0], done.stderr
     before: dict[str, Any] = {}

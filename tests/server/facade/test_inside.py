@@ -45,7 +45,6 @@ def test_how_it_stands(engine: Engine) -> None:
 
 def test_its_plan(engine: Engine) -> None:
     plan = inside.served_plan_of(engine)
-    assert plan is not None
     assert (len(plan.layers), plan.num_resident_layers, plan.streamed_bytes) == (3, 3, 0)
     assert (plan.step.num_tokens, plan.step.seconds) == (1, engine.meter.predict(1, 1).seconds)
     assert plan.step.seconds > 0 and plan.num_kv_tokens == 256

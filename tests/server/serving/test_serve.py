@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.serving import serve
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
+from warm_python import run_warm
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_logging")]
 
@@ -227,7 +227,7 @@ numbers = (signal.SIGTERM, signal.SIGINT)
 serve._Server._announce = lambda self: [os.kill(os.getpid(), number) for number in numbers]
 serve.serve(Settings(model="tiny"), bind("127.0.0.1", 0))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=600)
+    done = run_warm("-c", code)
     assert done.returncode == (0 if state == "loading" else 128 + signal.SIGINT), done.stderr
 
 

@@ -191,7 +191,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=TEXTS, places=st.lists(st.integers(0, 200), max_size=10))
 def test_any_cut_finds_the_same(name: str, text: str, places: list[int]) -> None:
     whole = parse(MAKERS[name](), [text])
@@ -200,7 +200,7 @@ def test_any_cut_finds_the_same(name: str, text: str, places: list[int]) -> None
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "list"])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 def test_nothing_is_lost_where_there_is_no_call(name: str, text: str) -> None:
     result = parse(MAKERS[name](), [text])

@@ -1,0 +1,26 @@
+"""GenerationRoutes: what routes that generate have in common."""
+
+from __future__ import annotations
+
+from penstock_server.api.checks import check_model, ready_model
+from penstock_server.api.responder import Responder
+from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.text_thread import TextThread
+from penstock_server.settings.settings import Settings
+
+
+class GenerationRoutes:
+    def __init__(
+        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._texts = texts
+        self._responder = responder
+
+    def _model(self, name: str | None) -> ServedModel:
+        """The loaded model, which a request calls by `name`. Raises what check_model() and ready_model()
+        raise."""
+        check_model(name, self._settings)
+        return ready_model(self._engine)
