@@ -392,16 +392,25 @@ def test_cpm_lives_own_file_is_converted_as_transformers_cpmant(tmp_path: Path) 
     assert json.loads(ours["config.json"])["tokenizer_class"] == "CpmAntTokenizer"
 
 
-def test_cpm_lives_published_shape_needs_no_config(tmp_path: Path) -> None:
-    shapes = {
-        "prompt_embedding.weight": (1024, 4), "segment_embedding.weight": (32, 4),
-        "input_embedding.weight": (30720, 4), "position_bias.relative_attention_bias": (32 * 32 + 512, 32),
+@pytest.mark.parametrize(
+    ("vocab_size", "kind", "embeddings"),
+    [
+        (30720, "CpmAnt", {"input_embedding.weight": (30720, 4), "prompt_embedding.weight": (1024, 4)}),
+        (86579, "CPMAntPlus", {"input_embedding.weight": (86579 + 1024, 4)}),
+    ],
+)
+def test_cpm_lives_published_shapes_need_no_config(
+    vocab_size: int, kind: str, embeddings: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    shapes = embeddings | {
+        "segment_embedding.weight": (32, 4), "position_bias.relative_attention_bias": (32 * 32 + 512, 32),
         "encoder.layers.0.self_att.self_attention.project_q.weight": (4096, 4),
         "encoder.layers.0.ffn.ffn.w_in.w_0.weight": (10240, 4),
     }  # fmt: skip
     torch.save({name: torch.zeros(shape).half() for name, shape in shapes.items()}, tmp_path / "ant.pt")
     config = read_config_of(tmp_path)
-    published = {"vocab_size": 30720, "num_attention_heads": 32, "dim_head": 128, "dim_ff": 10240}
+    assert config["tokenizer_class"] == f"{kind}Tokenizer"
+    published = {"vocab_size": vocab_size, "num_attention_heads": 32, "dim_head": 128, "dim_ff": 10240}
     published |= {"position_bias_num_buckets": 512, "segment_types": 32, "prompt_length": 32}
     assert config == config | published
 
