@@ -134,7 +134,7 @@ class SamplingFields(Wire):
 
 
 class GenerationFields(SamplingFields):
-    """The fields that both routes have."""
+    """The fields that /v1/completions and /v1/chat/completions have."""
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
     max_tokens: Count | None = None
