@@ -89,5 +89,5 @@ def test_errors(client, server):
         client.fill("x")
     with pytest.raises(TypeError, match="Did you mean 'blank'"):
         client.fill("x", blanks="[..]")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'use_beam_search'"):
-        client.fill("x", use_beam_search=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'n'"):
+        client.fill("x", n=2)

@@ -1,5 +1,5 @@
-"""Folders with the tokenizers of CPM-1, CPM-2, EVA and CPM-Ant in their real form, of a small vocabulary: the
-special tokens have the ids that the published vocabularies give them."""
+"""Folders with the tokenizers of CPM-1, CPM-2, EVA, CPM-Ant and CPM-Ant+ in their real form, of a small
+vocabulary: the special tokens have the ids that the published vocabularies give them."""
 
 from __future__ import annotations
 
@@ -132,6 +132,13 @@ def save_ant(folder: Path) -> Path:
     specials = ["<pad>", "<unk>", "<mask>", "<sep>", "</n>", "</_>", "<s>", "</s>", "<d>", "</d>"]
     lines = [*specials, *_characters(specials), *_words(), *(f"<s{number}>" for number in range(59))]
     return _save_lines(folder, lines, "CPMAntTokenizer")
+
+
+def save_ant_plus(folder: Path) -> Path:
+    """Pieces go on from word to word, and the names of special tokens are their only pieces of that shape."""
+    specials = ["<pad>", "<unk>", "<mask>", "<sep>", "</n>", "</_>", "<s>", "</s>", "<d>", "</d>"]
+    across = ["，我们", "的，", "o w", ". "]
+    return _save_lines(folder, [*specials, *_characters(specials), *_words(), *across], "CPMAntPlusTokenizer")
 
 
 def _words() -> list[str]:

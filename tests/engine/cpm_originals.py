@@ -123,6 +123,19 @@ def ant(folder: Path) -> tuple[Encode, Decode]:
     return encode, lambda ids: "".join(texts[i] for i in ids)
 
 
+def ant_plus(folder: Path) -> tuple[Encode, Decode]:
+    """No words, and no piece in angle brackets but those for a space and a line end."""
+    texts = [{"</_>": " ", "</n>": "\n"}.get(line, line) for line in lines_of(folder)]
+    usable = sorted((t for t in texts if not re.fullmatch("<.*>", t)), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, usable)) + "|.", re.DOTALL)
+
+    def encode(text: str) -> list[int]:
+        found = pattern.findall(text)
+        return [texts.index(part if part in usable else "<unk>") for part in found]
+
+    return encode, lambda ids: "".join(texts[i] for i in ids)
+
+
 def is_chinese(piece: str) -> bool:
     return re.search("[\u4e00-\u9fff]", piece) is not None or piece == "\u2582"
 

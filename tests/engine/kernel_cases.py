@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.kernels.cuda_launcher import CudaLauncher
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.nvrtc import compile_kernels
-from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV, QuantizedTensor
 from penstock.spec import FLOAT16, FLOAT32
 
 
@@ -57,6 +57,18 @@ def paged_batch(
     positions = torch.cat([torch.arange(n - m, n) for n, m in zip(lengths, new, strict=True)])
     layout = BatchLayout(positions, torch.zeros(0), tables, starts, torch.tensor(lengths, dtype=torch.int32))
     return torch.randn(sum(new), heads[0], head_dim, generator=generator), kv, layout
+
+
+def with_prefixes(layout: BatchLayout) -> BatchLayout:
+    """Every token sees the first two thirds of its sequence, also what is behind the token."""
+    return dataclasses.replace(layout, prefix_lens=(2 * layout.context_lens + 2) // 3)
+
+
+def random_bias(num_heads: int, boundary: int = 0) -> DistanceBias:
+    """Ten distances to either side are told apart."""
+    generator = torch.Generator().manual_seed(num_heads)
+    across = torch.randn(2, num_heads, generator=generator) if boundary else None
+    return DistanceBias(torch.randn(num_heads, 21, generator=generator), boundary, across)
 
 
 def paged_case(

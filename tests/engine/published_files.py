@@ -65,6 +65,24 @@ def _cpm1(gpt2: Tensors, rank: int, num_ranks: int) -> Iterator[tuple[str, Tenso
         index += 1
 
 
+def cpm_live_ant(transformers_own: Tensors, num_soft: int) -> tuple[Tensors, Tensors]:
+    """CPM-Ant's tensors as CPM-Live saved them, in float16, and what they are under transformers' names. In
+    CPM-Live, a Linear divides its results and an Embedding its rows by the root of a row's length."""
+    saved, same = {}, {}
+    for name, value in transformers_own.items():
+        if not name.startswith("cpmant."):
+            continue  # the head is the embedding
+        is_divided = value.dim() == 2 and not name.endswith("relative_attention_bias")
+        root = value.shape[1] ** 0.5 if is_divided else 1.0
+        half = (value * root).half()
+        saved[name.removeprefix("cpmant.")], same[name] = half, half.float() / root
+    embedding = saved.pop("input_embedding.weight")
+    saved["input_embedding.weight"], saved["prompt_embedding.weight"] = (
+        part.clone() for part in embedding.split([len(embedding) - num_soft, num_soft])
+    )
+    return saved, same
+
+
 def cpm2_ranks(t5: Tensors, num_ranks: int) -> list[Tensors]:
     """The tensors of transformers' MT5ForConditionalGeneration as CPM-2's ranks had them."""
     return [dict(_cpm2(t5, rank, num_ranks)) for rank in range(num_ranks)]

@@ -15,6 +15,7 @@ from cpm_folders import (
     SENTENCES,
     TEXTS,
     save_ant,
+    save_ant_plus,
     save_cpm1,
     save_cpm1_vocabulary,
     save_cpm2,
@@ -49,6 +50,7 @@ FORMS: dict[str, tuple[Callable[[Path], Path], Any, int, int]] = {
     "CPM-2 for Chinese and English": (save_cpm2_english, cpm_originals.cpm2_english, 8, 185),
     "EVA": (save_eva, cpm_originals.eva, 4, 190),
     "CPM-Ant": (save_ant, cpm_originals.ant, 7, 0),
+    "CPM-Ant+": (save_ant_plus, cpm_originals.ant_plus, 7, 0),
 }
 Pair = tuple[Tokenizer, cpm_originals.Encode, cpm_originals.Decode]
 
@@ -155,13 +157,13 @@ def test_special_tokens(name: str, folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_prompt_is_plain_text(name: str, folders: dict[str, Path]) -> None:
-    """Only CPM-Ant has a token in front of a prompt, and loses unknown characters."""
+    """Only CPM-Ant and CPM-Ant+ have a token in front of a prompt, and lose unknown characters."""
     tokenizer = Tokenizer.load(folders[name])
     text = "今天天气很好😀"
     ids = encode(tokenizer, text)
     unknown = tokenizer.backend.unk_token_id
     assert unknown in ids
-    if name == "CPM-Ant":
+    if "CPM-Ant" in name:
         assert tokenizer.encode(text) == [6, *(i for i in ids if i != unknown)]
         assert tokenizer.bos_token_id == 6
     else:

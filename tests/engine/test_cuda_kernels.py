@@ -17,7 +17,16 @@ import torch
 from emulated_cuda import COMPILER, EmulatedLauncher, library
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import ATTENTION, OnGpu, close, gpu_launcher, paged_batch, random_matrix
+from kernel_cases import (
+    ATTENTION,
+    OnGpu,
+    close,
+    gpu_launcher,
+    paged_batch,
+    random_bias,
+    random_matrix,
+    with_prefixes,
+)
 from pretended_card import PretendedCard, missing, pretend
 from test_int4_kernels import FORMS
 from test_int4_kernels import matrix as int4_matrix
@@ -363,11 +372,12 @@ def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
     head_dim=st.sampled_from([1, 6, 32, 64, 72, 128, 160]),
     block_size=st.sampled_from([16, 48]),
     window=st.sampled_from([0, 1, 31, 290]),
+    boundary=st.sampled_from([None, 0, 5]),
     seed=st.integers(0, 2**31),
 )
 def test_attention_equals_the_reference(
     num_multiprocessors: int, sequences: list[tuple[int, int]], group: int, head_dim: int, block_size: int,
-    window: int, seed: int,
+    window: int, boundary: int | None, seed: int,
 ) -> None:  # fmt: skip
     if COMPILER is None:
         pytest.skip("no C++ compiler to run the CUDA sources with")
@@ -376,6 +386,10 @@ def test_attention_equals_the_reference(
     dtype = (torch.float16, torch.float32)[seed % 2]
     q, kv, layout = paged_batch(generator, sequences, (2 * group, 2), head_dim, dtype, block_size)
     spec = AttentionSpec(2 * group, head_dim**-0.5, window)
+    if boundary is not None:
+        bias = random_bias(2 * group, boundary)
+        spec = dataclasses.replace(spec, window=0, distance_bias=bias)
+        layout = with_prefixes(layout)
     mine = CudaKernels(EmulatedLauncher(num_multiprocessors))
     close(mine.paged_attention(q, kv, layout, spec), ReferenceKernels().paged_attention(q, kv, layout, spec))
 

@@ -1,5 +1,5 @@
-"""T5, mT5, CPM-2's and EVA's shapes against transformers: logits, greedy tokens, and the same bits in any
-company."""
+"""T5, mT5, BART, CPM-2's and EVA's shapes against transformers: logits, greedy tokens, and the same bits in
+any company."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, UnexpectedTensor
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.model.registry import open_model
 from penstock.spec import DECODER, ENCODER, UnitKey
@@ -53,6 +53,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "T5", SMALL | GATED, {"architectures": ["EVAModel"], "feed_forward_proj": "relu", "attn_scale": True},
     ),
 }  # fmt: skip
+#: The stacks differ in layers and widths. Two tokens begin the answers of "scaled".
+BART: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 1,
+    "max_position_embeddings": 768, "init_std": 0.15, "forced_bos_token_id": None,
+}  # fmt: skip
+MODELS |= {
+    "BART": ("Bart", BART, {}),
+    "BART, scaled": (
+        "Bart", BART | {"scale_embedding": True, "encoder_layers": 1,
+                        "encoder_attention_heads": 1, "decoder_attention_heads": 1},
+        {"forced_bos_token_id": 5},
+    ),
+}  # fmt: skip
 TOLERANCE = {"float32": 5e-4, "float16": 2e-3}
 #: Inputs of one token and beyond all distances that have a bucket of their own.
 GENERATOR = random.Random(3)
@@ -75,9 +89,12 @@ def build(name: str, folder: Path) -> Any:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn_like(parameter)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias += torch.randn_like(model.final_logits_bias)
     model.save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    model.forced = [changes["forced_bos_token_id"]] if "forced_bos_token_id" in changes else []
     return dequantized(model, folder, 1 / config.d_kv**0.5 if changes.get("attn_scale") else 1.0)
 
 
@@ -132,9 +149,10 @@ def answer(engine: Engine, prompts: list[list[int]], params: SamplingParams = GR
 @torch.inference_mode()
 def oracle_logits(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
     """Each token's logits, computed without a cache."""
-    start = [model.config.decoder_start_token_id, *tokens[:-1]]
-    found = model(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([start]), use_cache=False)
-    return found.logits[0]
+    begin = [model.config.decoder_start_token_id, *model.forced]
+    ids = torch.tensor([begin + tokens[:-1]])
+    found = model(input_ids=torch.tensor([prompt]), decoder_input_ids=ids, use_cache=False)
+    return found.logits[0, len(begin) - 1 :]
 
 
 #: For what is the same in every model.
@@ -158,7 +176,7 @@ def test_logits_equal_transformers(
     built: tuple[Path, Any], kv_dtype: str, kernels: str = "native", prompts: list[list[int]] = PROMPTS
 ) -> None:
     folder, oracle = built
-    mine = answer(load(folder, kernels=kernels, kv_dtype=kv_dtype), prompts)
+    mine = answer(load(folder, kernels=kernels, kv_dtype=kv_dtype, num_threads=1), prompts)
     for prompt, tokens, logits in zip(prompts, mine.tokens, mine.logits, strict=True):
         expected = oracle_logits(oracle, prompt, tokens)
         difference = float((logits - expected).abs().max() / (expected.max() - expected.min()))
@@ -290,3 +308,11 @@ def test_what_has_no_meaning_is_refused(built: tuple[Path, Any]) -> None:
     engine = load(built[0])
     with pytest.raises(InvalidParameter, match="encodes the prompt"):
         engine.validate(GenerationRequest([9], SamplingParams(prompt_logprobs=1)))
+
+
+def test_a_bart_with_three_matrices_of_words_is_refused(tmp_path: Path) -> None:
+    """transformers gives encoder, decoder and head matrices of their own if nothing is tied."""
+    config = transformers.BartConfig(**BART | {"tie_word_embeddings": False})
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(UnexpectedTensor, match=r"embed_tokens"):
+        open_model(tmp_path)

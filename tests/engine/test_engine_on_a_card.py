@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from pretended_card import PretendedCard, engines, missing
+from test_cpmant import build as build_cpm_ant
 from test_encoder_decoder import build as build_encoder_decoder
 from tiny_models import build
 
@@ -64,7 +65,7 @@ def assert_same_answers(found: list[Completion], expected: list[Completion]) -> 
 # Answers.
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "CPM-2"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "CPM-2", "CPM-Ant"])
 def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
     """On cards without and with tensor cores; from pinned memory alone, and from the disk too (all four for
     Llama). All of them are the same, to the last bit: products are exact, and nothing else depends on card or
@@ -74,6 +75,8 @@ def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
         combinations += [((6, 1), "host"), ((7, 5), "disk")]
     if name == "CPM-2":
         build_encoder_decoder(name, tmp_path / "made")
+    elif name == "CPM-Ant":
+        build_cpm_ant(name, tmp_path / "made", num_hidden_layers=4)
     else:
         build(name, tmp_path / "made", num_hidden_layers=4)
     engines.convert_for_streaming(tmp_path / "made", tmp_path / "model")

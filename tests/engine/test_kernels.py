@@ -22,7 +22,9 @@ from kernel_cases import (
     gpu_launcher,
     paged_batch,
     paged_case,
+    random_bias,
     random_matrix,
+    with_prefixes,
 )
 from torch import Tensor
 
@@ -346,6 +348,15 @@ def test_paged_attention_equals_the_reference_to_rounding(
     q, kv, layout = paged_case(torch.Generator().manual_seed(1), dtype, head_dim)
     expected = ReferenceKernels().paged_attention(q, kv, layout, ATTENTION[case])
     close(kernels(kind).paged_attention(q, kv, layout, ATTENTION[case]), expected, ATTENTION_ERROR)
+
+
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("boundary", [0, 5])
+def test_biases_by_distance_and_prefixes_equal_the_reference(kind: str, boundary: int) -> None:
+    q, kv, layout = paged_case(torch.Generator().manual_seed(2), torch.float16, 40)
+    layout, spec = with_prefixes(layout), AttentionSpec(6, 0.2, distance_bias=random_bias(6, boundary))
+    expected = ReferenceKernels().paged_attention(q, kv, layout, spec)
+    close(kernels(kind).paged_attention(q, kv, layout, spec), expected, ATTENTION_ERROR)
 
 
 #: (context, new tokens) of sequences that are cut into one, two and three parts.

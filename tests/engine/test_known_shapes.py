@@ -18,6 +18,8 @@ def test_a_shape_is_found_by_its_name() -> None:
 def test_unknown_shapes_are_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'gpt-5' is not known; known shapes: cpm-1, cpm-2, "):
         find_shape("gpt-5")
+    with pytest.raises(ConfigError, match="'cpm-bee' is not planned: Penstock lacks biases.*see cpm-ant"):
+        find_shape("cpm-bee")
 
 
 def test_repositories_are_those_of_shapes() -> None:

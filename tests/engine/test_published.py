@@ -22,6 +22,7 @@ from published_files import (
     bminf_t5,
     cpm1_ranks,
     cpm2_ranks,
+    cpm_live_ant,
     model_center,
     save_ranks,
     write_bminf,
@@ -359,10 +360,67 @@ def test_without_permission_shards_are_named_too(gpt2: Tensors, tmp_path: Path) 
         open_checkpoint(tmp_path)
 
 
-def test_cpm_lives_own_file_is_named(tmp_path: Path) -> None:
-    torch.save({"prompt_embedding.weight": torch.zeros(2, 2)}, tmp_path / "cpm-ant-10b.pt")
-    with pytest.raises(UnsupportedModel, match="CPM-Live's own file.*openbmb/cpm-ant-10b"):
-        open_checkpoint(tmp_path, allow_pickle=True)
+# ---- CPM-Live
+
+#: config.json of CPM-Live, for a small model.
+CPM_LIVE = {
+    "vocab_size": 160, "dim_model": 48, "dim_ff": 96, "num_layers": 2, "num_heads": 3, "dim_head": 24,
+    "dropout_p": 0.0, "position_bias_num_buckets": 16, "position_bias_max_distance": 40, "eps": 1e-6,
+    "half": True, "prompt_types": 4, "prompt_length": 5, "segment_types": 6,
+}  # fmt: skip
+
+
+def test_cpm_lives_own_file_is_converted_as_transformers_cpmant(tmp_path: Path) -> None:
+    """To the same bits as transformers' own folder with the same weights under its names."""
+    names = {"dim_model": "hidden_size", "num_layers": "num_hidden_layers"}
+    names |= {"num_heads": "num_attention_heads"}
+    config = {names.get(name, name): value for name, value in CPM_LIVE.items()}
+    torch.manual_seed(7)
+    model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**config)).float()
+    saved, same = cpm_live_ant({name: value.detach() for name, value in model.state_dict().items()}, 4 * 5)
+    (tmp_path / "live").mkdir()
+    torch.save(saved, tmp_path / "live" / "cpm-ant-10b.pt")
+    (tmp_path / "live" / "config.json").write_text(json.dumps(CPM_LIVE))
+    model.load_state_dict(same | {"lm_head.weight": same["cpmant.input_embedding.weight"][:160]})
+    model.save_pretrained(tmp_path / "theirs")
+    found = read_all(tmp_path / "live")
+    assert found.keys() == same.keys() and all(torch.equal(found[name].float(), same[name]) for name in same)
+    ours, theirs = (converted(tmp_path / name, tmp_path / f"{name} out") for name in ("live", "theirs"))
+    weights = {name for name in theirs if name.endswith(".safetensors")}
+    assert all(ours[name] == theirs[name] for name in weights) and weights <= ours.keys()
+    assert open_model(tmp_path / "live out").spec == open_model(tmp_path / "theirs out").spec
+    assert json.loads(ours["config.json"])["tokenizer_class"] == "CpmAntTokenizer"
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "kind", "embeddings"),
+    [
+        (30720, "CpmAnt", {"input_embedding.weight": (30720, 4), "prompt_embedding.weight": (1024, 4)}),
+        (86579, "CPMAntPlus", {"input_embedding.weight": (86579 + 1024, 4)}),
+    ],
+)
+def test_cpm_lives_published_shapes_need_no_config(
+    vocab_size: int, kind: str, embeddings: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    shapes = embeddings | {
+        "segment_embedding.weight": (32, 4), "position_bias.relative_attention_bias": (32 * 32 + 512, 32),
+        "encoder.layers.0.self_att.self_attention.project_q.weight": (4096, 4),
+        "encoder.layers.0.ffn.ffn.w_in.w_0.weight": (10240, 4),
+    }  # fmt: skip
+    torch.save({name: torch.zeros(shape).half() for name, shape in shapes.items()}, tmp_path / "ant.pt")
+    config = read_config_of(tmp_path)
+    assert config["tokenizer_class"] == f"{kind}Tokenizer"
+    published = {"vocab_size": vocab_size, "num_attention_heads": 32, "dim_head": 128, "dim_ff": 10240}
+    published |= {"position_bias_num_buckets": 512, "segment_types": 32, "prompt_length": 32}
+    assert config == config | published
+
+
+def test_cpm_bees_file_is_refused_by_name(tmp_path: Path) -> None:
+    tensors = {"position_bias.relative_attention_bias": torch.zeros(512, 4)}
+    tensors |= {"input_embedding.weight": torch.zeros(8, 4)}
+    torch.save(tensors, tmp_path / "cpm-bee-10b.pt")
+    with pytest.raises(UnsupportedModel, match="CPM-Bee is not supported.*each pair of the segments"):
+        open_model(tmp_path, allow_pickle=True)
 
 
 # ---- BMInf

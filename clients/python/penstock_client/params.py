@@ -71,6 +71,16 @@ class CommonParams(TypedDict, total=False):
     allowed_token_ids: Sequence[int] | None
     #: Texts that the answer must not hold.
     bad_words: Sequence[str] | None
+    #: Search for the best answers with beams; they come at the end, best first, also in a stream. `fill` has
+    #: one answer, the best.
+    use_beam_search: bool | None
+    #: The number of beams; by default as many as answers.
+    best_of: int | None
+    #: Of a beam search: above 0, long answers are favoured; 1 by default.
+    length_penalty: float | None
+    #: Of a beam search: True ends the search with as many whole answers as beams; "never" goes on while a
+    #: better answer is possible.
+    early_stopping: bool | Literal["never"] | None
     #: Requests with a lower priority run earlier; 0 if absent.
     priority: int | None
     #: Only requests with the same salt share keys and values of their common beginnings.
@@ -95,15 +105,6 @@ class SamplingParams(CommonParams, total=False):
     skip_special_tokens: bool | None
     #: The number of answers; each answer is a choice of the result.
     n: int | None
-    #: Search for the best answers with beams; they come at the end, best first, also in a stream.
-    use_beam_search: bool | None
-    #: The number of beams; `n` by default.
-    best_of: int | None
-    #: Of a beam search: above 0, long answers are favoured; 1 by default.
-    length_penalty: float | None
-    #: Of a beam search: True ends the search with as many whole answers as beams; "never" goes on while a
-    #: better answer is possible.
-    early_stopping: bool | Literal["never"] | None
     #: A schema (a dict or a pydantic model) that the answer must follow, or one of OpenAI's
     #: formats, such as {"type": "json_object"}. See `parse` of the result.
     response_format: Schema | None

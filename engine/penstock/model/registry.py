@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.config import WeightBits
 from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
+from penstock.model.families.bart import BART
 from penstock.model.families.bloom import Bloom
 from penstock.model.families.cpmant import CPMAnt
 from penstock.model.families.falcon import Falcon
@@ -35,6 +36,7 @@ from penstock.weights.store import WeightStore
 logger = logging.getLogger(__name__)
 
 FAMILIES: tuple[type[Family], ...] = (
+    BART,
     EVA,
     Bloom,
     CPMAnt,
@@ -55,9 +57,10 @@ FAMILIES: tuple[type[Family], ...] = (
 
 #: By model_type: well-known models that are not computed, and what to take in their place.
 _OTHER_MODELS = {
-    "cpmbee": "CPM-Bee is not supported: its prompts are trees of segments, with a bias of attention for "
-    "each relation between two of them. Of its line, Penstock computes CPM-Ant (openbmb/cpm-ant-10b) and "
-    "MiniCPM (openbmb/MiniCPM4-8B)",
+    "cpmbee": "CPM-Bee is not supported. Two things are missing: a bias of attention for each pair of the "
+    "segments that its prompts consist of (the kernels know two segments, soft prompt and text), and "
+    "embeddings that are turned by a token's number, by which it writes unknown characters and numbered "
+    "blanks. Of its line, Penstock computes CPM-Ant (openbmb/cpm-ant-10b) and MiniCPM (openbmb/MiniCPM4-8B)",
 }
 
 

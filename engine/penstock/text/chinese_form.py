@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ _EVA_PUNCTUATION = {
 @dataclass(frozen=True)
 class Form:
     """Rules of a tokenizer. Characters are translated, jieba cuts the text into words, and each word becomes
-    the longest pieces of the vocabulary."""
+    the longest pieces of the vocabulary. Without words, the whole text becomes the longest pieces."""
 
     name: str
     #: The token that ends an answer, whatever the folder's config files say: transformers' classes fill in
@@ -41,6 +41,7 @@ class Form:
     end: str = "<eod>"
     #: The token in front of a prompt.
     start: str | None = None
+    has_words: bool = True
     #: The pieces that stand for a space and for a line end.
     marks: Mapping[str, str] = field(default_factory=lambda: {" ": "\u2582", "\n": "\u2583"})
     #: Character -> what is encoded in its place.
@@ -71,15 +72,20 @@ EVA = Form(
     asked_by="dialogue",
 )  # fmt: skip
 CPM_ANT = Form("CPM-Ant", end="</s>", start="<s>", marks={" ": "</_>", "\n": "</n>"}, drops_unknown=True)
+#: CPM-Bee reads a text so as well.
+CPM_ANT_PLUS = replace(CPM_ANT, name="CPM-Ant+", has_words=False)
 
 #: Names of forms in lower case: a model_type or an architecture of config.json, or a tokenizer_class.
 _FORMS = {
     "cpm": CPM1, "cpm1": CPM1,
     "cpm2": CPM2,
     "eva": EVA, "evamodel": EVA,
+    "cpmantplus": CPM_ANT_PLUS,
     "cpmant": CPM_ANT, "cpmantforcausallm": CPM_ANT,
 }  # fmt: skip
-_TOKENIZER_CLASSES = "CpmTokenizer (CPM-1), CPM2Tokenizer, EVATokenizer or CpmAntTokenizer"
+_TOKENIZER_CLASSES = (
+    "CpmTokenizer (CPM-1), CPM2Tokenizer, EVATokenizer, CpmAntTokenizer or CPMAntPlusTokenizer"
+)
 
 
 def find_form(folder: Path) -> tuple[Form, Path] | None:
@@ -110,7 +116,9 @@ def _named_form(folder: Path) -> Form | None:
     names = [config.get("model_type"), *(architectures if isinstance(architectures, list) else ())]
     for source in (tokenizer_config, config):
         names.append(_without_endings(source.get("tokenizer_class")))
-    return next((form for name in names if (form := _FORMS.get(str(name).lower()))), None)
+    forms = [form for name in names if (form := _FORMS.get(str(name).lower()))]
+    # The model CPM-Ant+ is a CPM-Ant: the class of the tokenizer alone tells it.
+    return CPM_ANT_PLUS if CPM_ANT_PLUS in forms else next(iter(forms), None)
 
 
 def _without_endings(kind: object) -> str:

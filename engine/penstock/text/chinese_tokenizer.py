@@ -1,4 +1,5 @@
-"""ChineseTokenizer: the tokenizers of CPM-1, CPM-2, EVA and CPM-Ant, which encode Chinese words.
+"""ChineseTokenizer: the tokenizers of CPM-1, CPM-2, EVA and CPM-Ant, which encode Chinese words, and that of
+CPM-Ant+, which knows no words.
 
 transformers' own classes for these models give other tokens than those that the models were trained with.
 A special token's name in a text is ordinary text here, as in the originals: jieba cuts the name apart.
@@ -7,7 +8,7 @@ A special token's name in a text is ordinary text here, as in the originals: jie
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class ChineseTokenizer(PreTrainedTokenizer):
         pieces, self._write = _read_vocabulary(Path(vocab_file), form)
         #: PromptForms and dialogue.py know by the form how the model is asked.
         self.form = form
-        self._segment = load_segmenter()
-        self._marks = str.maketrans(dict(form.marks))
+        self._segment = load_segmenter() if form.has_words else lambda text: iter((text,))
+        self._marks = str.maketrans(dict(form.marks) if form.has_words else {})
         self._pieces = pieces
         self._ids = {piece: token_id for token_id, piece in enumerate(pieces)}
         specials = {self._ids[piece]: piece for piece in pieces if _is_special(piece, form)}
@@ -138,8 +139,18 @@ def _read_text(file: Path, form: Form) -> tuple[list[str], Write]:
     """One piece in each line. An empty line counts: EVA's vocabulary has one."""
     pieces = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     ids = {piece: token_id for token_id, piece in enumerate(pieces)}
-    match = LongestMatch(ids, ids.get(UNKNOWN, 0), form.continuation)
+    unknown = ids.get(UNKNOWN, 0)
+    if not form.has_words:
+        return pieces, LongestMatch(_ordinary(ids, form), unknown, max_word_chars=None).encode
+    match = LongestMatch(ids, unknown, form.continuation)
     return pieces, lambda words: match.encode(form.word_mark + word for word in words)
+
+
+def _ordinary(ids: Mapping[str, int], form: Form) -> dict[str, int]:
+    """The pieces that a text may have, if nothing cuts the names of special tokens apart: spaces and line
+    ends in place of their marks, and no piece in angle brackets."""
+    found = {piece: each for piece, each in ids.items() if not (piece[:1] == "<" and piece[-1:] == ">")}
+    return found | {text: ids[mark] for text, mark in form.marks.items() if mark in ids}
 
 
 def _read_sentencepiece(file: Path, form: Form) -> tuple[list[str], Write]:

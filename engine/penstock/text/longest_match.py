@@ -11,18 +11,26 @@ MAX_WORD_CHARS = 200
 class LongestMatch:
     """Finds pieces greedily. A character with which no piece begins becomes the unknown token."""
 
-    def __init__(self, ids: Mapping[str, int], unknown: int, continuation: str = "") -> None:
-        """continuation: what pieces begin with that stand within a word and have no Chinese character."""
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        unknown: int,
+        continuation: str = "",
+        max_word_chars: int | None = MAX_WORD_CHARS,
+    ) -> None:
+        """continuation: what pieces begin with that stand within a word and have no Chinese character.
+        max_word_chars: None where a word is a whole text."""
         self._ids = ids
         self._unknown = unknown
         self._continuation = continuation
+        self._max_word_chars = max_word_chars
         self._max_chars = max(map(len, ids))
 
     def encode(self, words: Iterable[str]) -> list[int]:
         return [token_id for word in words for token_id in self._encode_word(word)]
 
     def _encode_word(self, word: str) -> list[int]:
-        if len(word) > MAX_WORD_CHARS:
+        if self._max_word_chars is not None and len(word) > self._max_word_chars:
             return [self._unknown]
         ids: list[int] = []
         start = 0

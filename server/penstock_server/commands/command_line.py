@@ -73,7 +73,6 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="text to continue; without it: standard input")
     _add_sampling(parser)
-    _add_beams(parser)
     add_flags(parser, "generate")
 
 
@@ -115,6 +114,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--stop", action="append", metavar="TEXT", help="the answer ends before TEXT; may be repeated"
     )
+    _add_beams(parser)
 
 
 def _add_beams(parser: argparse.ArgumentParser) -> None:

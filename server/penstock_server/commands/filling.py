@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 from pydantic import ValidationError
 
-from penstock import BlankText, Engine, GenerationRequest, RequestOutput, SamplingParams
+from penstock import BeamParams, BlankText, Engine, GenerationRequest, RequestOutput, SamplingParams
 from penstock.errors import ConfigError
 from penstock_server.answers.fill_format import SpanReader
 from penstock_server.commands.terminal import REQUEST_ID, Answered, answer, sampling_flags
@@ -39,8 +40,8 @@ def fill(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-def _body(text: str, options: argparse.Namespace, flags: dict[str, object]) -> FillRequest:
-    fields = flags | {
+def _body(text: str, options: argparse.Namespace, flags: dict[str, Any]) -> FillRequest:
+    fields = _fields(flags) | {
         "prompt": text,
         "blank": options.blank,
         "max_tokens_per_blank": options.max_tokens_per_blank,
@@ -52,6 +53,16 @@ def _body(text: str, options: argparse.Namespace, flags: dict[str, object]) -> F
         first = error.errors()[0]
         flag = "--" + str(first["loc"][0] if first["loc"] else "text").replace("_", "-")
         raise ConfigError(f"{flag}: {first['msg']}") from error
+
+
+def _fields(flags: dict[str, Any]) -> dict[str, object]:
+    """The flags as the fields of a request, where a beam search has four."""
+    fields = dict(flags)
+    beams: BeamParams | None = fields.pop("beams", None)
+    if beams is not None:
+        fields |= {"use_beam_search": True, "best_of": beams.num_beams}
+        fields |= {"length_penalty": beams.length_penalty, "early_stopping": beams.early_stopping}
+    return fields
 
 
 def _answer(engine: Engine, asked: FillQuestion, options: argparse.Namespace) -> Answered:

@@ -110,16 +110,14 @@ def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def beam_params(options: argparse.Namespace) -> BeamParams | None:
-    """The beam search that the command line asks for. `chat` has no flags for one."""
-    num_beams, penalty, stopping = (
-        getattr(options, name, None) for name in ("num_beams", "length_penalty", "early_stopping")
-    )
-    if num_beams is None:
+    """The beam search that the command line asks for."""
+    penalty, stopping = options.length_penalty, options.early_stopping
+    if options.num_beams is None:
         if penalty is not None or stopping is not None:
             raise ConfigError("--length-penalty and --early-stopping need a beam search: add --num-beams N")
         return None
     penalty = 1.0 if penalty is None else penalty
-    return BeamParams(num_beams, 1, penalty, "never" if stopping == "never" else stopping == "true")
+    return BeamParams(options.num_beams, 1, penalty, "never" if stopping == "never" else stopping == "true")
 
 
 def sampling_params(engine: Engine, flags: dict[str, Any]) -> SamplingParams:

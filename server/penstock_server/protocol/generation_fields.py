@@ -56,7 +56,8 @@ StopStrings = Annotated[
 
 
 class SamplingFields(Wire):
-    """The fields that say how to choose tokens and when to stop. None: the model's own default holds."""
+    """The fields that say how to choose or search for tokens and when to stop. None: the model's own default
+    holds."""
 
     stop: StopStrings | None = None
     seed: int | None = None
@@ -86,6 +87,33 @@ class SamplingFields(Wire):
     )
     spaces_between_special_tokens: OnlyTrue = None
 
+    use_beam_search: bool | None = Field(
+        None,
+        description="Search for the n best answers with best_of beams; they come at the end. A route without "
+        "n gives the best answer.",
+    )
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
+        None, description="The number of beams; n if null. Without use_beam_search it must equal n."
+    )
+    length_penalty: float | None = Field(
+        None, description="An answer's score is its log-probability / length ** length_penalty; 1 if null."
+    )
+    early_stopping: bool | Literal["never"] | None = Field(
+        None, description="When a search ends, as in transformers; false if null."
+    )
+
+    @model_validator(mode="after")
+    def _check_beams(self) -> SamplingFields:
+        if self.use_beam_search:
+            if self.best_of is not None and self.best_of < self.num_choices:
+                raise invalid("best_of", f"must be at least n, which is {self.num_choices}")
+            return self
+        neutral = {"best_of": self.num_choices, "length_penalty": 1, "early_stopping": False}
+        for name, value in neutral.items():
+            if getattr(self, name) not in (None, value):
+                raise invalid(name, f"without use_beam_search only {str(value).lower()} is allowed")
+        return self
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -98,11 +126,15 @@ class SamplingFields(Wire):
     @property
     def beams(self) -> BeamParams | None:
         """How to search for the answers; None: they are not searched for. Raises InvalidParameter."""
-        return None
+        if not self.use_beam_search:
+            return None
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        num_beams = self.best_of or self.num_choices
+        return BeamParams(num_beams, self.num_choices, penalty, self.early_stopping or False)
 
 
 class GenerationFields(SamplingFields):
-    """The fields that both routes have."""
+    """The fields that /v1/completions and /v1/chat/completions have."""
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
     max_tokens: Count | None = None
@@ -129,19 +161,6 @@ class GenerationFields(SamplingFields):
     priority: Priority | None = Field(None, description="Lower runs earlier.")
     cache_salt: CacheSalt | None = Field(
         None, description="Only prompts with the same salt share computed keys and values."
-    )
-
-    use_beam_search: bool | None = Field(
-        None, description="Search for the n best answers with best_of beams; they come at the end."
-    )
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        None, description="The number of beams; n if null. Without use_beam_search it must equal n."
-    )
-    length_penalty: float | None = Field(
-        None, description="An answer's score is its log-probability / length ** length_penalty; 1 if null."
-    )
-    early_stopping: bool | Literal["never"] | None = Field(
-        None, description="When a search ends, as in transformers; false if null."
     )
 
     truncation_side: Literal["left", "right"] | None = Field(
@@ -182,18 +201,6 @@ class GenerationFields(SamplingFields):
         return self
 
     @model_validator(mode="after")
-    def _check_beams(self) -> GenerationFields:
-        if self.use_beam_search:
-            if self.best_of is not None and self.best_of < self.num_choices:
-                raise invalid("best_of", f"must be at least n, which is {self.num_choices}")
-            return self
-        neutral = {"best_of": self.num_choices, "length_penalty": 1, "early_stopping": False}
-        for name, value in neutral.items():
-            if getattr(self, name) not in (None, value):
-                raise invalid(name, f"without use_beam_search only {str(value).lower()} is allowed")
-        return self
-
-    @model_validator(mode="after")
     def _check_one_grammar(self) -> GenerationFields:
         form = None if isinstance(self.response_format, TextFormat) else self.response_format
         demands = {
@@ -218,14 +225,6 @@ class GenerationFields(SamplingFields):
     @property
     def num_choices(self) -> int:
         return self.n or 1
-
-    @property
-    def beams(self) -> BeamParams | None:
-        if not self.use_beam_search:
-            return None
-        penalty = 1.0 if self.length_penalty is None else self.length_penalty
-        num_beams = self.best_of or self.num_choices
-        return BeamParams(num_beams, self.num_choices, penalty, self.early_stopping or False)
 
     @property
     def answer_tokens(self) -> int | None:

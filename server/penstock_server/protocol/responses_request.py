@@ -49,7 +49,7 @@ from penstock_server.protocol.tools import (
     TypedTool,
     kind_of_choice,
 )
-from penstock_server.protocol.wire import Only, OnlyFalse, PositiveCount, Text, Unsupported, Wire, invalid
+from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -123,11 +123,6 @@ class ResponseStreamOptions(Wire):
 
 class ResponsesRequest(SamplingFields):
     """Body of POST /v1/responses."""
-
-    # fields of the other routes that have no effect with these values
-    use_beam_search: OnlyFalse = None
-    early_stopping: OnlyFalse = None
-    length_penalty: Annotated[float | None, BeforeValidator(Only(1.0, 1))] = None
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
     input: Input = Field(description="Text, or the messages of a conversation.")

@@ -24,7 +24,13 @@ from pretended_card.card import PretendedCard, pretend
 PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(2, 36))]
 PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=2)
 #: Steps of more and of fewer tokens than are streams of weights to the product kernels, and no larger.
-SIZES = {"num_kv_tokens": 512, "max_num_seqs": 4, "max_num_batched_tokens": 40, "max_model_len": 48}
+SIZES = {
+    "num_kv_tokens": 512,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 40,
+    "max_model_len": 48,
+    "num_threads": 1,
+}
 #: What the pretended driver takes for compiled kernels.
 IMAGE = b"\x7fELF, pretended"
 

@@ -82,6 +82,29 @@ def test_a_decoder_fills_in_one_blank(coder: TestClient) -> None:
     assert (status, param) == (400, "prompt") and "one blank" in message
 
 
+def test_a_beam_search_for_one_blank_is_that_of_a_completion(coder: TestClient) -> None:
+    """Both end at StarCoder's tokens; the fields of the search are the same ones."""
+    ids = coder.post("/tokenize", json={"prompt": "the water"}).json()["tokens"]
+    rest = coder.post("/tokenize", json={"prompt": "the pipe"}).json()["tokens"]
+    search = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.5, "max_tokens": 12}
+    asked = {"prompt": [278, *ids, 279, *rest, 280], "stop_token_ids": [278, 279, 280], **search}
+    (choice,) = coder.post("/v1/completions", json=asked).json()["choices"]
+    filled = ask(coder, prompt="the water____the pipe", **search).json()
+    greedy = ask(coder, prompt="the water____the pipe", max_tokens=12).json()
+    assert filled["spans"][0]["text"] == choice["text"] != greedy["spans"][0]["text"]
+
+
+def test_beams_fill_all_blanks(cpm2: TestClient) -> None:
+    greedy = ask(cpm2, max_tokens_per_blank=3).json()
+    search = {"use_beam_search": True, "max_tokens_per_blank": 3}
+    assert ask(cpm2, **search, best_of=1).json()["spans"] == greedy["spans"], "one beam is greedy"
+    found = ask(cpm2, **search, best_of=4).json()
+    assert [span["finish_reason"] in ("stop", "length") for span in found["spans"]] == [True, True]
+    *_, last, _ = sse_events(ask(cpm2, **search, best_of=4, stream=True).text)
+    assert last["text"] == found["text"] and last["usage"] == found["usage"]
+    assert error_of(ask(cpm2, best_of=4))[:2] == (400, "best_of")
+
+
 def ask(client: TestClient, **body: Any) -> Any:
     return client.post("/v1/fill", json={"prompt": TEXT, "temperature": 0} | body)
 

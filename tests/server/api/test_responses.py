@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.errors import EngineDead
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.grammars.grammar import Grammar
 from penstock_server.prompts import inputs
 
@@ -39,6 +40,17 @@ def test_what_is_asked_of_the_sampler_arrives(client: TestClient, engine: FakeAs
     params = engine.streams[0].params
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.3, 0.5, 4, 1)
     assert params.stop == ("x",) and params.bad_words == (tuple(b"no"), tuple(b" no"))
+
+
+def test_a_beam_search_gives_the_best_answer(client: TestClient, engine: FakeAsyncEngine) -> None:
+    fields = {"use_beam_search": True, "best_of": 5, "length_penalty": 2.0, "early_stopping": "never"}
+    assert respond(client, **fields).json()["output"][0]["content"][0]["text"] == "Hello!"
+    events = respond(client, stream=True, **fields).text
+    assert events.count("response.output_text.delta") == 2, "one event, which names itself twice"
+    assert [stream.params.beams for stream in engine.streams] == [BeamParams(5, 1, 2.0, "never")] * 2
+    for wrong, param in (({"best_of": 2}, "best_of"), (fields | {"temperature": 0.5}, "temperature")):
+        refused = respond(client, **wrong)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_reasoning_effort_goes_to_the_template(client: TestClient, engine: FakeAsyncEngine) -> None:

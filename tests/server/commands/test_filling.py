@@ -20,10 +20,12 @@ from penstock_server.settings.settings import Settings
         ({"blank": "[..]"}, InvalidParameter, r"mark each blank by '\[..\]'"),
         ({"blank": "x" * 65, "text": "x" * 65}, ConfigError, "--blank: .*64"),
         ({"max_tokens_per_blank": 0}, ConfigError, "--max-tokens-per-blank: .* greater than or equal to 1"),
+        ({"length_penalty": 2.0}, ConfigError, "add --num-beams"),
     ],
 )
 def test_wrong_flags(given: dict[str, Any], error: type[Exception], words: str) -> None:
-    names = [*_SAMPLING_FLAGS, "stop", "blank", "max_tokens_per_blank"]
+    beams = ["num_beams", "length_penalty", "early_stopping"]
+    names = [*_SAMPLING_FLAGS, *beams, "stop", "blank", "max_tokens_per_blank"]
     options = argparse.Namespace(**dict.fromkeys(names) | {"text": "a ____ b"} | given)
     with pytest.raises(error, match=words):
         fill(Settings(model="there is none"), options)

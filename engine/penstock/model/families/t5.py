@@ -19,14 +19,14 @@ from torch import Tensor
 from penstock.kernels import AttentionSpec, BatchLayout, DistanceBias, LayerKV
 from penstock.memory.planner import ENCODER_ROWS
 from penstock.model.config_values import count, flag
+from penstock.model.encoder_decoder import EncoderDecoder
 from penstock.model.families.t5_architecture import T5Architecture, T5Spec, token_id
-from penstock.model.family import Family, LayerFunction
 from penstock.model.layers import gated_mlp, mlp
-from penstock.spec import CROSS, DECODER, ENCODER
+from penstock.spec import DECODER, ENCODER
 from penstock.weights.layer_weights import LayerWeights
 
 
-class T5(T5Architecture, Family):
+class T5(T5Architecture, EncoderDecoder):
     """rms_norm before each part, no biases, attention without a scale."""
 
     spec: T5Spec
@@ -48,18 +48,7 @@ class T5(T5Architecture, Family):
         index = buckets(distance, self.spec.num_buckets, most, sees_both_ways)
         return DistanceBias(table.float()[index].t().contiguous().to(self.device))
 
-    def layer_of(self, stack: str) -> LayerFunction:
-        functions: dict[str, LayerFunction] = {ENCODER: self._encode, CROSS: self._project_input}
-        return functions.get(stack, self.layer)
-
-    def kv_layer(self, stack: str, index: int) -> int:
-        """A layer of the encoder needs its keys and values only while it is computed: all of them use the
-        places of the decoder's first layer, which the stack CROSS fills afterwards."""
-        if stack == CROSS:
-            return index - self.spec.num_encoder_layers
-        return 0 if stack == ENCODER else index
-
-    def _encode(
+    def encode(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         hidden = self._attend(weights, hidden, kv, batch, ENCODER)
@@ -67,26 +56,12 @@ class T5(T5Architecture, Family):
         final = weights.optional("final_norm")
         return hidden if final is None else self.kernels.rms_norm(hidden, final, self.spec.norm_eps)
 
-    def _project_input(
-        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
-    ) -> Tensor:
-        """Keys and values of the encoded input for one layer of the decoder; `hidden` goes on as it is."""
-        heads = self.project(weights, "cross_kv", hidden).view(
-            -1, 2 * self.spec.num_heads, self.spec.head_dim
-        )
-        k, v = heads.split_with_sizes((self.spec.num_heads, self.spec.num_heads), dim=1)
-        self.kernels.write_kv(k, v, kv, batch.slot_mapping)
-        return hidden
-
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        assert batch.cross is not None, "a decoder's step says where its encoded inputs lie"
         hidden = self._attend(weights, hidden, kv, batch, DECODER)
         x = self.kernels.rms_norm(hidden, weights.vector("cross_norm"), self.spec.norm_eps)
-        q = self.project(weights, "cross_q", x).view(-1, self.spec.num_heads, self.spec.head_dim)
-        mixed = self.kernels.paged_attention(q, kv, batch.cross, self.attentions[index])
-        hidden = hidden + self.project(weights, "cross_o", mixed)
+        hidden = hidden + self.attend_input(index, weights, x, kv, batch)
         return self._mix(weights, hidden)
 
     def _attend(

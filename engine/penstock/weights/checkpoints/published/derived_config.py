@@ -9,11 +9,16 @@ from typing import Any
 from penstock.errors import CorruptFile
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
+_ANT_BIASES, _ANT_LAYERS = "cpmant.position_bias.relative_attention_bias", "cpmant.encoder.layers."
+#: CPM-Bee's biases: 256 for distances, 256 for relations of segments. ModelCenter's other models have fewer.
+_BEE_BIASES, _BEE_ROWS = "position_bias.relative_attention_bias", 512
 _EMBEDDING, _BLOCK = "shared.weight", "block.0.layer"
+#: CPM-Ant has as many soft prompts, of as many rows each.
+_SOFT_PROMPTS = 32
 #: Heads of CPM-1 are 80 wide; the smaller models of its kind have 64.
 _CPM1_HIDDEN, _CPM1_HEAD_DIM, _USUAL_HEAD_DIM = 2560, 80, 64
-#: Entries of the vocabularies of CPM-2 for Chinese and English, and of EVA.
-_ENGLISH, _EVA = 51968, 30000
+#: Entries of the vocabularies of CPM-2 for Chinese and English, of EVA, and of CPM-Ant+.
+_ENGLISH, _EVA, _ANT_PLUS = 51968, 30000, 86579
 
 
 def derive(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
@@ -22,8 +27,12 @@ def derive(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
     try:
         if "transformer.wte.weight" in tensors:
             return _cpm1(tensors)
+        if _ANT_BIASES in tensors:
+            return _cpmant(tensors)
+        if _BEE_BIASES in tensors and tensors[_BEE_BIASES].shape[:1] == (_BEE_ROWS,):
+            return {"architectures": ["CpmBeeForCausalLM"], "model_type": "cpmbee"}  # refused by this name
         return _t5(tensors) if f"encoder.{_BLOCK}.0.SelfAttention.q.weight" in tensors else {}
-    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+    except (LookupError, StopIteration, ValueError, ZeroDivisionError) as error:
         raise CorruptFile(f"the files lack a tensor, or have one of a wrong shape: {error}") from error
 
 
@@ -52,6 +61,35 @@ def _cpm1(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
         "eos_token_id": 7,
         "pad_token_id": 5,
     }
+
+
+def _cpmant(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    num_rows, hidden = tensors["cpmant.input_embedding.weight"].shape
+    num_biases, num_heads = tensors[_ANT_BIASES].shape
+    num_segments = tensors["cpmant.segment_embedding.weight"].shape[0]
+    vocab_size = num_rows - _SOFT_PROMPTS**2
+    return {
+        "architectures": ["CpmAntForCausalLM"],
+        "model_type": "cpmant",
+        "tokenizer_class": "CPMAntPlusTokenizer" if vocab_size == _ANT_PLUS else "CpmAntTokenizer",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "num_attention_heads": num_heads,
+        "dim_head": _rows(tensors, ".self_attention.project_q.weight") // num_heads,
+        "dim_ff": _rows(tensors, ".ffn.w_in.w_0.weight"),
+        "num_hidden_layers": _num_layers(tensors, _ANT_LAYERS),
+        "position_bias_num_buckets": num_biases - num_segments**2,
+        "position_bias_max_distance": 2048,
+        "prompt_types": _SOFT_PROMPTS,
+        "prompt_length": _SOFT_PROMPTS,
+        "segment_types": num_segments,
+        "eps": 1e-6,
+    }
+
+
+def _rows(tensors: Mapping[str, TensorEntry], ending: str) -> int:
+    """Rows of a matrix of the first layer that has one: CPM-Live's compressed models leave some out."""
+    return next(entry.shape[0] for name, entry in tensors.items() if name.endswith(ending))
 
 
 def _t5(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:

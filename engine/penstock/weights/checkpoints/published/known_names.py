@@ -111,8 +111,6 @@ _SIGNS = {
     "encoder.blocks.0.self_attn.self_attn.project.weight": CPM2,
     "position_bias_dec.relative_attention_bias": MODEL_CENTER,
 }
-#: A tensor of CPM-Live's own files, whose matrices lack factors that the hub's files have.
-CPM_LIVE_SIGN = "prompt_embedding.weight"
 
 
 def rules_of(names: object) -> tuple[Rule, ...]:

@@ -10,9 +10,9 @@ from typing import Any
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint, indexed_weights
-from penstock.weights.checkpoints.published import shards
+from penstock.weights.checkpoints.published import cpm_live, shards
 from penstock.weights.checkpoints.published.derived_config import derive
-from penstock.weights.checkpoints.published.known_names import CPM_LIVE_SIGN, rules_of
+from penstock.weights.checkpoints.published.known_names import rules_of
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.checkpoints.torch_files.torch_file import TorchFile, read_torch_file
 
@@ -27,9 +27,11 @@ def open_pickled(folder: Path, config: dict[str, Any]) -> Checkpoint:
     contents = [read_torch_file(file) for file in files]
     if ranks:
         shards.check_number(files, contents)
-        entries = _merged(folder, [content.tensors for content in contents])
+    tensors = [content.tensors for content in contents] if ranks else [_united(contents)]
+    if cpm_live.is_cpm_live(config, tensors[0]) and len(tensors) == 1:
+        entries = cpm_live.read(tensors[0])
     else:
-        entries = _merged(folder, [_united(contents)])
+        entries = _merged(folder, tensors)
     return Checkpoint(folder, _config(folder, config, entries), entries, pickles=tuple(files))
 
 
@@ -63,11 +65,6 @@ def _united(contents: Sequence[TorchFile]) -> dict[str, TensorEntry]:
 
 def _merged(folder: Path, ranks: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
     """The tensors under transformers' names. Raises CorruptFile and UnsupportedModel."""
-    if CPM_LIVE_SIGN in ranks[0]:
-        raise UnsupportedModel(
-            f"{folder} holds CPM-Live's own file of a model, whose matrices lack factors. Use the hub's "
-            "repository of the model, such as openbmb/cpm-ant-10b"
-        )
     rules = rules_of(ranks[0])
     if not rules and len(ranks) > 1:
         raise UnsupportedModel(
