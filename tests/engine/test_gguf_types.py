@@ -207,7 +207,7 @@ def test_types_with_fewer_bits_are_named(kind: str, tmp_path: Path) -> None:
     num_bytes = gguf.GGML_QUANT_SIZES[dtype][1]
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, num_bytes), np.uint8), raw_dtype=dtype)
     finish(writer)
-    with pytest.raises(UnsupportedModel, match=f"blk.0.ffn_up.weight as {kind}, .*Q4_0, .*F16"):
+    with pytest.raises(UnsupportedModel, match=f"blk.0.ffn_up.weight as {kind}; .*Q4_0, .*F16"):
         open_model(tmp_path / "model.gguf")
 
 

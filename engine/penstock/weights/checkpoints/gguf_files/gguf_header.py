@@ -82,9 +82,8 @@ def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int,
     if kind not in BLOCK_TYPES:
         known = (*(block.name for block in BLOCK_TYPES.values()), *PLAIN_TYPES.values())
         raise UnsupportedModel(
-            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}, which is none of Penstock's 4 "
-            f"or 8 bits; of GGUF files Penstock reads {', '.join(known)}. Use such a file, or the original "
-            "repository"
+            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}; the types that Penstock reads "
+            f"are {', '.join(known)}. Use a file with these types, or the original repository"
         )
     block = BLOCK_TYPES[kind]
     if len(shape) < 2 or shape[-1] % block.num_inputs:
