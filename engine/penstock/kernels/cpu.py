@@ -22,6 +22,7 @@ from penstock.kernels.int4_tensor import CODEBOOKS, SCALE_CODES, Int4Tensor, Sta
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
     KV_CODES,
+    MAX_IN_FEATURES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
@@ -113,6 +114,8 @@ class NativeKernels:
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, QuantizedTensor):  # the usual case, without a further call
             num_tokens, in_features = x.shape
+            if in_features > MAX_IN_FEATURES:
+                return reference.linear(x, weight, bias, self.activations)
             out_features, num_groups, qweight, scale = weight.native
             y = torch.empty(num_tokens, out_features)
             scratch = _scratch(num_tokens, in_features, num_groups)
