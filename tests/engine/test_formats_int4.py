@@ -20,14 +20,16 @@ from tiny_models import build
 from torch import Tensor
 from units import read_layer
 
-from penstock.errors import CheckpointError, MissingTensor, UnsupportedModel, WrongTensor
-from penstock.model.registry import open_model
+from penstock.errors import CheckpointError, InvalidConfig, MissingTensor, UnsupportedModel, WrongTensor
+from penstock.model.known_shapes import find_shape
+from penstock.model.registry import find_family, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import open_checkpoint
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.packed_int4 import DequantizedRows
 from penstock.weights.quantize import quantize
+from penstock.weights.store import planned_tensors
 
 Tensors = dict[str, Tensor]
 
@@ -359,6 +361,12 @@ def test_fp8_becomes_int8_in_groups(kind: str, tmp_path: Path, caplog: pytest.Lo
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "GPTQ, marlin": (gptq_config(128, is_marlin_format=True), "gptq with 4 bits, groups of 128, marlin"),
     "GPTQ, groups of 48": (gptq_config(48), "groups of 48"),
+    "GPTQ, fewer than no inputs": (gptq_config(-128), "groups of -128"),
+    "AWQ, fewer than no inputs": (awq_config(-64), "groups of -64"),
+    "INT4, fewer than no inputs": (
+        scheme(num_bits=4, strategy="group", group_size=-64) | {"format": "pack-quantized"},
+        "4 bits int per group of -64",
+    ),
     "AWQ, gemv": (awq_config(128, version="GEMV"), "awq with 4 bits, version gemv"),
     "AWQ, marlin": (awq_config(128, version="marlin"), "version marlin"),
     "AWQ, exllama": (awq_config(128, version="exllama"), "version exllama"),
@@ -419,6 +427,31 @@ def test_faults_are_named(fault: str, tmp_path: Path) -> None:
     write_folder(tmp_path, {f"a.{name}": tensor for name, tensor in tensors.items()}, config)
     with pytest.raises(kind, match=message), open_checkpoint(tmp_path) as checkpoint:
         checkpoint.read("a.weight")
+
+
+def test_awq_knows_no_groups_of_inputs(tmp_path: Path) -> None:
+    tensors, _ = awq(torch.randn(8, 96), 32)
+    tensors["g_idx"] = torch.arange(96).flip(0).int() // 32
+    write_folder(tmp_path, {f"a.{name}": tensor for name, tensor in tensors.items()}, awq_config(32))
+    with pytest.raises(WrongTensor, match="a.g_idx .* which AWQ does not know"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_block_that_is_larger_than_its_matrix(tmp_path: Path) -> None:
+    """As many rows as a config claims are no reason to allocate them."""
+    stored, scale, expected = fp8(torch.randn(16, 96), 16, 32)
+    config = {"quant_method": "fp8", "weight_block_size": [2**50, 32]}
+    write_folder(tmp_path, {"a.weight": stored, "a.weight_scale_inv": scale}, config)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert torch.equal(checkpoint.read("a.weight"), expected)
+
+
+@pytest.mark.parametrize("quantization", ["awq", {"quant_method": "awq", "bits": 4, "group_size": "many"}])
+def test_a_plan_refuses_configs_without_sense(quantization: Any) -> None:
+    family = find_family(config := find_shape("tinyllama-1.1b") | {"quantization_config": quantization})
+    tensors = family.model_tensors(family.read_spec(config))
+    with pytest.raises(InvalidConfig, match="the quantization_config of config.json makes no sense"):
+        planned_tensors(tensors, config, "int8", None)
 
 
 def good_files() -> Iterator[tuple[Tensors, dict[str, Any]]]:

@@ -484,6 +484,25 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
             open_model(file)
 
 
+@pytest.mark.parametrize("shape", [(2, 8), (9,), (1,)])
+def test_factors_of_rope_need_their_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = build("Llama", tmp_path / "source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "rope_tensors", lambda config: {"rope_freqs.weight": np.ones(shape, "f")})
+        write_gguf(model, tmp_path / "model.gguf")
+    with pytest.raises(CorruptFile, match=r"rope_freqs.weight has shape \[.*\] instead of \[8\]"):
+        open_model(tmp_path / "model.gguf")
+
+
+def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a header is kept in memory, many times as large as its bytes."""
+    make("Llama", tmp_path)
+    open_model(tmp_path / "model.gguf").store.close()
+    monkeypatch.setattr("penstock.weights.checkpoints.gguf_files.gguf_header.MAX_HEADER_BYTES", 4096)
+    with pytest.raises(CorruptFile, match="ends within its header, or the header has more than"):
+        open_model(tmp_path / "model.gguf")
+
+
 @settings(max_examples=150, deadline=None)
 @given(position=st.integers(4, 1500), value=st.integers(0, 255), cut=st.integers(0, 4000))
 def test_any_header_is_read_or_refused(

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_formats_in import assert_computes
+from test_formats_in import Ids, assert_computes
 from test_gguf import TOKENS, exchanged, finish, numbers
 from tiny_models import build
 from torch import Tensor
 from units import read_layer
 
+from penstock.config import EngineConfig
+from penstock.engine import Engine
 from penstock.errors import CheckpointError, UnsupportedModel
 from penstock.kernels import Int4Tensor, QuantizedTensor, StackedMatrix
 from penstock.model.registry import open_model
@@ -189,6 +191,23 @@ def test_parts_keep_their_types(tmp_path: Path) -> None:
     assert read_layer(chosen, 1).matrix("down").scale.shape == (256, 4)
 
 
+def test_nobody_is_told_to_convert_what_can_not_be_converted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer: Any = Ids()
+    for mixture, advice in (
+        ("Q4_K_M", "Only more memory helps, since weights"),
+        ("Q4_0", "penstock convert"),
+    ):
+        make(mixture, tmp_path / mixture)
+        config = EngineConfig(device="cpu", num_resident_layers=1, max_model_len=64)
+        with caplog.at_level(logging.WARNING):
+            Engine.load(tmp_path / mixture / "model.gguf", config, tokenizer=tokenizer).close()
+        assert "not laid out to be streamed" in caplog.text and advice in caplog.text
+        assert ("penstock convert MODEL" in caplog.text) == (mixture == "Q4_0")
+        caplog.clear()
+
+
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Phi-3", "Gemma 2"])
 def test_other_families_and_tied_heads(family: str, tmp_path: Path) -> None:
     MIXTURES.setdefault("tied", {"token_embd": "Q6_K", "attn_v": "Q6_K", "": "Q4_K"})
@@ -207,7 +226,7 @@ def test_types_with_fewer_bits_are_named(kind: str, tmp_path: Path) -> None:
     num_bytes = gguf.GGML_QUANT_SIZES[dtype][1]
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, num_bytes), np.uint8), raw_dtype=dtype)
     finish(writer)
-    with pytest.raises(UnsupportedModel, match=f"blk.0.ffn_up.weight as {kind}, .*Q4_0, .*F16"):
+    with pytest.raises(UnsupportedModel, match=f"blk.0.ffn_up.weight as {kind}; .*Q4_0, .*F16"):
         open_model(tmp_path / "model.gguf")
 
 

@@ -17,11 +17,11 @@ from emulated_amx import emulated_amx_kernels
 from test_int4_kernels import cases as int4_cases
 from torch import Tensor
 
-from penstock import measure
+from penstock import kernels, measure
 from penstock.config import TUNING_RANGES, EngineConfig, KernelTuning
 from penstock.engine import Engine
 from penstock.errors import ConfigError
-from penstock.kernels import QuantizedTensor, native_build
+from penstock.kernels import QuantizedTensor, choose_kernels, native_build
 from penstock.kernels.cpu import NativeKernels, compiled_builds, load_library
 from penstock.kernels.reference import ReferenceKernels
 from penstock.kernels.tuning import Trial, apply, set_parameters, trials, tune
@@ -117,6 +117,14 @@ def test_a_tuning_is_read_from_text() -> None:
             KernelTuning.parse(text)
     with pytest.raises(ConfigError, match="for native kernels, and the kernels are 'torch'"):
         EngineConfig(kernels="torch", kernel_tuning=tuning)
+
+
+def test_without_native_kernels_a_tuning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "compiled_builds", list)
+    assert choose_kernels(EngineConfig(device="cpu"), 1).traits.name == "torch"
+    config = EngineConfig(device="cpu", kernel_tuning=KernelTuning(few_rows=4))
+    with pytest.raises(ConfigError, match="kernel_tuning is for native kernels, and none were compiled"):
+        choose_kernels(config, 1)
 
 
 class Clocked:

@@ -33,7 +33,7 @@ from penstock.kernels import Kernels, cpu
 from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels
 from penstock.kernels.int_mm import TorchKernels
-from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.operands import MAX_IN_FEATURES, AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
 from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
@@ -243,6 +243,20 @@ def test_extreme_integers_do_not_overflow(kind: str) -> None:
     x = torch.ones(3, 8192) * torch.tensor([[1.0], [-1.0], [1e30]])
     expected = ReferenceKernels().linear(x, weight)
     assert torch.equal(kernels(kind).linear(x, weight), expected)
+
+
+@pytest.mark.parametrize("kind", ["torch", *BUILDS])
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_sums_of_very_many_inputs_do_not_overflow(kind: str, activations: str) -> None:
+    """More products of two extremes than int32 holds, and as many as it holds."""
+    mine, reference = kernels(kind, activations), ReferenceKernels(activations)
+    for num_inputs in (MAX_IN_FEATURES, 140032):
+        weight = QuantizedTensor(torch.full((8, num_inputs), -128, dtype=torch.int8), torch.ones(8))
+        x = torch.full((3, num_inputs), 128.0)
+        x[:, 0] = 32512.0  # so that lo is -128 everywhere else
+        x[1] = -1.0
+        for rows in (x, x[:1]):
+            assert torch.equal(mine.linear(rows, weight), reference.linear(rows, weight)), num_inputs
 
 
 @pytest.mark.parametrize("kind", ["torch", *FAST])

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig, KernelChoice, KernelTuning
+from penstock.errors import ConfigError
 from penstock.kernels import cpu, nvrtc, tuning
 from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.kernels.cuda import CudaKernels
@@ -62,9 +63,14 @@ def choose_kernels(
 ) -> Kernels:
     """The kernels that the config asks for, for tensors on `device`, by default the CPU. `cache_folder` keeps
     kernels that are compiled for a GPU. Raises ConfigError if the config insists on kernels that are not
-    there."""
+    there, or has a tuning for other kernels."""
     choice = _resolved(config.kernels, device)
     if choice != "native":
+        if config.kernel_tuning is not None and not _is_gpu(device):
+            raise ConfigError(
+                "kernel_tuning is for native kernels, and none were compiled: leave kernel_tuning out, or "
+                "install a C compiler and reinstall penstock"
+            )
         if config.kernels == "auto" and _is_gpu(device):
             logger.warning(
                 "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's kernels "

@@ -18,10 +18,11 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.errors import ConfigError
 from penstock.kernels import reference
-from penstock.kernels.int4_tensor import CODEBOOKS, Int4Tensor, StackedMatrix
+from penstock.kernels.int4_tensor import CODEBOOKS, SCALE_CODES, Int4Tensor, StackedMatrix
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
     KV_CODES,
+    MAX_IN_FEATURES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
@@ -59,8 +60,6 @@ def builds_of(machine: str) -> tuple[tuple[str, frozenset[str]], ...]:
 BUILDS = builds_of(platform.machine())
 #: The integers of each codebook, as bytes.
 _TABLES = {name: bytes(value & 255 for value in values) for name, values in CODEBOOKS.items()}
-#: Numbers by which cpu.c knows the dtypes of scales.
-_SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
 #: Keys of a partial result of attention (SPLIT in attention_rows.h).
@@ -115,6 +114,8 @@ class NativeKernels:
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, QuantizedTensor):  # the usual case, without a further call
             num_tokens, in_features = x.shape
+            if in_features > MAX_IN_FEATURES:
+                return reference.linear(x, weight, bias, self.activations)
             out_features, num_groups, qweight, scale = weight.native
             y = torch.empty(num_tokens, out_features)
             scratch = _scratch(num_tokens, in_features, num_groups)
@@ -140,7 +141,7 @@ class NativeKernels:
             x.data_ptr(), x.stride(0), num_tokens, in_features,
             weight.codes.data_ptr(), _TABLES[weight.codebook], weight.scale.data_ptr(),
             address(weight.minimum), address(weight.sub_scale), address(weight.sub_minimum),
-            _SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, address(bias),
+            SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, address(bias),
             weight.out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.cuda_launcher import THREADS, Launcher, ceil_div
-from penstock.kernels.int4_tensor import CODEBOOKS, Int4Tensor
+from penstock.kernels.int4_tensor import CODEBOOKS, SCALE_CODES, Int4Tensor
 from penstock.kernels.operands import QuantizedTensor
 
 #: Up to this many tokens, the weights are read as a stream, once per 4 tokens.
@@ -21,8 +21,6 @@ MAX_GEMV_TOKENS = 16
 GEMV_WARPS, TILE = 8, 64
 #: Rows of activations are padded to this many bytes.
 ROW_UNIT = 64
-#: Numbers by which grouped.cu knows types of scales.
-SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 #: How grouped.cu unpacks the codes of a codebook; other codebooks are tables.
 SHIFTS = {"signed": 4, "unsigned": 3}
 #: What grouped.cu takes of a codebook: the shift (0 for a table) and the integers, four in a word.

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from penstock.kernels import reference
 from penstock.kernels.cuda_launcher import THREADS, Launcher, ceil_div
-from penstock.kernels.operands import QuantizedTensor
+from penstock.kernels.operands import MAX_IN_FEATURES, QuantizedTensor
 
-#: With more inputs, an int32 sum could overflow (int8.cu).
-MAX_IN_FEATURES = 131071
 #: Up to this many INT8 rows, the weights are read as a stream, once per 8 tokens. Hi and lo are two rows.
 MAX_GEMV_ROWS = 32
 #: The most sums of torch's INT8 product that are held at a time.

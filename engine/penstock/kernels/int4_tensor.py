@@ -20,6 +20,8 @@ CODEBOOKS: dict[str, tuple[int, ...]] = {
     "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
+#: Numbers by which compiled kernels know the dtypes of scales.
+SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Int4Tensor(NamedTuple):

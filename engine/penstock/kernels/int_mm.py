@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
-from penstock.kernels.operands import KV_CODES, Matrix, QuantizedTensor
+from penstock.kernels.operands import KV_CODES, MAX_IN_FEATURES, Matrix, QuantizedTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.reference import (
     PLAIN_WORKSPACE,
@@ -52,7 +52,8 @@ class TorchKernels(PlainOperations):
             return self._int4_in_blocks(x, weight, bias)
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
-        if not _int_mm_takes(weight.qweight) or weight.num_groups > 1:
+        is_wide = x.shape[1] > MAX_IN_FEATURES
+        if is_wide or weight.num_groups > 1 or not _int_mm_takes(weight.qweight):
             return self._in_blocks(x, weight, bias)
         q, token_scale = quantize_activations(x, self.activations)
         if self.activations == "int8":

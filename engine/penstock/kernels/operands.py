@@ -17,6 +17,9 @@ ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
 ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
 #: Numbers by which compiled kernels know layouts of keys and values: 1 is float16.
 KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1}
+#: A row of so many INT8 inputs times a row of weights fits int32: 128 * 128 * 131071 < 2^31. Fast kernels
+#: add a row up in int32, and reference.py computes rows with more inputs.
+MAX_IN_FEATURES = 131071
 
 
 class Matrix(Protocol):

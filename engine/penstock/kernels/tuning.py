@@ -19,7 +19,8 @@ from penstock.kernels.operands import QuantizedTensor
 #: The build in which all parameters count. In the other builds, prefetching and threads of one token's product
 #: are the only choices that a product of INT8 shows.
 _PACKING = "avx512"
-#: A value replaces another one if products take this share of the time, or less: less is noise.
+#: A value replaces the usual one if products then take at most this share of the usual one's time. A smaller
+#: gain may be noise.
 _FASTER = 0.97
 #: Most rounds of a trial, and the seconds after which no other round begins.
 _ROUNDS, _TRIAL_S = 5, 0.7

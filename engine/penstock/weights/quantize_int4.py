@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import Int4Tensor
+from penstock.weights.checkpoints.quantized.nibbles import pack
 
 #: Integers go from -8 to 7. The largest weight of a group becomes -8 whatever its sign is, so a scale may be
 #: negative. A scale is chosen among these shares of largest / -8, by the least sum of squared errors: a
@@ -71,11 +72,6 @@ def round_to_codes(weight: Tensor, scale: Tensor) -> Tensor:
     """The codes (uint8, 0 to 15) nearest to weight / scale; half rounds to even. The shapes must
     broadcast."""
     return (_integers(weight, scale) - LOWEST).to(torch.uint8)
-
-
-def pack(codes: Tensor) -> Tensor:
-    """Codes as uint8 [..., in_features] -> two in a byte, the first in the low half."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def quantize_int4(weight: Tensor, group_size: int) -> Int4Tensor:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from penstock.config import INT4_GROUP_SIZE, WeightBits
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.checkpoints.quantized.quantization_config import check_quantization, int4_group_size
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
@@ -124,8 +125,13 @@ def planned_tensors(
     tensors: ModelTensors, config: dict[str, Any], weights: WeightBits, group_size: int | None
 ) -> ModelTensors:
     """A model's tensors as they will be kept, known by config.json alone. Raises as quantized_tensors()
-    does."""
-    wanted, packed = quantized_tensors(tensors, config, weights, group_size), int4_group_size(config)
+    does, and InvalidConfig."""
+    try:
+        wanted, packed = quantized_tensors(tensors, config, weights, group_size), int4_group_size(config)
+    except MALFORMED as error:
+        raise InvalidConfig(
+            f"the quantization_config of config.json makes no sense ({error!r}); download it again"
+        ) from error
     return wanted.in_int4(packed) if packed else wanted
 
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import Int4Tensor, QuantizedTensor
+from penstock.weights.checkpoints.quantized.nibbles import pack
 from penstock.weights.quantize import WEIGHT_LIMIT, quantize
-from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, pack, row_steps
+from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, row_steps
 
 #: Columns whose errors are carried to the others at once: many small updates become one product.
 BLOCK = 128

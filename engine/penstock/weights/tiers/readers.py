@@ -9,9 +9,11 @@ from queue import Empty, SimpleQueue
 
 from torch import Tensor
 
+from penstock.errors import ConfigError
 from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.lane import Link
 from penstock.spec import UnitKey
+from penstock.weights.conversion.converted_config import converted_config
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
@@ -42,8 +44,8 @@ class StoreReader:
         if any(at is None for at in ranges):
             found.append(
                 f"{ranges.count(None)} of {len(self._ranges)} layers do not fit into memory, and {folder} "
-                "is not laid out to be streamed: these layers are quantized again in each step. Convert the "
-                "model once (penstock convert MODEL OUT, or serve it with --convert-to OUT)"
+                "is not laid out to be streamed: these layers are made from the files' tensors again in each "
+                f"step. {self._remedy()}"
             )
         files = {at.file for at in ranges if at is not None}
         if self._direct is not None and not all(map(self._direct.is_direct, files)):
@@ -53,6 +55,14 @@ class StoreReader:
                 "as ext4 or xfs"
             )
         return found
+
+    def _remedy(self) -> str:
+        """What people can do for layers that are not laid out to be streamed."""
+        try:
+            converted_config(self._store)
+        except ConfigError as error:
+            return f"Only more memory helps, since {error}"
+        return "Convert the model once (penstock convert MODEL OUT, or serve it with --convert-to OUT)"
 
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         found = self._ranges[key]

@@ -17,6 +17,8 @@ from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 Metadata = dict[str, Any]
 
 VERSIONS = (2, 3)
+#: A longer header is refused: vocabularies of 256,000 tokens take 10 to 30 MB.
+MAX_HEADER_BYTES = 256 << 20
 DEFAULT_ALIGNMENT = 32
 #: Metadata types of fixed size, as struct spells them.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -55,7 +57,7 @@ def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
 def _read_file(path: Path) -> tuple[Metadata, list[TensorEntry]]:
     size = path.stat().st_size
     with path.open("rb", buffering=1 << 20) as stream:
-        reader = _Reader(stream, size)
+        reader = _Reader(stream, min(size, MAX_HEADER_BYTES))
         try:
             metadata, tensors = reader.header()
         except (ValueError, OverflowError) as error:
@@ -80,9 +82,8 @@ def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int,
     if kind not in BLOCK_TYPES:
         known = (*(block.name for block in BLOCK_TYPES.values()), *PLAIN_TYPES.values())
         raise UnsupportedModel(
-            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}, which is none of Penstock's 4 "
-            f"or 8 bits; of GGUF files Penstock reads {', '.join(known)}. Use such a file, or the original "
-            "repository"
+            f"{path} holds {name} as {OTHER_TYPES.get(kind, f'type {kind}')}; the types that Penstock reads "
+            f"are {', '.join(known)}. Use a file with these types, or the original repository"
         )
     block = BLOCK_TYPES[kind]
     if len(shape) < 2 or shape[-1] % block.num_inputs:
@@ -96,9 +97,10 @@ def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int,
 class _Reader:
     """Reads a header front to back. Raises ValueError for bytes that are no header."""
 
-    def __init__(self, stream: BinaryIO, size: int) -> None:
+    def __init__(self, stream: BinaryIO, limit: int) -> None:
+        """No byte from `limit` on is read."""
         self._stream = stream
-        self._size = size
+        self._left = limit
 
     def header(self) -> tuple[Metadata, list[tuple[str, tuple[int, ...], int, int]]]:
         """Metadata, and for each tensor its name, shape (rows first), type and offset."""
@@ -143,7 +145,10 @@ class _Reader:
         return self._bytes(self._number("Q")).decode("utf-8", errors="replace")
 
     def _bytes(self, count: int) -> bytes:
-        found = self._stream.read(count) if count <= self._size else b""
+        self._left -= count
+        found = self._stream.read(count) if self._left >= 0 else b""
         if len(found) != count:
-            raise ValueError("the file ends within its header")
+            raise ValueError(
+                f"the file ends within its header, or the header has more than {MAX_HEADER_BYTES >> 20} MiB"
+            )
         return found

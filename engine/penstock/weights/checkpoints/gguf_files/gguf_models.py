@@ -203,14 +203,17 @@ def _end_tokens(metadata: Metadata) -> list[int] | None:
 def _rope(numbers: Numbers) -> dict[str, Any]:
     """`rope_parameters` of config.json. Raises UnsupportedModel for a scaling that is not known."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": numbers.real("rope.freq_base", 10000.0)}
-    share = numbers.integer("rope.dimension_count", numbers.head_dim) / numbers.head_dim
-    if share != 1:
-        if numbers.architecture != "phi3":
-            raise UnsupportedModel(
-                f"{numbers.path} rotates {share:.0%} of each head, which Penstock computes for phi3 only"
-            )
+    num_rotated = numbers.integer("rope.dimension_count", numbers.head_dim)
+    share = num_rotated / numbers.head_dim
+    if share > 1 or (share < 1 and numbers.architecture != "phi3"):
+        raise UnsupportedModel(
+            f"{numbers.path} rotates {share:.0%} of each head; Penstock rotates whole heads, and parts for "
+            "phi3 only"
+        )
+    if share < 1:
         rope["partial_rotary_factor"] = share
-    factors = [read_vector(numbers.tensors[name]) for name in ROPE_TENSORS if name in numbers.tensors]
+    stored = [numbers.tensors[name] for name in ROPE_TENSORS if name in numbers.tensors]
+    factors = [read_vector(entry, num_rotated // 2) for entry in stored]
     original = numbers.integer("rope.scaling.original_context_length", 0)
     if len(factors) == 2:
         attention = numbers.real("rope.scaling.attn_factor", 0.0)

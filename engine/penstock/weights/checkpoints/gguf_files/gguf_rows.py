@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from penstock.errors import CorruptFile
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, BlockType
 from penstock.weights.checkpoints.int4_form import Int4Form
@@ -117,7 +118,12 @@ def renamed(name: str, rows: GgufRows, group_size: int) -> TensorEntry:
     )
 
 
-def read_vector(entry: TensorEntry) -> list[float]:
-    """The elements of a small tensor."""
+def read_vector(entry: TensorEntry, size: int) -> list[float]:
+    """The elements of a tensor of shape [size]. Raises CorruptFile for another shape."""
+    if entry.shape != (size,):
+        raise CorruptFile(
+            f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)} instead of [{size}]; download "
+            "the file again"
+        )
     with Checkpoint(entry.file, {}, {entry.name: entry}) as checkpoint:
         return [float(value) for value in checkpoint.read(entry.name)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized.nibbles import words_form
@@ -30,6 +31,11 @@ def awq_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     def matrix(module: WordModule) -> TensorEntry:
         num_inputs, num_outputs = module.qweight.shape[0], 8 * module.qweight.shape[1]
         size = module.checked_size(num_inputs, num_outputs, has_zero_points=True)
+        if module.g_idx is not None:
+            raise WrongTensor(
+                f"tensor {module.g_idx.name} in {module.g_idx.file} says in which group each input is, which "
+                "AWQ does not know. The model's config may name the wrong method: GPTQ has such tensors"
+            )
         form = words_form(size, module.scales.dtype, has_zero_points=True)
         source = AwqInt4(module, form)
         return int4_entry(f"{module.name}weight", module.qweight, (num_outputs, num_inputs), source)

@@ -84,7 +84,7 @@ def _kind(scheme: Scheme, form: str) -> str:
     if numbers == (8, "int", True) and form in INT8_FORMATS and strategy in ("channel", "group"):
         return "int8" if size in (0, *GROUP_SIZES) and not is_ordered else ""
     if numbers[:2] == (4, "int") and form == "pack-quantized" and strategy in ("channel", "group"):
-        return "int4" if size % SMALLEST_GROUP == 0 else ""
+        return "int4" if size >= 0 and size % SMALLEST_GROUP == 0 else ""
     if numbers == (4, "float", True) and form == "mxfp4-pack-quantized" and size == 32:
         return "mxfp4"
     if numbers == (8, "float", True) and form in FP8_FORMATS and strategy in ("tensor", "channel", "block"):

@@ -73,8 +73,11 @@ class Fp8Rows:
         shapes: dict[tuple[int, ...], tuple[int, int]] = {}
         if len(stored.shape) == 2 and 0 not in stored.shape:
             num_rows, width = stored.shape
-            if all(block):
-                shapes[-(-num_rows // block[0]), -(-width // block[1])] = block
+            if min(block) > 0:
+                shapes[-(-num_rows // block[0]), -(-width // block[1])] = (
+                    min(block[0], num_rows),
+                    min(block[1], width),
+                )
             shapes |= {shape: (1, width) for shape in ((num_rows,), (num_rows, 1))}
             shapes |= {shape: (num_rows, width) for shape in ((), (1,), (1, 1))}
         if scale.shape not in shapes or scale.dtype not in SCALE_DTYPES:

@@ -124,7 +124,7 @@ def _gptq_group_size(quantization: dict[str, Any]) -> int | None:
 
 def _check_gptq_int4(quantization: dict[str, Any]) -> None:
     size, form = _group_size(quantization), _gptq_form(quantization)
-    if form or (size != -1 and size % min(GROUP_SIZES)):
+    if form or not _is_whole(size):
         raise unsupported(f"{GPTQ_INT4}, groups of {size}{form}")
 
 
@@ -148,9 +148,14 @@ def _check_awq(quantization: dict[str, Any]) -> None:
     if quantization.get("backend") == "llm-awq":
         layout = "llm-awq"
     has_zeros = quantization.get("zero_point", True)
-    if layout != AWQ_LAYOUT or not has_zeros or (size != -1 and size % min(GROUP_SIZES)):
+    if layout != AWQ_LAYOUT or not has_zeros or not _is_whole(size):
         zeros = "" if has_zeros else ", without zero points"
         raise unsupported(f"{AWQ}, version {layout}, groups of {size}{zeros}")
+
+
+def _is_whole(size: int) -> bool:
+    """Whether groups of so many inputs consist of groups that kernels know."""
+    return size == -1 or (size > 0 and size % min(GROUP_SIZES) == 0)
 
 
 def _group_size(quantization: dict[str, Any]) -> int:
