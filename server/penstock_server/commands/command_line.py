@@ -163,8 +163,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _price(text: str) -> float:
-    """A number above 0. Raises ValueError, of which argparse makes an error message."""
-    price = float(text)
+    """A number above 0. Raises ArgumentTypeError."""
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
     if not 0 < price < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no price: give a number above 0")
     return price
