@@ -110,6 +110,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
     for kind in (HTTPException, RequestValidationError, PenstockError):
         app.add_exception_handler(kind, answer_error)
     _add_layers(app, settings, metrics, drain, tracer)
+    app.servers = [{"url": settings.root_path}] if settings.root_path else []
     _describe_chunks(app)
     return app
 
