@@ -71,7 +71,7 @@ def read_requests(path: Path) -> Iterator[BatchRequest]:
     """The requests of a file, empty lines skipped. Raises ConfigError if the file can't be read, or if it is
     a pipe: a batch reads its input several times."""
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is not a file that can be read several times; write the requests to one")
+        raise ConfigError(f"{path} is not a file that can be read several times; name a file of requests")
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
