@@ -199,6 +199,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "looked at")
+    add_flags(parser, "doctor")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
