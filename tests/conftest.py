@@ -108,6 +108,12 @@ def save_tiny_llama(folder: Path, **overrides: object) -> None:
     save_byte_tokenizer(folder)
 
 
+def wait_until_ready(client: Any) -> None:
+    """Until the model behind a client of an application is loaded. An assertion fails if it can't be."""
+    while (status := client.get("/health").json()["status"]) != "ok":
+        assert status == "loading", f"the server is {status}"
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny model. Read-only: copy it before changing anything."""

@@ -13,6 +13,7 @@ import pytest
 from cpm_originals import cpm2, eva
 from starlette.testclient import TestClient
 
+from conftest import wait_until_ready
 from penstock_client import Client
 from penstock_server.api.app import create_app
 from penstock_server.cli import main
@@ -123,8 +124,7 @@ def ask(folder: Path, path: str, body: dict[str, Any]) -> Any:
     """An answer of the application of `penstock serve`, in this process."""
     settings = Settings(model=str(folder))
     with TestClient(create_app(ServedEngine.of(settings), settings)) as client:
-        while client.get("/health").status_code != 200:
-            pass
+        wait_until_ready(client)
         answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from penstock import BlankText, Detokenizer, FinishReason, Tokenizer
-from penstock_server.answers.answers import Answers
+from penstock import BlankText, Detokenizer, FinishReason, RequestOutput, Tokenizer
+from penstock_server.answers.answers import Answer, Answers
 from penstock_server.answers.streaming import events
 from penstock_server.protocol.answer_bodies import Finish
 from penstock_server.protocol.fill_bodies import FillAnswer, FillChunk, FilledSpan
@@ -95,28 +95,24 @@ class FillFormat:
     async def _chunks(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[BaseModel | None, None]:
         async with aclosing(answers.outputs(idle_s)) as outputs:
             async for item in outputs:
-                if item is None:
-                    yield None
-                    continue
-                output = item[1]
-                if new := self._take(output.token_ids, output.text, output.finish_reason):
+                new = self._take(item[1]) if item is not None else []
+                if new:
                     yield self._chunk(spans=new)
+                elif idle_s:
+                    yield None  # silence, or an output that is held back, maybe for long
         yield self._chunk(spans=[], text=self._filled, usage=answers.usage)
 
     def _chunk(self, **fields: Any) -> FillChunk:
         return FillChunk(**self._head, object="fill.chunk", **fields)
 
     def whole(self, answers: Answers) -> FillAnswer:
-        answer = answers[0]
-        self._take(answer.token_ids, answer.text, answer.finish_reason)
+        self._take(answers[0])
         return FillAnswer(**self._head, text=self._filled, spans=self._spans, usage=answers.usage)
 
-    def _take(
-        self, token_ids: Sequence[int], text: str, finish_reason: FinishReason | None
-    ) -> list[FilledSpan]:
-        """Adds an output; returns what is new in the blanks."""
+    def _take(self, output: RequestOutput | Answer) -> list[FilledSpan]:
+        """Adds an output, or a whole answer; returns what is new in the blanks."""
         new = []
-        for each in self._reader.read(token_ids, text, finish_reason):
+        for each in self._reader.read(output.token_ids, output.text, output.finish_reason):
             if not (each.text or each.finish_reason):
                 continue
             span = self._spans[each.index]

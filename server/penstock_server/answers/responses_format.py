@@ -330,11 +330,12 @@ async def response_events(
     try:
         async with aclosing(answers.outputs(idle_s)) as outputs:
             async for item in outputs:
-                if item is None:
-                    yield None
-                else:
-                    for event in form.delta(item[1]):
-                        yield event
+                events = form.delta(item[1]) if item is not None else []
+                for event in events:
+                    yield event
+                goes_on = item is None or item[1].finish_reason is None
+                if not events and goes_on and idle_s:
+                    yield None  # silence, or an output that is held back, maybe for long
     except Exception as error:
         yield form.failed(api_error(error))
     else:

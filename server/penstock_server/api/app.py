@@ -104,6 +104,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
 
     _answer_errors(app, paths)
     _add_layers(app, settings, metrics, drain, tracer)
+    app.servers = [{"url": settings.root_path}] if settings.root_path else []
     _describe_chunks(app)
     return app
 

@@ -6,6 +6,7 @@ tokens around a text are added by default to `prompt`, and only on request to `c
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -64,18 +65,21 @@ class TokenizeRequest(Wire):
         return self
 
     def token_ids(self, model: ServedModel, settings: Settings) -> list[int]:
-        if self.messages is not None:
-            conversation = self._conversation(self.messages)
+        if (conversation := self.as_conversation) is not None:
             use = ToolUse.of(conversation.tools, model.tokenizer, settings.tool_call_parser)
             return read_conversation(model, conversation, use.prompt)
         if self.content is not None:
             return model.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
         return model.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
 
-    def _conversation(self, messages: list[Message]) -> Conversation:
+    @cached_property
+    def as_conversation(self) -> Conversation | None:
+        """The messages, if there are any."""
+        if self.messages is None:
+            return None
         goes_on = bool(self.continue_final_message)
         return Conversation(
-            tuple(message.turn for message in messages),
+            tuple(message.turn for message in self.messages),
             tool_offer(self.tools),
             self.chat_template_kwargs or {},
             not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
@@ -136,8 +140,13 @@ class TokenizationRoutes:
     async def tokenize(self, body: TokenizeRequest) -> Response:
         check_model(body.model, self._settings)
         model = ready_model(self._engine)
-        for name in ("prompt", "content"):
-            check_length(name, len(getattr(body, name) or ""), "characters", 8 * model.max_model_len)
+        conversation = body.as_conversation
+        for name, number in (
+            ("prompt", len(body.prompt or "")),
+            ("content", len(body.content or "")),
+            ("messages", conversation.num_chars if conversation else 0),
+        ):
+            check_length(name, number, "characters", 8 * model.max_model_len)
         # The JSON is written on the text thread, too: with pieces it has an object for each token.
         content = await self._texts.run(lambda: tokens_of(model, body, self._settings).model_dump_json())
         return Response(content, media_type="application/json")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from penstock.errors import CapacityError, ConfigError
 
 #: Seconds between two flushes to the disk. A power cut loses the answers of this time; a kill loses none.
 _SYNC_INTERVAL_S = 1.0
+
+#: The beginning of each line of the output.
+_BEGIN = b'{"id": "batch_req_'
 
 #: The number of duplicates that an error names.
 _MAX_NAMED = 5
@@ -41,7 +45,7 @@ def parse_line(number: int, line: bytes) -> BatchRequest:
     """The request in a line of the input. number: the line's number, counted from 1."""
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return BatchRequest(number, error=f"line {number} is not JSON: {error}")
     if not isinstance(entry, dict):
         return BatchRequest(number, error=f"line {number} is not a JSON object")
@@ -51,7 +55,7 @@ def parse_line(number: int, line: bytes) -> BatchRequest:
     problem = None
     if entry.get("method") != "POST":
         problem = f"method is {entry.get('method')!r}; it must be 'POST'"
-    elif not isinstance(url, str) or not url.startswith("/v1/"):
+    elif not isinstance(url, str) or not url.startswith("/v1/") or not url.isascii():
         problem = f"url is {url!r}; it must be a path such as '/v1/chat/completions'"
     elif not isinstance(body, dict):
         problem = "body must be a JSON object: the request"
@@ -59,11 +63,15 @@ def parse_line(number: int, line: bytes) -> BatchRequest:
         problem = "body has stream, which is not possible in a batch"
     if problem is not None or not isinstance(url, str) or not isinstance(body, dict):
         return BatchRequest(number, custom_id, error=f"line {number}: {problem}")
-    return BatchRequest(number, custom_id, url, body)
+    # The router would redirect a path with a slash too many, and nobody here follows a redirect.
+    return BatchRequest(number, custom_id, url.rstrip("/"), body)
 
 
 def read_requests(path: Path) -> Iterator[BatchRequest]:
-    """The requests of a file, empty lines skipped. Raises ConfigError if the file can't be read."""
+    """The requests of a file, empty lines skipped. Raises ConfigError if the file can't be read, or if it is
+    a pipe: a batch reads its input several times."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a file that can be read several times; name a file of requests")
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -119,6 +127,8 @@ class BatchOutput:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise ConfigError(f"{path} is not a file that can be read again; name a file for the output")
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             #: The requests that are done: their custom_ids, and the numbers of lines without a custom_id.
             self.custom_ids: set[str] = set()
@@ -132,28 +142,33 @@ class BatchOutput:
         self._synced = time.monotonic()
 
     def _read(self) -> None:
-        """Notes which requests are done, and cuts off half a line at the end of the file."""
+        """Notes which requests are done, and cuts off half a line of an answer at the end of the file."""
         end = 0
         with os.fdopen(os.dup(self._fd), "rb") as file:
             file.seek(0)
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._note(line)
-                end += len(line)
+                if line.endswith(b"\n"):
+                    self._note(line)
+                    end += len(line)
+                elif not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+                    raise self._is_no_output()
         os.ftruncate(self._fd, end)
 
     def _note(self, line: bytes) -> None:
         try:
             entry = json.loads(line)
+            _ = entry["response"]  # a request has a custom_id too, but no response
             if entry["custom_id"] is None:
                 self.line_numbers.add(entry["error"]["line"])
             else:
                 self.custom_ids.add(entry["custom_id"])
         except (ValueError, TypeError, KeyError):
-            raise ConfigError(
-                f"{self._path} has a line that is no answer of a batch; name a new file for the output"
-            ) from None
+            raise self._is_no_output() from None
+
+    def _is_no_output(self) -> ConfigError:
+        return ConfigError(
+            f"{self._path} has a line that is no answer of a batch; name a new file for the output"
+        )
 
     def is_done(self, request: BatchRequest) -> bool:
         if request.custom_id is None:

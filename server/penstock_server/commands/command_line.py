@@ -163,8 +163,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _price(text: str) -> float:
-    """A number above 0. Raises ValueError, of which argparse makes an error message."""
-    price = float(text)
+    """A number above 0. Raises ArgumentTypeError."""
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
     if not 0 < price < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no price: give a number above 0")
     return price
@@ -196,6 +199,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "looked at")
+    add_flags(parser, "doctor")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

@@ -23,9 +23,9 @@ class PathPrefix:
             # The page's addresses are relative to a path that ends with a slash.
             await RedirectResponse(f"{self._prefix}/")(scope, receive, send)
             return
-        ours = {"root_path": self._prefix}  # for code that makes addresses, such as redirects
-        if path.startswith(self._prefix + "/"):
-            ours["path"] = path.removeprefix(self._prefix)
+        # The scope has no root_path: the router would take it off once more, and then another path would be
+        # answered than the path for which the API key was checked.
+        inner = path.removeprefix(self._prefix) if path.startswith(self._prefix + "/") else path
 
         async def send_prefixed(message: Message) -> None:
             """Adds the prefix to redirects. The router redirects a path with a slash too many, and knows no
@@ -37,4 +37,4 @@ class PathPrefix:
                     headers["location"] = address._replace(path=self._prefix + address.path).geturl()
             await send(message)
 
-        await self._app({**scope, **ours}, receive, send_prefixed)
+        await self._app({**scope, "path": inner}, receive, send_prefixed)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from penstock import Grammar, SamplingParams
-from penstock.errors import ContextOverflow
+from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.inputs import (
     Prompt,
@@ -142,7 +142,15 @@ def read_input(
         conversation = _fitting(model, conversation, use.prompt, room)
     if not may_be_long:
         refuse_long_text(model, conversation.num_chars)
-    return Prompt(read_conversation(model, conversation, use.prompt)), use
+    return Prompt(_read_conversation(model, conversation, use.prompt)), use
+
+
+def _read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:
+    """read_conversation(), with the name that the messages have in a request to /v1/responses."""
+    try:
+        return read_conversation(model, conversation, tools)
+    except InvalidParameter as error:
+        raise InvalidParameter("input" if error.param == "messages" else error.param, str(error)) from error
 
 
 def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, room: int) -> Conversation:
@@ -161,6 +169,6 @@ def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, 
             refuse_long_text(model, since(start).num_chars)
         except ContextOverflow:
             return False
-        return len(read_conversation(model, since(start), tools)) <= room
+        return len(_read_conversation(model, since(start), tools)) <= room
 
     return since(starts[bisect_left(starts[:-1], True, key=fits)])

@@ -162,11 +162,12 @@ class ResponsesRequest(SamplingFields):
     tool_choice: FlatToolChoice | None = Field(None, description="auto if null and there are tools")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
-    metadata: dict[str, str] | None = None
+    # given back in the answer
+    metadata: dict[Text, Text] | None = None
+    user: Text | None = None
 
     # accepted without effect
     store: bool | None = None
-    user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None

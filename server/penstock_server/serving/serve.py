@@ -18,6 +18,7 @@ import resource
 import shlex
 import signal
 import socket
+import sys
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -109,7 +110,7 @@ class _Server(uvicorn.Server):
     def _announce(self) -> None:
         for line in plan_table(self._engine.loaded.plan()):
             logger.info("%s", line)
-        print(greeting(self._settings, self._engine.loaded.model, self._url), flush=True)
+        _tell(greeting(self._settings, self._engine.loaded.model, self._url))
         systemd.notify(systemd.READY)
 
     async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
@@ -147,6 +148,16 @@ class _Server(uvicorn.Server):
             if task is not None:
                 await task
         logger.info("stopped")
+
+
+def _tell(text: str) -> None:
+    """Prints on stdout. The server goes on if stdout is a pipe that nobody reads any more."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("the greeting can't be printed: %s", error)
+        # Python would try once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:

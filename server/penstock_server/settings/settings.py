@@ -92,7 +92,7 @@ class Settings:
         "its GPU, the random models of bench --shape (models of the hub lie elsewhere); default: "
         "~/.cache/penstock",
         CACHE_DIR,
-        commands=("serve", "batch", "generate", "fill", "chat", "plan", "hardware", "bench"),
+        commands=(*MEASURING, "doctor"),
         parse=Path,
         metavar="FOLDER",
     )

@@ -89,12 +89,9 @@ def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
     def convert(text: str) -> Any:
         try:
-            value = parse(text)
+            return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        if value == ():  # most likely an unset variable of the shell; the server would run without a key
-            raise argparse.ArgumentTypeError("the value is empty")
-        return value
 
     return convert
 

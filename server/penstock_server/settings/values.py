@@ -49,8 +49,12 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """The words between commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    """The words between commas. An empty text is most likely an unset variable of a shell, and with an empty
+    --api-key a server would run without a key. Raises ValueError for an empty text."""
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise ValueError("the value is empty")
+    return words
 
 
 def parse_int(text: str) -> int:

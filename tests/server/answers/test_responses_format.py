@@ -12,18 +12,21 @@ from penstock.generation.generation_request import SamplingParams
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.responses_format import ResponsesFormat, response_events
 from penstock_server.facade.engine import ServedEngine
+from penstock_server.protocol.conversation import ToolOffer
 from penstock_server.protocol.responses_request import LOGPROBS, ResponsesRequest
+from penstock_server.protocol.tools import Function
 from penstock_server.telemetry.metrics import RequestMetrics
+from penstock_server.tools.use import ToolUse
 
 pytestmark = pytest.mark.anyio
 
 TOKENIZER: Any = FakeTokenizer()
 
 
-def form_of(**fields: Any) -> ResponsesFormat:
+def form_of(tools: ToolUse | None = None, **fields: Any) -> ResponsesFormat:
     body = ResponsesRequest.model_validate({"input": "Hi"} | fields)
     params = SamplingParams(temperature=0.5, top_p=0.9)
-    return ResponsesFormat("id1", "tiny", TOKENIZER, body, params)
+    return ResponsesFormat("id1", "tiny", TOKENIZER, body, params, tools)
 
 
 def answers_of(script: Script = ("Hel", "lo!"), **params: Any) -> Answers:
@@ -106,6 +109,17 @@ async def test_an_error_ends_a_stream_as_failed() -> None:
     error = last["response"]["error"]
     assert error["code"] == "server_error" and "engine has stopped" in error["message"]
     assert "secret" not in str(last)
+
+
+async def test_an_output_that_is_held_back_is_a_keep_alive() -> None:
+    """A list of calls says nothing before the name of its first call: a proxy would take that for silence."""
+    offer = ToolOffer((Function(name="now"),), "required")
+    form = form_of(ToolUse.of(offer, TOKENIZER, "hermes"))
+    answers = answers_of(["[", "{", '"name": "now"', ', "parameters": {}}]'])
+    events = [event async for event in response_events(form, answers, 1000.0)]
+    assert events[2:5] == [None, None, None] and events[5] is not None
+    item = events[-1].response["output"][0] if events[-1] and events[-1].response else {}
+    assert (item["type"], item["name"]) == ("function_call", "now")
 
 
 async def test_logprobs_where_asked_for() -> None:

@@ -13,7 +13,7 @@ from cpm_originals import lines_of
 from starlette.testclient import TestClient
 from transformers import MT5Config, MT5ForConditionalGeneration
 
-from conftest import save_tiny_llama
+from conftest import save_tiny_llama, wait_until_ready
 from fakes import FakeAsyncEngine
 from penstock import AsyncEngine, Engine
 from penstock_server.api.app import create_app
@@ -42,8 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cpm2(folder: Path) -> Iterator[TestClient]:
     engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder)))
     with TestClient(create_app(engine, Settings(model="cpm-2"))) as client:
-        while client.get("/health").status_code != 200:
-            pass
+        wait_until_ready(client)
         yield client
 
 
@@ -59,8 +58,7 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     tokenizer.save_pretrained(folder)
     engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder)))
     with TestClient(create_app(engine, Settings(model="coder"))) as client:
-        while client.get("/health").status_code != 200:
-            pass
+        wait_until_ready(client)
         yield client
 
 

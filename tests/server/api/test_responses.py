@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine, FakeModel
-from penstock.errors import EngineDead
+from penstock.errors import EngineDead, InvalidParameter
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.grammars.grammar import Grammar
 from penstock_server.prompts import inputs
@@ -92,6 +92,30 @@ def test_a_model_without_chat_template_says_so(make_client: MakeClient) -> None:
     client = make_client(FakeAsyncEngine(model=FakeModel(has_chat_template=False)))
     answer = respond(client)
     assert answer.status_code == 400 and "chat template" in answer.json()["error"]["message"]
+
+
+def test_messages_that_a_template_refuses_are_the_input(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template's own error names `messages`, which this route does not have."""
+
+    def refuse(*_: Any, **fields: Any) -> list[int]:
+        raise InvalidParameter("messages", "no system messages here")
+
+    monkeypatch.setattr(inputs, "render_chat", refuse)
+    for fields in ({}, {"truncation": "auto"}):
+        error = respond(make_client(FakeAsyncEngine()), **fields).json()["error"]
+        assert (error["param"], error["message"]) == ("input", "no system messages here")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"metadata": {"a": "\ud800"}}, {"metadata": {"\ud800": ""}}, {"user": "\ud800"}]
+)
+def test_what_comes_back_in_the_answer_is_text(client: TestClient, fields: dict[str, Any]) -> None:
+    """Half a surrogate pair can be read, but not written again: such an answer would be a 500."""
+    content = json.dumps({"input": "Hi"} | fields)
+    answer = client.post("/v1/responses", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and "surrogate" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_what_fits_no_context_by_far_is_refused(client: TestClient) -> None:
     for path, body in (
         ("/tokenize", {"prompt": "x" * 70_000}),
         ("/tokenize", {"content": "x" * 70_000}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 35_000}] * 2}),
         ("/detokenize", {"tokens": [1] * 70_000}),
     ):
         answer = client.post(path, json=body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def test_a_good_line() -> None:
         ({"method": None}, "method is None"),
         ({"url": None}, "url is None"),
         ({"url": "/metrics"}, "url is '/metrics'"),
+        ({"url": "/v1/\ud800"}, "url is"),
         ({"body": None}, "body must be"),
         ({"body": {"stream": True}}, "stream"),
     ],
@@ -47,9 +49,25 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(change: dict[str, Any
     assert error is not None and message in error and "line 3" in error
 
 
-@pytest.mark.parametrize("line", [b"nonsense", b"[1]", b"\xff\xfe", b'{"custom_id": "a"'])
+@pytest.mark.parametrize("line", [b"nonsense", b"[1]", b"\xff\xfe", b'{"custom_id": "a"', b"[" * 100_000])
 def test_no_object_at_all(line: bytes) -> None:
     assert parse_line(1, line).error
+
+
+def test_a_slash_too_many_at_the_end_of_an_url() -> None:
+    """The application would answer a redirect, which has no JSON."""
+    line = json.dumps(GOOD | {"url": "/v1/completions/"}).encode()
+    assert parse_line(1, line).url == "/v1/completions"
+
+
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    """A batch reads its input several times, and its output in the next run."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="several times"):
+        check_ids(pipe)
+    with pytest.raises(ConfigError, match="read again"):
+        BatchOutput(pipe)
 
 
 def test_empty_lines_are_nothing_but_count(tmp_path: Path) -> None:
@@ -88,7 +106,9 @@ def test_what_is_written_is_done_in_the_next_run(tmp_path: Path) -> None:
         assert not output.is_done(BatchRequest(3, "b")) and not output.is_done(BatchRequest(4))
 
 
-@pytest.mark.parametrize("torn", ['{"id": "batch_req_1", "cust', "{", '{"custom_id": "b"}'])
+@pytest.mark.parametrize(
+    "torn", ['{"id": "batch_req_1", "cust', "{", '{"id": "batch_req_1", "custom_id": "b"}']
+)
 def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "out"
     with BatchOutput(path) as output:
@@ -101,13 +121,27 @@ def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path: Path, torn: str) -> Non
     assert [json.loads(line)["custom_id"] for line in path.read_text().splitlines()] == ["a", "b"]
 
 
-@pytest.mark.parametrize("text", ["a letter to my aunt\n", '{"prompt": "x"}\n', "[]\n"])
+REQUEST = json.dumps(GOOD)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a letter to my aunt\nand more",
+        '{"prompt": "x"}\n',
+        "[]\n",
+        "one line",
+        REQUEST,
+        f"{REQUEST}\n{REQUEST}",
+    ],
+)
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
+    """Also a file of requests, which a user may name by mistake as the output."""
     path = tmp_path / "out"
-    path.write_text(text + "and more")
+    path.write_text(text)
     with pytest.raises(ConfigError, match="no answer of a batch"):
         BatchOutput(path)
-    assert path.read_text() == text + "and more"
+    assert path.read_text() == text
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_price_of_a_million_tokens(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_price_that_is_none(price: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(["plan", "--shape", "cpm-1", "--price-per-hour", price])
-    assert stopped.value.code == 2 and "--price-per-hour" in capsys.readouterr().err
+    assert stopped.value.code == 2 and f"{price} is no price" in capsys.readouterr().err
 
 
 def test_what_serves_on_a_card_without_dp4a(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,15 @@ def test_with_the_prefix_and_without_it(
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in series
 
 
+def test_a_prefix_that_is_an_open_path_opens_no_other(
+    make_client: MakeClient, engine: FakeAsyncEngine
+) -> None:
+    """/ui needs no key. The prefix is taken off once: what is behind it is what the key is checked for."""
+    client = make_client(engine, root_path="/ui", api_key=("one",))
+    for path, status in (("/ui/v1/models", 401), ("/ui/ui/v1/models", 404), ("/ui/ui/main.js", 200)):
+        assert client.get(path).status_code == status
+
+
 def test_what_the_page_and_the_documentation_find(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
     client = make_client(engine, root_path="/llm")
     answer = client.get("/llm", follow_redirects=False)

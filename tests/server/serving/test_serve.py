@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import resource
 import shlex
 import shutil
@@ -136,6 +137,26 @@ async def test_a_signal_ends_it_cleanly(
     await task
     assert engine.is_stopped
     assert "tiny is ready" in capsys.readouterr().out
+
+
+async def test_a_pipe_that_nobody_reads_does_not_blind_the_server(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock serve demo | true`: it says to systemd that it is ready, and ends when the engine dies."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    told: list[str] = []
+    monkeypatch.setattr(serve.systemd, "notify", told.append)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        engine, task, _ = await started()
+        engine.loaded.set_result(None)
+        while not told and not task.done():
+            await asyncio.sleep(0)
+        engine.die()
+        with pytest.raises(EngineDead):
+            await task
+    assert told == [serve.systemd.READY, serve.systemd.STOPPING]
 
 
 async def test_the_garbage_collector_leaves_alone_what_was_loaded(started: Any) -> None:

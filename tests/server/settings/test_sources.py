@@ -166,6 +166,8 @@ def test_an_empty_key_is_an_error_and_not_an_open_server(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         settings_of("m", "--api-key", "")
     assert "--api-key: the value is empty" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="PENSTOCK_API_KEY: the value is empty"):
+        settings_of("m", PENSTOCK_API_KEY="")
 
 
 def test_help_has_headings() -> None:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
-from conftest import save_byte_tokenizer, save_tiny_llama
+from conftest import save_byte_tokenizer, save_tiny_llama, wait_until_ready
 from fakes import FakeModel, model_of
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
@@ -206,8 +206,7 @@ def client(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Test
         ServedEngine(AsyncEngine(lambda report: Engine.load(model_folder))), Settings(model="tiny")
     )
     with TestClient(app) as client:
-        while client.get("/health").status_code != 200:
-            pass
+        wait_until_ready(client)
         yield client
 
 
