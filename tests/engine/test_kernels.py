@@ -11,6 +11,8 @@ from arm_kernels import BUILDS as ARM_BUILDS
 from arm_kernels import arm_kernels
 from emulated_amx import COMPILER as AMX_COMPILER
 from emulated_amx import emulated_amx_kernels, num_tile_products
+from emulated_avxvnni import COMPILER as AVXVNNI_COMPILER
+from emulated_avxvnni import emulated_avxvnni_kernels
 from emulated_cuda import COMPILER, emulated_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,11 +39,12 @@ from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
 
 BUILDS = compiled_builds()
-#: Kernels that are not torch's: compiled C, AMX by emulation; the CUDA sources run on the CPU, and on a GPU
-#: where there is one.
+#: Kernels that are not torch's: compiled C, AMX and AVX-VNNI by emulation; the CUDA sources run on the CPU,
+#: and on a GPU where there is one.
 FAST = [
     *BUILDS,
     *(["emulated amx"] if AMX_COMPILER else []),
+    *(["emulated avxvnni"] if AVXVNNI_COMPILER else []),
     *(["emulated"] if COMPILER else []),
     *(["cuda"] if torch.cuda.is_available() else []),
 ]
@@ -54,6 +57,8 @@ def kernels(kind: str, activations: str = "int16") -> Kernels:
         return emulated_kernels(activations)
     if kind == "emulated amx":
         return emulated_amx_kernels(activations)
+    if kind == "emulated avxvnni":
+        return emulated_avxvnni_kernels(activations)
     if kind in ARM_BUILDS and kind not in BUILDS:
         return arm_kernels(kind, activations)
     if kind == "cuda":
