@@ -16,7 +16,7 @@ from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Rounding
 from penstock.weights.conversion.unit_files import UnitFile
 from penstock.weights.store import WeightStore
-from penstock.weights.tensors import TensorSpec
+from penstock.weights.tensors import TensorSpec, UnitLayout
 
 
 class PendingFile(NamedTuple):
@@ -62,9 +62,9 @@ class UnitWriter:
                 if pending is not None:
                     yield self._finish(pending)
                 head = layer_file.header(file.stored, self._part_rows(file.tensors))
-                pending = PendingFile(
-                    file, errors, thread.submit(_write, self._target / file.name, head, buffer)
-                )
+                stored = buffer[: UnitLayout.of(file.tensors).num_stored_bytes]
+                written = thread.submit(_write, self._target / file.name, head, stored)
+                pending = PendingFile(file, errors, written)
             if pending is not None:
                 yield self._finish(pending)
 
