@@ -163,7 +163,7 @@ class Conversion:
         """model.safetensors.index.json."""
         names = {array.name: file.name for file in self._files for array in stored_arrays(file.stored)}
         names |= dict.fromkeys(shapes, SHAPES)
-        total = sum(file.num_bytes for file in self._files)
+        total = sum(file.num_stored_bytes for file in self._files)
         return {"metadata": {"total_size": total}, "weight_map": names}
 
 

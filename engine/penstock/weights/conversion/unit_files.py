@@ -24,6 +24,11 @@ class UnitFile:
         """Bytes of the tensors' buffer."""
         return UnitLayout.of(self.tensors).num_bytes
 
+    @property
+    def num_stored_bytes(self) -> int:
+        """The first bytes of the buffer, which the file has."""
+        return UnitLayout.of(self.tensors).num_stored_bytes
+
 
 def unit_files(tensors: ModelTensors) -> list[UnitFile]:
     """The files of a converted model, in the order of `ModelTensors.groups`, and a file with a tied head."""

@@ -16,7 +16,7 @@ from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Rounding
 from penstock.weights.conversion.unit_files import UnitFile
 from penstock.weights.store import WeightStore
-from penstock.weights.tensors import TensorSpec, UnitLayout
+from penstock.weights.tensors import TensorSpec
 
 
 class PendingFile(NamedTuple):
@@ -62,7 +62,7 @@ class UnitWriter:
                 if pending is not None:
                     yield self._finish(pending)
                 head = layer_file.header(file.stored, self._part_rows(file.tensors))
-                stored = buffer[: UnitLayout.of(file.tensors).num_stored_bytes]
+                stored = buffer[: file.num_stored_bytes]
                 written = thread.submit(_write, self._target / file.name, head, stored)
                 pending = PendingFile(file, errors, written)
             if pending is not None:
