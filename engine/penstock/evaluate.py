@@ -154,7 +154,7 @@ def _check(engine: Engine, reference: UnquantizedModel | None, longest: int) -> 
         )
     if reference is not None:
         limit = min(limit, reference.spec.max_position_embeddings)
-        for name in ("num_layers", "hidden_size", "vocab_size"):
+        for name in ("num_layers", "hidden_size", "intermediate_size", "vocab_size"):
             ours, other = getattr(engine.spec, name), getattr(reference.spec, name)
             if ours != other:
                 raise ConfigError(

@@ -11,6 +11,8 @@ import pytest
 import torch
 from emulated_amx import COMPILER as AMX_COMPILER
 from emulated_amx import emulated_amx_kernels
+from emulated_avxvnni import COMPILER as AVXVNNI_COMPILER
+from emulated_avxvnni import emulated_avxvnni_kernels
 from torch import Tensor
 
 from penstock.kernels import Kernels, QuantizedTensor, StackedMatrix
@@ -20,7 +22,12 @@ from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.reference import ReferenceKernels, quantize_activations
 
 BUILDS = compiled_builds()
-FAST = ["torch", *BUILDS, *(["emulated amx"] if AMX_COMPILER and "amx" not in BUILDS else [])]
+FAST = [
+    "torch",
+    *BUILDS,
+    *(["emulated amx"] if AMX_COMPILER and "amx" not in BUILDS else []),
+    *(["emulated avxvnni"] if AVXVNNI_COMPILER else []),
+]
 #: Forms of scales and minima, with the codebook that belongs to each.
 FORMS = {
     "symmetric": "signed",
@@ -79,6 +86,8 @@ def kernels(kind: str, activations: str) -> Kernels:
         return TorchKernels(activations)
     if kind == "emulated amx":
         return emulated_amx_kernels(activations)
+    if kind == "emulated avxvnni":
+        return emulated_avxvnni_kernels(activations)
     native = NativeKernels(activations, kind)
     native.set_num_threads(2)
     return native

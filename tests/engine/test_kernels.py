@@ -11,6 +11,8 @@ from arm_kernels import BUILDS as ARM_BUILDS
 from arm_kernels import arm_kernels
 from emulated_amx import COMPILER as AMX_COMPILER
 from emulated_amx import emulated_amx_kernels, num_tile_products
+from emulated_avxvnni import COMPILER as AVXVNNI_COMPILER
+from emulated_avxvnni import emulated_avxvnni_kernels
 from emulated_cuda import COMPILER, emulated_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,14 +41,17 @@ from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
 
 BUILDS = compiled_builds()
-#: Kernels that are not torch's: compiled C, AMX by emulation; the CUDA sources run on the CPU, and on a GPU
-#: where there is one.
+#: Kernels that are not torch's: compiled C, AMX by emulation; the CUDA sources run on the CPU, and on a
+#: GPU where there is one.
 FAST = [
     *BUILDS,
     *(["emulated amx"] if AMX_COMPILER and "amx" not in BUILDS else []),
     *(["emulated"] if COMPILER else []),
     *(["cuda"] if torch.cuda.is_available() else []),
 ]
+#: Kernels whose products are compared. Of the AVX-VNNI build, products alone differ from AVX2's.
+EMULATED_AVXVNNI = ["emulated avxvnni"] if AVXVNNI_COMPILER else []
+PRODUCTS = ["torch", *FAST, *EMULATED_AVXVNNI]
 
 
 def kernels(kind: str, activations: str = "int16") -> Kernels:
@@ -56,6 +61,8 @@ def kernels(kind: str, activations: str = "int16") -> Kernels:
         return emulated_kernels(activations)
     if kind == "emulated amx":
         return emulated_amx_kernels(activations)
+    if kind == "emulated avxvnni":
+        return emulated_avxvnni_kernels(activations)
     if kind in ARM_BUILDS and kind not in BUILDS:
         return arm_kernels(kind, activations)
     if kind == "cuda":
@@ -113,7 +120,7 @@ def test_scales_per_group_are_refused_where_no_kernel_has_them() -> None:
         NativeKernels.traits.require(48, FLOAT16)
 
 
-@pytest.mark.parametrize("kind", ["torch", *FAST])
+@pytest.mark.parametrize("kind", PRODUCTS)
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @settings(deadline=None, max_examples=25)
 @given(
@@ -135,7 +142,7 @@ def test_linear_equals_the_reference_bit_for_bit(
     assert torch.equal(kernels(kind, activations).linear(x, weight, bias), expected)
 
 
-@pytest.mark.parametrize("kind", ["torch", *FAST])
+@pytest.mark.parametrize("kind", PRODUCTS)
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @settings(deadline=None, max_examples=25)
 @given(
@@ -168,7 +175,7 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
     assert ((expected - exact).abs() <= step * weight.dequantize().abs().sum(1) + 1e-5 * exact.abs()).all()
 
 
-@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("kind", [*BUILDS, *EMULATED_AVXVNNI])
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @pytest.mark.parametrize(
     ("num_tokens", "in_features", "out_features", "group_size"),
@@ -197,7 +204,8 @@ def test_products_of_many_parts_equal_the_reference(
     weight = QuantizedTensor(qweight, scale if group_size else scale.flatten())
     bias = torch.randn(out_features, generator=generator)
     expected = ReferenceKernels(activations).linear(x, weight, bias)
-    native = NativeKernels(activations, build=kind)
+    native = kernels(kind, activations)
+    assert isinstance(native, NativeKernels)
     for num_threads in (3, 1):
         native.set_num_threads(num_threads)
         assert torch.equal(native.linear(x, weight, bias), expected)
@@ -235,7 +243,7 @@ def test_no_tokens_give_no_rows(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("kind", PRODUCTS)
 def test_extreme_integers_do_not_overflow(kind: str) -> None:
     """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""
     weight = QuantizedTensor(torch.full((64, 8192), 127, dtype=torch.int8), torch.linspace(1e-3, 1, 64))

@@ -49,7 +49,7 @@ from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import Stack, TensorSpec
-from penstock.weights.weight_format import Component, Float32, Loss
+from penstock.weights.weight_format import Component, Floats, Loss
 
 PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(3, 60))]
 CONFIG = EngineConfig(device="cpu", num_kv_tokens=512, max_num_batched_tokens=48)
@@ -99,7 +99,7 @@ class HalfMatrix(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Half(Float32):
+class Half(Floats):
     """A matrix in float16."""
 
     name = "float16"

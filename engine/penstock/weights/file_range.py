@@ -11,7 +11,7 @@ from penstock.weights.tensors import TensorSpec, UnitLayout, stored_arrays
 
 
 class FileRange(NamedTuple):
-    """Bytes of a file."""
+    """Bytes of a file. Arrays that are made of others (UnitLayout.derive) are not among them."""
 
     file: Path
     offset: int
@@ -31,7 +31,7 @@ class FileRange(NamedTuple):
             if (entry.file, entry.offset) != (first.file, end):
                 return None
             end += entry.num_bytes
-        num_bytes = UnitLayout.of(tensors).num_bytes
+        num_bytes = UnitLayout.of(tensors).num_stored_bytes
         if first is None or first.offset % PAGE or end - first.offset != num_bytes:
             return None
         return cls(first.file, first.offset, num_bytes)

@@ -1,5 +1,4 @@
-"""Int4 and Stacked: the weight formats of matrices with 4-bit codes, and of matrices whose parts are kept in
-several formats."""
+"""Int4: the weight format of matrices with 4-bit codes."""
 
 from __future__ import annotations
 
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
-from penstock.kernels import Int4Tensor, Matrix, StackedMatrix
+from penstock.kernels import Int4Tensor
 from penstock.kernels.int4_tensor import CODEBOOKS
 from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.checkpoints.quantized.nibbles import pack_rows, unpack_rows, words_form
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.quantize_int4 import MOST_STEPS, Int4RowQuantizer, quantize_int4
 from penstock.weights.tensor_quantizer import TensorQuantizer
@@ -24,7 +24,6 @@ from penstock.weights.weight_format import (
     CHUNK_BYTES,
     Component,
     Loss,
-    WeightFormat,
     check_shape,
     rows_of_parts,
 )
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 _ENDINGS = ("_packed", "_scale", "_shape", "_zero_point", "_g_idx")
 #: The form of matrices that Penstock quantizes itself: of each group size, one.
 OWN_DTYPE = "BF16"
+#: Rows whose zero points lie in a word, in files.
+WORD_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Int4:
     @property
     def name(self) -> str:
         kind = "" if self.form.codebook in ("signed", "unsigned") else f" {self.form.codebook}"
+        kind += {"none": "", "zero_points": " with zero points", "numbers": " with minima"}[self.form.minima]
         return f"int4{kind}, groups of {self.form.group_size}"
 
     @property
@@ -70,20 +72,31 @@ class Int4:
             found.append(Component("_minimum", form.scale_dtype, (rows, blocks), (blocks,)))
         if form.block_groups > 1:
             found.append(Component("_sub_scale", "I8", (rows, groups), (groups,)))
+        has_words = self._has_words(shape)
+        if has_words:
+            found.append(Component("_zero_point", "I32", (rows // WORD_ROWS, groups), (groups,)))
         if form.has_sub_minimum:
-            found.append(Component("_sub_minimum", "U8", (rows, groups), (groups,)))
+            derive = unpack_rows if has_words else None
+            found.append(Component("_sub_minimum", "U8", (rows, groups), (groups,), derive))
         if form.is_permuted:
             found.append(Component("_order", "I32", (width,), ()))
         # int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes.
         return *found, Component("_packed", "I32", (rows, width // 8), (width // 8,))
 
+    def _has_words(self, shape: tuple[int, ...]) -> bool:
+        """Whether zero points are there as files have them, too: eight rows in a word. Kernels want bytes."""
+        return self.form.minima == "zero_points" and shape[0] % WORD_ROWS == 0
+
     def operand(self, arrays: Sequence[Tensor]) -> Int4Tensor:
         form, left = self.form, list(arrays)
+        shape = left[-1].shape[0], 8 * left[-1].shape[1]
         fields: dict[str, Tensor] = {"scale": left.pop(0)}
         if form.minima == "numbers":
             fields["minimum"] = left.pop(0)
         if form.block_groups > 1:
             fields["sub_scale"] = left.pop(0)
+        if self._has_words(shape):
+            left.pop(0)
         if form.has_sub_minimum:
             fields["sub_minimum"] = left.pop(0)
         if form.is_permuted:
@@ -98,12 +111,13 @@ class Int4:
         return Int4(replace(self.form, group_size=group_size))
 
     def scheme(self) -> dict[str, Any] | None:
-        if self.form != Int4Form(self.group_size, self.form.scale_dtype):
+        size, dtype = self.form.group_size, self.form.scale_dtype
+        if self.form not in [words_form(size, dtype, has_zero_points) for has_zero_points in (False, True)]:
             return None
         return {
             "num_bits": 4,
             "type": "int",
-            "symmetric": True,
+            "symmetric": self.form.minima == "none",
             "strategy": "group",
             "group_size": self.group_size,
             "dynamic": False,
@@ -139,6 +153,9 @@ class Int4:
             loss = Loss(*quantizer.run(num_threads, with_loss))
             source.count(entry.num_bytes)
             losses |= {part: loss} if with_loss else {}
+        if self._has_words(tensor.shape):
+            assert whole.sub_minimum is not None
+            arrays[1].copy_(pack_rows(whole.sub_minimum))
         return losses
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
@@ -162,114 +179,6 @@ class Int4:
             matrix.scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
             matrix.scale[:, 0] = MOST_STEPS
             matrix.scale.mul_(2.0 ** round(math.log2(usual / MOST_STEPS)))
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """The parts of a matrix, each in a format of its own: (format, rows) in the order of the parts."""
-
-    parts: tuple[tuple[WeightFormat, int], ...]
-    is_matrix: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return " + ".join(kind.name for kind, _ in self.parts)
-
-    @property
-    def operand_types(self) -> tuple[type, ...]:
-        return StackedMatrix, *(one for kind, _ in self.parts for one in kind.operand_types)
-
-    @property
-    def group_size(self) -> int:
-        return max(kind.group_size for kind, _ in self.parts)
-
-    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
-        return tuple(one for kind, rows in self.parts for one in kind.components((rows, *shape[1:])))
-
-    def operand(self, arrays: Sequence[Tensor]) -> StackedMatrix:
-        matrices: list[Matrix] = []
-        for (kind, _), own in zip(self.parts, self._split(arrays), strict=True):
-            matrix = kind.operand(own)
-            assert not isinstance(matrix, Tensor)
-            matrices.append(matrix)
-        return StackedMatrix(tuple(matrices))
-
-    def _split(self, arrays: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """The arrays of each part."""
-        split, first = [], 0
-        for kind, _ in self.parts:
-            count = len(kind.components((1, 256)))
-            split.append(arrays[first : first + count])
-            first += count
-        return split
-
-    def holds(self, entry: TensorEntry) -> bool:
-        return False
-
-    def grouped(self, tensor: TensorSpec, group_size: int) -> Stacked:
-        return self
-
-    def scheme(self) -> dict[str, Any] | None:
-        return None
-
-    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return set().union(*(own.format.check(source, own) for own in self.by_part(tensor)))
-
-    def by_part(self, tensor: TensorSpec) -> list[TensorSpec]:
-        """Each part as a tensor of its own."""
-        return [
-            replace(tensor, parts=(part,), shape=(rows, *tensor.shape[1:]), format=kind)
-            for part, (kind, rows) in zip(tensor.parts, self.parts, strict=True)
-        ]
-
-    def fill(
-        self,
-        source: TensorSource,
-        tensor: TensorSpec,
-        arrays: Sequence[Tensor],
-        num_threads: int = 1,
-        with_loss: bool = False,
-    ) -> dict[str, Loss]:
-        losses: dict[str, Loss] = {}
-        for own, each in zip(self.by_part(tensor), self._split(arrays), strict=True):
-            losses |= own.format.fill(source, own, each, num_threads, with_loss)
-        return losses
-
-    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
-        raise TypeError("the parts of a stacked matrix are read one by one")
-
-    def from_rows(self, rows: Tensor) -> Matrix:
-        raise TypeError("the parts of a stacked matrix are made one by one")
-
-    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
-        for (kind, _), own in zip(self.parts, self._split(arrays), strict=True):
-            kind.fill_random(own, generator)
-
-
-def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
-    """The format in which a matrix is kept without loss, where the checkpoint has 4-bit codes; the tensor's
-    own format, in groups of as many inputs as the checkpoint's where these don't fit 4 bits; otherwise the
-    tensor's own."""
-    entries = [source.find(part) for part in tensor.parts]
-    found = [entry for entry in entries if entry is not None]
-    if len(found) < len(entries) or not any(entry.int4 or entry.group_size for entry in found):
-        return tensor.format
-    kinds = [_format_of(tensor, entry) for entry in found]
-    is_permuted = any(isinstance(kind, Int4) and kind.form.is_permuted for kind in kinds)
-    if len(kinds) == 1 or (len(set(kinds)) == 1 and not is_permuted):
-        return kinds[0]
-    turned = [
-        is_transposed(replace(tensor, format=kind), entry) for kind, entry in zip(kinds, found, strict=True)
-    ]
-    rows = [entry.shape[1 if is_turned else 0] for entry, is_turned in zip(found, turned, strict=True)]
-    return Stacked(tuple(zip(kinds, rows, strict=True)))
-
-
-def _format_of(tensor: TensorSpec, entry: TensorEntry) -> WeightFormat:
-    if entry.int4 is not None:
-        return Int4(entry.int4.form)
-    size = 0 if tensor.format.group_size else entry.group_size  # the group size that a user has chosen stays
-    return tensor.format.grouped(tensor, size) if size and tensor.shape[1] % size == 0 else tensor.format
 
 
 def _copy(source: TensorSource, entry: TensorEntry, rows: Int4Tensor, num_threads: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.errors import WrongTensor
 from penstock.kernels import Matrix
-from penstock.weights.int4_format import Stacked
+from penstock.weights.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import TensorSpec
@@ -80,10 +80,7 @@ def matrices(store: WeightStore) -> Iterator[TensorSpec]:
     """The matrices of a model. The parts of a stacked matrix, each in a format of its own, count as
     matrices."""
     for tensor in (tensor for tensors in store.tensors.groups for tensor in tensors):
-        if isinstance(tensor.format, Stacked):
-            yield from tensor.format.by_part(tensor)
-        elif tensor.is_matrix:
-            yield tensor
+        yield from in_one_format(tensor) if tensor.is_matrix else ()
 
 
 def _quantized(store: WeightStore, source: TensorSource) -> Iterator[TensorSpec]:

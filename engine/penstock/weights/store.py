@@ -69,9 +69,7 @@ class WeightStore:
         """Whether the checkpoint is quantized already, in part at least."""
         return any(
             tensor.is_matrix and tensor.format.holds(self.source.entry(part))
-            for tensors in self.tensors.groups
-            for tensor in tensors
-            for part in tensor.parts
+            for part, tensor in self.tensors.by_part.items()
         )
 
     def contiguous_unit(self, key: UnitKey) -> FileRange | None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from penstock.kernels import Int4Tensor
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.int4_format import Int4, stored_format
+from penstock.weights.int4_format import Int4
+from penstock.weights.stacked_format import in_one_format, stored_format
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.weight_format import FLOAT32, Component, WeightFormat
 
@@ -82,6 +83,8 @@ class UnitLayout:
 
     slots: tuple[TensorSlot, ...]
     num_bytes: int
+    #: The bytes that are in files. Arrays that are made of others follow them.
+    num_stored_bytes: int
 
     @classmethod
     def of(cls, tensors: tuple[TensorSpec, ...]) -> UnitLayout:
@@ -91,14 +94,28 @@ class UnitLayout:
         for item_bytes in _item_sizes(tensors):
             for number, (_, components) in enumerate(each):
                 for index, component in enumerate(components):
-                    if component.item_bytes == item_bytes:
+                    if component.item_bytes == item_bytes and not component.derive:
                         offsets[number, index] = end
                         end += component.num_bytes
+        num_stored = end
+        for number, (_, components) in enumerate(each):
+            for index, component in enumerate(components):
+                if component.derive:
+                    offsets[number, index] = end
+                    end += component.num_bytes
         slots = tuple(
             TensorSlot(tensor, components, tuple(offsets[number, index] for index in range(len(components))))
             for number, (tensor, components) in enumerate(each)
         )
-        return cls(slots, end)
+        return cls(slots, end, num_stored)
+
+    def derive(self, buffer: Tensor) -> None:
+        """Make the arrays that are in no file. `buffer` holds all others."""
+        for slot in self.slots:
+            arrays = slot.arrays(buffer)
+            for before, component, array in zip(arrays, slot.components[1:], arrays[1:], strict=False):
+                if component.derive:
+                    array.copy_(component.derive(before))
 
 
 def _item_sizes(tensors: tuple[TensorSpec, ...]) -> list[int]:
@@ -109,11 +126,12 @@ def _item_sizes(tensors: tuple[TensorSpec, ...]) -> list[int]:
 
 def stored_arrays(tensors: tuple[TensorSpec, ...]) -> Iterator[StoredArray]:
     """The arrays of a unit in a checkpoint, in the order of UnitLayout. A file that holds the arrays in this
-    order holds the buffer."""
+    order holds the buffer's stored bytes."""
+    alone = [own for tensor in tensors for own in in_one_format(tensor)]
     for item_bytes in _item_sizes(tensors):
-        for tensor in tensors:
+        for tensor in alone:
             for component in tensor.components:
-                if component.item_bytes == item_bytes:
+                if component.item_bytes == item_bytes and not component.derive:
                     yield from (StoredArray(tensor, part, component) for part in tensor.parts)
 
 
@@ -196,8 +214,9 @@ class ModelTensors:
 
     @cached_property
     def by_part(self) -> dict[str, TensorSpec]:
-        """The tensor to which each tensor of a checkpoint belongs."""
-        return {part: tensor for group in self.groups for tensor in group for part in tensor.parts}
+        """The tensor to which each tensor of a checkpoint belongs; a part of a stacked matrix is a tensor."""
+        tensors = (own for group in self.groups for tensor in group for own in in_one_format(tensor))
+        return {part: tensor for tensor in tensors for part in tensor.parts}
 
     @property
     def output_matrix(self) -> TensorSpec:

@@ -9,7 +9,7 @@ methods."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -38,8 +38,11 @@ class Component(NamedTuple):
     #: The name of the dtype in safetensors.
     dtype: str
     shape: tuple[int, ...]
-    #: The shape in files without the first axis, which is the number of rows.
+    #: The shape in files without the first axis. The first axis belongs to the tensor's rows, one by one or
+    #: some of them together.
     columns: tuple[int, ...]
+    #: Makes the array of the one before, where the array is in no file.
+    derive: Callable[[Tensor], Tensor] | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -123,22 +126,29 @@ class WeightFormat(Protocol):
 
 
 @dataclass(frozen=True)
-class Float32:
-    """float32 for norms, biases and tables of positions, whatever dtype the checkpoint has."""
+class Floats:
+    """Plain floating point: float32 for norms, biases and tables of positions, whatever dtype the checkpoint
+    has. The files of a converted model may have matrices of other dtypes, which become INT8 when they are
+    loaded."""
 
-    name = "float32"
+    #: As safetensors names it.
+    dtype: str = "F32"
     is_matrix = False
     operand_types: ClassVar[tuple[type, ...]] = (Tensor,)
     group_size = 0
 
+    @property
+    def name(self) -> str:
+        return str(ARRAY_DTYPES[self.dtype]).removeprefix("torch.")
+
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
-        return (Component("", "F32", shape, shape[1:]),)
+        return (Component("", self.dtype, shape, shape[1:]),)
 
     def operand(self, arrays: Sequence[Tensor]) -> Tensor:
         return arrays[0]
 
     def holds(self, entry: TensorEntry) -> bool:
-        return entry.dtype == "F32" and entry.decode is None
+        return entry.dtype == self.dtype and entry.decode is None
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
         names = set()
@@ -160,20 +170,20 @@ class Float32:
         num_threads: int = 1,
         with_loss: bool = False,
     ) -> dict[str, Loss]:
-        torch.cat([source.read(part).float() for part in tensor.parts], out=arrays[0])
+        torch.cat([source.read(part).to(arrays[0].dtype) for part in tensor.parts], out=arrays[0])
         return {}
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
         return exact
 
-    def grouped(self, tensor: TensorSpec, group_size: int) -> Float32:
+    def grouped(self, tensor: TensorSpec, group_size: int) -> Floats:
         return self
 
     def scheme(self) -> dict[str, Any] | None:
         return {}
 
     def from_rows(self, rows: Tensor) -> Matrix:
-        raise TypeError("float32 tensors are not matrices")
+        raise TypeError("tensors of floats are not matrices")
 
     def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
         arrays[0].fill_(1.0)
@@ -278,7 +288,7 @@ class Int8:
 
 
 #: The formats that most tensors have.
-FLOAT32, INT8 = Float32(), Int8()
+FLOAT32, INT8 = Floats(), Int8()
 
 
 def rows_of_parts(source: TensorSource, tensor: TensorSpec) -> Iterator[tuple[str, TensorEntry, int, int]]:

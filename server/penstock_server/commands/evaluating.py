@@ -19,6 +19,7 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.quantization_error import QuantizationError
+from penstock.weights.stacked_format import in_one_format
 from penstock.weights.tensors import ModelTensors, TensorSpec
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of
@@ -29,19 +30,15 @@ from penstock_server.settings.settings import Settings
 #: Tokens of a window by default; fewer if the model's context is shorter.
 CONTEXT = 512
 
-#: The kind of the reference -> a note below the report. None as kind: there is no reference.
-NOTES = {
-    None: (
-        "The model is quantized already, so there is nothing to compare it with. Name the checkpoint from "
-        "which the model was made (--against ORIGINAL), or the model itself to see what is lost beside its "
-        "weights."
-    ),
-    "unquantized": None,
-    "dequantized": (
-        "The reference has quantized tensors itself, dequantized. If they are the model's own, these figures "
-        "have the error of activations, keys and values alone, and not the error of the weights."
-    ),
-}
+NO_REFERENCE = (
+    "The model is quantized already, at least in part, so there is nothing to compare it with. Name the "
+    "checkpoint from which the model was made (--against ORIGINAL), or the model itself to see what is lost "
+    "beside the weights that it has quantized."
+)
+DEQUANTIZED = (
+    "The reference has quantized tensors itself, dequantized. Of tensors that the model has from it, the "
+    "weights have no error in these figures, which then have that of activations, keys and values"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Evaluation:
     weights: tuple[QuantizationError, ...]
     num_windows: int
     context: int
-    #: The kind of the reference: a key of NOTES.
+    #: The kind of the reference: "unquantized" or "dequantized"; None without one.
     reference: str | None
     #: The formats of the engine's matrices, each once, and its settings.
     formats: tuple[str, ...]
@@ -124,7 +121,8 @@ def measure(
         errors = quantization_errors(engine, reference)
         weights = list(tqdm(errors, "weights", unit="tensor", disable=not sys.stderr.isatty()))
     config = engine.config
-    formats = tuple(dict.fromkeys(tensor.format.name for tensor in tensors_of(engine).multiplied))
+    alone = (own for tensor in tensors_of(engine).multiplied for own in in_one_format(tensor))
+    formats = tuple(dict.fromkeys(tensor.format.name for tensor in alone))
     ways = formats, config.activations, config.kv_dtype, config.kernels
     return Evaluation(fidelity, tuple(weights), len(pieces), context, kind, *ways)
 
@@ -149,8 +147,18 @@ def lines(found: Evaluation, tensors: ModelTensors) -> list[str]:
             "",
             *layer_table(divergence, found.weights, tensors),
         ]
-    note = NOTES[found.reference]
-    return [*report, "", note] if note else report
+    return [*report, *note(found)]
+
+
+def note(found: Evaluation) -> list[str]:
+    """What the figures don't have, below the report."""
+    if found.reference == "unquantized":
+        return []
+    if found.reference is None:
+        return ["", NO_REFERENCE]
+    number = len(found.weights)
+    rounded = f", and of the weights that are rounded anew ({number} matrices)" if number else ""
+    return ["", f"{DEQUANTIZED}{rounded}."]
 
 
 def layer_table(
@@ -164,7 +172,8 @@ def layer_table(
     hidden = [None, *divergence.layer_errors, None]
     rows = [f"{'relative error of':12} {'hidden':>9} {'weights':>9}  worst tensor"]
     for name, error, own in zip(names, hidden, (tensors.embedding, *layers, tensors.head), strict=True):
-        of_own = [errors[key] for tensor in own if (key := ", ".join(tensor.parts)) in errors]
+        alone = (each for tensor in own for each in in_one_format(tensor))
+        of_own = [errors[key] for tensor in alone if (key := ", ".join(tensor.parts)) in errors]
         row = f"{name:17} {'' if error is None else f'{error:.4%}':>9}"
         if of_own:
             worst = max(of_own, key=lambda item: item.relative)

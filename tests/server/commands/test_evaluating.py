@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_seams import open_mixture, write_mixture
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -103,7 +104,22 @@ def test_an_int8_folder_against_itself_shows_all_but_the_weights(
     kl = [data["fidelity"]["divergence"]["mean_kl"] for data in (fine, coarse)]
     assert 100 * kl[0] < kl[1]
     output = run(capsys, *flags)
-    assert ", dequantized " in output and "not the error of the weights" in output
+    assert ", dequantized " in output and "the weights have no error in these figures" in output
+
+
+def test_a_folder_that_is_quantized_in_part_shows_what_is_rounded(
+    tiny_llama: Path, int8: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "part"
+    shutil.copytree(int8, folder)
+    (folder / "model.safetensors.index.json").unlink()
+    head = load_file(folder / "model-head.safetensors")
+    del head["lm_head.weight_scale"]
+    head["lm_head.weight"] = load_file(tiny_llama / "model.safetensors")["lm_head.weight"]
+    save_file(head, folder / "model-head.safetensors", {"format": "pt"})
+    output = run(capsys, folder, "--text", text, "--against", folder)
+    assert "and of the weights that are rounded anew (1 matrices)" in output
+    assert [line[:4] for line in output.splitlines() if line.endswith(".weight")] == ["head"]
 
 
 def test_the_table_of_a_mixture_has_a_line_for_each_layer(tmp_path: Path) -> None:

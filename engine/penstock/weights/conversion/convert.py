@@ -24,15 +24,17 @@ from penstock.memory.hardware import num_physical_cores
 from penstock.weights.conversion import manifest as manifests
 from penstock.weights.conversion import whole_file
 from penstock.weights.conversion.companions import read_companions
-from penstock.weights.conversion.converted_config import converted_config
+from penstock.weights.conversion.converted_config import converted_config, converted_tensors
 from penstock.weights.conversion.manifest import CONFIG, MANIFEST
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
 from penstock.weights.conversion.unit_files import UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
 from penstock.weights.int4_format import Int4
+from penstock.weights.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
-from penstock.weights.tensors import stored_arrays
+from penstock.weights.tensor_source import TensorSource
+from penstock.weights.tensors import TensorSpec, stored_arrays
 from penstock.weights.weight_format import rows_of_parts
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ def convert(
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     way |= {"weights": "int4"} if store.tensors.has_int4 else {}
-    source, files = manifests.source_of(store.checkpoint, way), unit_files(store.tensors)
+    source, files = manifests.source_of(store.checkpoint, way), unit_files(converted_tensors(store))
     report = ConversionReport(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
     )
@@ -148,7 +150,7 @@ class Conversion:
         for name, content in companions.items():
             if entries.get(name) != whole_file.describe_bytes(content):
                 entries[name] = whole_file.write(self._target / name, [content])
-        shapes = packed_shapes(self._store)
+        shapes = packed_shapes(self._files, self._store.source)
         if shapes:
             entries[SHAPES] = whole_file.write(self._target / SHAPES, [safetensors.torch.save(shapes)])
         entries[INDEX] = whole_file.write_json(self._target / INDEX, self._index(shapes))
@@ -161,19 +163,27 @@ class Conversion:
         """model.safetensors.index.json."""
         names = {array.name: file.name for file in self._files for array in stored_arrays(file.stored)}
         names |= dict.fromkeys(shapes, SHAPES)
-        total = sum(file.num_bytes for file in self._files)
+        total = sum(file.num_stored_bytes for file in self._files)
         return {"metadata": {"total_size": total}, "weight_map": names}
 
 
-def packed_shapes(store: WeightStore) -> dict[str, Tensor]:
+def packed_shapes(files: list[UnitFile], source: TensorSource) -> dict[str, Tensor]:
     """The shapes of matrices that lie in words, as compressed-tensors wants them beside the words: int64 [2]
     by name."""
-    return {
-        f"{part}_shape": torch.tensor([end - start, tensor.shape[1]])
-        for tensor in store.tensors.multiplied
-        if isinstance(tensor.format, Int4)
-        for part, _, start, end in rows_of_parts(store.source, tensor)
-    }
+    found = dict[str, Tensor]()
+    for tensor, stored in ((one, other) for file in files for one, other in _matrices(file)):
+        rows = [end - start for _, _, start, end in rows_of_parts(source, tensor)]
+        shapes = [torch.tensor([count, tensor.shape[1]]) for count in rows]
+        found |= dict(zip((f"{part}_shape" for part in stored.parts), shapes, strict=True))
+    return found
+
+
+def _matrices(file: UnitFile) -> Iterator[tuple[TensorSpec, TensorSpec]]:
+    """The matrices in 4 bits of a file, each with its form under the names in the file."""
+    for tensor, stored in zip(file.tensors, file.stored, strict=True):
+        for pair in zip(in_one_format(tensor), in_one_format(stored), strict=True):
+            if isinstance(pair[0].format, Int4):
+                yield pair
 
 
 @contextmanager

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.weights.checkpoints.own_head import HEAD
+from penstock.weights.int4_format import WORD_ROWS, Int4
+from penstock.weights.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
+from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec
-from penstock.weights.weight_format import WeightFormat
+from penstock.weights.weight_format import Floats, WeightFormat, rows_of_parts
 
 #: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
 TIED_HEAD = "penstock_tied_head"
@@ -16,10 +20,54 @@ TIED_HEAD = "penstock_tied_head"
 
 def converted_config(store: WeightStore) -> dict[str, Any]:
     """Raises ConfigError for a model that no config.json can describe."""
-    config = store.checkpoint.config | {"quantization_config": quantization_config(store.tensors)}
-    if store.tensors.is_tied:
+    tensors = converted_tensors(store)
+    config = store.checkpoint.config | {"quantization_config": quantization_config(tensors)}
+    _check_words(store)
+    if has_copied_head(tensors):
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}
     return config
+
+
+def converted_tensors(store: WeightStore) -> ModelTensors:
+    """A model's tensors as a converted folder holds them. If the layers come from a checkpoint in 4 bits,
+    embedding and head stay floats where the checkpoint has floats: other tools quantize layers alone, and
+    the same INT8 is made of the same floats whenever the folder is loaded."""
+    tensors, source = store.tensors, store.source
+    inner = [tensor for unit in tensors.units for tensor in unit.tensors if isinstance(tensor.format, Int4)]
+    if not any(tensor.format.holds(source.entry(tensor.parts[0])) for tensor in inner):
+        return tensors
+
+    def outer(group: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(_unquantized(tensor, source) for tensor in group)
+
+    return replace(tensors, embedding=outer(tensors.embedding), head=outer(tensors.head))
+
+
+def _unquantized(tensor: TensorSpec, source: TensorSource) -> TensorSpec:
+    """The matrix as the checkpoint has it, if that is floats and the matrix has one part."""
+    entry = source.entry(tensor.parts[0])
+    kind = Floats(entry.dtype)
+    is_plain = entry.dtype in ("F32", "F16", "BF16") and kind.holds(entry) and entry.shape == tensor.shape
+    return replace(tensor, format=kind) if tensor.is_matrix and is_plain else tensor
+
+
+def has_copied_head(tensors: ModelTensors) -> bool:
+    """Whether a converted folder holds the embedding's matrix a second time: transformers can't share a
+    quantized matrix between embedding and head."""
+    return tensors.is_tied and bool(_scheme(tensors.output_matrix.format))
+
+
+def _check_words(store: WeightStore) -> None:
+    """Raises ConfigError for zero points that don't fill words."""
+    stored = [own for tensor in store.tensors.multiplied for own in in_one_format(tensor)]
+    for tensor in stored:
+        if isinstance(tensor.format, Int4) and tensor.format.form.minima == "zero_points":
+            for part, _, start, end in rows_of_parts(store.source, tensor):
+                if (end - start) % WORD_ROWS:
+                    raise ConfigError(
+                        f"{part} has {end - start} rows, and compressed-tensors packs the zero points of "
+                        f"{WORD_ROWS} rows: the model can't be converted. Serve the checkpoint unconverted"
+                    )
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
@@ -28,7 +76,7 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
     linear = [kept for unit in tensors.units for kept in _kept(unit.tensors)]
     # transformers calls every head by one name, and knows the names of heads in checkpoints beside it.
     linear += [kept.also(_module(HEAD)) for kept in _kept(tensors.head)]
-    if tensors.is_tied:
+    if has_copied_head(tensors):
         linear.append(
             _Kept(tensors.output_matrix.format, [_module(HEAD)])
         )  # the file holds a head for others
@@ -63,7 +111,8 @@ class _Kept(NamedTuple):
 
 def _kept(tensors: tuple[TensorSpec, ...]) -> list[_Kept]:
     """The tensors with two dimensions: layers of neurons, and tables whose rows are looked up."""
-    flat = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    alone = [own for tensor in tensors for own in in_one_format(tensor)]
+    flat = [tensor for tensor in alone if len(tensor.shape) == 2]
     return [_Kept(tensor.format, [_module(part) for part in tensor.parts]) for tensor in flat]
 
 
@@ -86,10 +135,24 @@ def _scheme(kind: WeightFormat) -> dict[str, Any]:
     scheme = kind.scheme()
     if scheme is None:
         raise ConfigError(
-            f"weights that are kept as {kind.name} can't be converted: compressed-tensors, in whose form "
-            "converted models are written, has no name for this format. Serve the checkpoint unconverted"
+            f"weights that are kept as {kind.name} can't be converted without loss: {_reason(kind)}. Serve "
+            "the checkpoint itself, unconverted"
         )
     return scheme
+
+
+def _reason(kind: WeightFormat) -> str:
+    """Why compressed-tensors, in whose form converted models are written, has no name for a format."""
+    ours = "compressed-tensors, in whose form converted models are written, has"
+    if not isinstance(kind, Int4):
+        return f"{ours} no name for this format"
+    if kind.form.is_permuted:
+        return f"{ours} the codes in the order of the inputs, and here they lie group by group (desc_act)"
+    if kind.form.codebook not in ("signed", "unsigned"):
+        return f"{ours} no scales of this kind for codes that stand for a table of 16 numbers"
+    if kind.form.minima == "numbers":
+        return f"{ours} zero points, which are whole multiples of a scale, and these minima are not"
+    return f"{ours} one scale for each group, and here a block of groups has one, too"
 
 
 def _packing(kind: WeightFormat) -> str:

@@ -30,12 +30,13 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
     end = 0
     for array in stored_arrays(tensors):
         component = array.component
-        shape = [part_rows.get(array.part, array.tensor.shape[0]), *component.columns]
+        rows = part_rows.get(array.part, array.tensor.shape[0])
+        shape = [component.shape[0] * rows // array.tensor.shape[0], *component.columns]
         num_bytes = component.item_bytes * math.prod(shape)
         data = {"dtype": component.dtype, "shape": shape, "data_offsets": [end, end + num_bytes]}
         entries[array.name] = data
         end += num_bytes
-    assert end == UnitLayout.of(tensors).num_bytes
+    assert end == UnitLayout.of(tensors).num_stored_bytes
     raw = json.dumps(entries, separators=(",", ":")).encode()
     raw += b" " * (-(8 + len(raw)) % PAGE)
     return struct.pack("<Q", len(raw)) + raw

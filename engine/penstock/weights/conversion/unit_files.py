@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from penstock.spec import DECODER
 from penstock.weights.checkpoints.own_head import HEAD
+from penstock.weights.conversion.converted_config import has_copied_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout
 
 
@@ -20,7 +21,13 @@ class UnitFile:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the tensors' buffer."""
         return UnitLayout.of(self.tensors).num_bytes
+
+    @property
+    def num_stored_bytes(self) -> int:
+        """The first bytes of the buffer, which the file has."""
+        return UnitLayout.of(self.tensors).num_stored_bytes
 
 
 def unit_files(tensors: ModelTensors) -> list[UnitFile]:
@@ -28,8 +35,7 @@ def unit_files(tensors: ModelTensors) -> list[UnitFile]:
     names = ["model-embedding", *map(_unit_name, tensors.units), "model-head"]
     found = zip(names, tensors.groups, strict=True)
     files = [UnitFile(f"{name}.safetensors", group, group) for name, group in found]
-    if tensors.is_tied:
-        # transformers can't share an INT8 matrix between embedding and head, so the file has it twice.
+    if has_copied_head(tensors):
         matrix = tensors.output_matrix
         head = replace(matrix, parts=(HEAD,))
         files.append(UnitFile("model-tied-head.safetensors", (matrix,), (head,)))

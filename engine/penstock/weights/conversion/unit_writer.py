@@ -62,9 +62,9 @@ class UnitWriter:
                 if pending is not None:
                     yield self._finish(pending)
                 head = layer_file.header(file.stored, self._part_rows(file.tensors))
-                pending = PendingFile(
-                    file, errors, thread.submit(_write, self._target / file.name, head, buffer)
-                )
+                stored = buffer[: file.num_stored_bytes]
+                written = thread.submit(_write, self._target / file.name, head, stored)
+                pending = PendingFile(file, errors, written)
             if pending is not None:
                 yield self._finish(pending)
 

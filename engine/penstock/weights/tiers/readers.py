@@ -68,7 +68,7 @@ class StoreReader:
         found = self._ranges[key]
         if found is None or self._direct is None:
             return self._thread.submit(self._read, key, buffer)
-        return self._direct.submit(*found, buffer)
+        return _derived(self._direct.submit(*found, buffer), self._store.units[key].layout, buffer)
 
     def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
         """Begin to read embedding or head into memory of its own. The function that is returned waits for the
@@ -76,12 +76,13 @@ class StoreReader:
         found = self._store.contiguous(tensors)
         if found is None or self._direct is None:
             return self._thread.submit(self._store.read_resident, tensors).result
-        buffer = aligned_buffer(found.num_bytes)
-        reading = self._direct.submit(*found, buffer)
+        layout = UnitLayout.of(tensors)
+        buffer = aligned_buffer(layout.num_bytes)
+        reading = _derived(self._direct.submit(*found, buffer), layout, buffer)
 
         def wait() -> LayerWeights:
             reading.result()
-            return LayerWeights.views(UnitLayout.of(tensors), buffer)
+            return LayerWeights.views(layout, buffer)
 
         return wait
 
@@ -94,6 +95,25 @@ class StoreReader:
         before = self._store.bytes_read
         self._store.read_unit(key, buffer, self._num_threads)
         return self._store.bytes_read - before
+
+
+def _derived(reading: Future[int], layout: UnitLayout, buffer: Tensor) -> Future[int]:
+    """A read that is done when the arrays that are in no file are there as well."""
+    if layout.num_stored_bytes == layout.num_bytes:
+        return reading
+    done: Future[int] = Future()
+
+    def derive(read: Future[int]) -> None:
+        try:
+            num_bytes = read.result()
+            layout.derive(buffer)
+        except BaseException as error:  # whoever waits has to learn of any error
+            done.set_exception(error)
+        else:
+            done.set_result(num_bytes)
+
+    reading.add_done_callback(derive)
+    return done
 
 
 class LinkReader:

@@ -30,7 +30,7 @@ def kinds(quantization: Quantization) -> set[str]:
 
 def int8_group_size(quantization: Quantization) -> int:
     """Inputs that share a scale in the matrices of INT8; 0 if all inputs of an output channel do."""
-    return max(_int8_sizes(quantization), default=0)
+    return max(int8_sizes(quantization), default=0)
 
 
 def int4_group_size(quantization: Quantization) -> int:
@@ -62,7 +62,7 @@ def fault(quantization: Quantization) -> str:
     transforms = (quantization.get("transform_config") or {}).get("config_groups")
     in_words = {_kind(scheme, form) for scheme, form in schemes(quantization) if form == "pack-quantized"}
     is_known = found and "" not in found and not {"int8", "int4"} <= in_words and not {"int8", "fp8"} <= found
-    if is_known and len(_int8_sizes(quantization)) <= 1 and sparsity == "dense" and not transforms:
+    if is_known and len(int8_sizes(quantization) - {0}) <= 1 and sparsity == "dense" and not transforms:
         return ""
     what = sorted({_description(scheme) for scheme, _ in schemes(quantization)})
     what += sorted({form for scheme, form in schemes(quantization)})
@@ -70,10 +70,11 @@ def fault(quantization: Quantization) -> str:
     return "; ".join(what) or "no format given"
 
 
-def _int8_sizes(quantization: Quantization) -> set[int]:
-    """The sizes of groups. Beside groups, a converted model has an embedding with a scale for each row."""
+def int8_sizes(quantization: Quantization) -> set[int]:
+    """The sizes of groups in matrices of INT8; 0 for those with a scale for each row. Beside groups, a
+    converted model may have both."""
     of_int8 = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) == "int8"]
-    return {int(scheme["group_size"]) for scheme in of_int8 if scheme.get("strategy") == "group"}
+    return {int(scheme["group_size"]) if scheme.get("strategy") == "group" else 0 for scheme in of_int8}
 
 
 def _kind(scheme: Scheme, form: str) -> str:

@@ -28,6 +28,20 @@ def pack(codes: Tensor) -> Tensor:
     return ((pairs >> 4) | pairs).to(torch.uint8)
 
 
+def pack_rows(codes: Tensor) -> Tensor:
+    """uint8 [8 n, columns], one code in each byte -> int32 words of eight rows: [n, columns], the first row
+    in the lowest bits."""
+    by_column = codes.view(-1, 8, codes.shape[1]).transpose(1, 2)
+    # A copy: a single column would count as contiguous, and torch would not view it as words.
+    return pack(by_column.clone(memory_format=torch.contiguous_format)).view(torch.int32).squeeze(2)
+
+
+def unpack_rows(words: Tensor) -> Tensor:
+    """pack_rows() backwards."""
+    by_column = unpack(words.contiguous().unsqueeze(2).view(torch.uint8))
+    return by_column.transpose(1, 2).reshape(-1, words.shape[1])
+
+
 def reorder(codes: Tensor, order: Tensor) -> Tensor:
     """Codes (uint8 [rows, in_features / 2]) with input order[i] in column i."""
     return pack(unpack(codes)[:, order.long()])

@@ -40,6 +40,13 @@ def check_quantization(config: dict[str, Any]) -> int | None:
     return 0
 
 
+def int8_group_sizes(config: dict[str, Any]) -> set[int]:
+    """Inputs that share a scale in the INT8 matrices of compressed-tensors, 0 for whole rows: a folder may
+    have both."""
+    quantization = config.get("quantization_config") or {}
+    return compressed_schemes.int8_sizes(quantization) if method(quantization) == COMPRESSED else set()
+
+
 def int4_group_size(config: dict[str, Any]) -> int:
     """Inputs that share a scale in the matrices that a checkpoint keeps in 4 bits (128 if all inputs of an
     output channel do); 0 if there are no such matrices."""

@@ -1,0 +1,158 @@
+"""Checkpoints in 4 bits of other tools, as folders: the same bits before and after, the numbers of
+compressed-tensors' package, and refusals where it has no words for a format."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_convert import GREEDY, PROMPTS, Ids
+from test_formats_int4 import (
+    awq,
+    awq_config,
+    compressed,
+    gptq,
+    gptq_config,
+    packed_config,
+    quantized_model,
+)
+from torch import Tensor
+from units import layer_key
+
+from penstock import Engine, EngineConfig
+from penstock.errors import ConfigError
+from penstock.memory.direct_io import aligned_buffer
+from penstock.model.registry import open_model
+from penstock.unquantized import UnquantizedModel
+from penstock.weights.conversion import convert as conversion
+from penstock.weights.conversion.convert import convert
+from penstock.weights.store import WeightStore
+from penstock.weights.tiers.readers import StoreReader
+
+#: What packs a matrix, the config that says so, and the family (Qwen3 shares embedding and head).
+PACKED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "AWQ": (lambda weight: awq(weight, 64), awq_config(64), "Llama"),
+    "GPTQ": (lambda weight: gptq(weight, -1, sym=False), gptq_config(-1, sym=False), "Llama, tied, biases"),
+    "compressed-tensors": (lambda weight: compressed(weight, False, 32), packed_config(False, 32), "Phi-3"),
+}
+
+
+def write_packed(kind: str, folder: Path) -> Path:
+    pack, config, family = PACKED[kind]
+
+    def named(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        tensors, dense = pack(weight)
+        tensors.pop("bias", None)
+        return {name + of: tensor for of, tensor in tensors.items()}, dense
+
+    torch.manual_seed(0)
+    quantized_model(family, folder, named, **config)
+    return folder
+
+
+def write_mixture(folder: Path, monkeypatch: pytest.MonkeyPatch, **kinds: str) -> Path:
+    """A GGUF file without a tokenizer."""
+    pytest.importorskip("gguf")
+    import test_gguf_types
+
+    monkeypatch.setattr(conversion, "read_companions", lambda folder: {})
+    monkeypatch.setitem(test_gguf_types.MIXTURES, "mixture", {"": "Q4_0"} | kinds)
+    test_gguf_types.make("mixture", folder)
+    return folder / "model.gguf"
+
+
+def assert_package_reads(folder: Path, source: WeightStore) -> None:
+    """That compressed-tensors' own package makes the source's numbers of every matrix in 4 bits."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import PackedQuantizationCompressor as Compressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    groups = config["config_groups"].values()
+    weights = next(group["weights"] for group in groups if group["format"] == "pack-quantized")
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+    tensors = {n: t for path in folder.glob("*.safetensors") for n, t in load_file(path).items()}
+    names = [name for name in tensors if name.endswith("weight_packed")]
+    assert len(names) >= 2 * source.num_layers
+    for name in names:
+        module = name.removesuffix("weight_packed")
+        state = {n.removeprefix(module): t for n, t in tensors.items() if n.startswith(module)}
+        state["weight_scale"] = state["weight_scale"].float()
+        assert torch.equal(
+            Compressor.decompress(state, scheme)["weight"], source.read_exact(f"{module}weight")
+        )
+
+
+def layer_buffers(stores: list[WeightStore], index: int) -> list[Tensor]:
+    """A layer as each store reads it, and as it comes straight from the last one's file."""
+    key, (*_, last) = layer_key(index), stores
+    num_bytes = last.units[key].num_bytes
+    buffers = [aligned_buffer(num_bytes) for _ in range(len(stores) + 1)]
+    for store, buffer in zip(stores, buffers, strict=False):
+        store.read_unit(key, buffer)
+    assert last.contiguous_unit(key)
+    with contextlib.closing(StoreReader(last)) as reader:
+        reader.submit(key, buffers[-1]).result()
+    return [buffer[:num_bytes] for buffer in buffers]
+
+
+@pytest.mark.parametrize("kind", [*PACKED, "GGUF"])
+def test_a_folder_has_the_same_bits(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero points per group and per row; v in 8 bits beside q and k; embeddings in floats and in groups."""
+    mixed = {"token_embd": "Q8_0", "attn_v": "Q6_K", "ffn_down": "F16", "output": "Q6_K"}
+    is_gguf, target = kind == "GGUF", tmp_path / "target"
+    path = (
+        write_mixture(tmp_path, monkeypatch, **mixed) if is_gguf else write_packed(kind, tmp_path / "source")
+    )
+    source = open_model(path)
+    convert(source.store, target)
+    opened = open_model(target)
+    for index in range(source.store.num_layers):
+        first, *others = layer_buffers([source.store, opened.store], index)
+        assert all(torch.equal(first, other) for other in others)
+    assert_package_reads(target, source.store)
+    tokenizer: Any = Ids()
+    answers = []
+    for folder, config in ((path, EngineConfig()), (target, EngineConfig(num_resident_layers=1))):
+        with Engine.load(folder, config, tokenizer=tokenizer) as engine:
+            answers.append([(c.token_ids, c.logprobs) for c in engine.generate(PROMPTS, GREEDY)])
+    assert answers[0] == answers[1]
+
+
+def test_transformers_opens_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With zero points it does not, whoever wrote them: compressed-tensors 0.20 forgets the packed shape."""
+    pytest.importorskip("compressed_tensors")
+    import transformers
+
+    path = write_mixture(tmp_path, monkeypatch, token_embd="Q5_K", attn_v="Q8_0", output="F16")
+    convert(open_model(path).store, tmp_path / "target")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "target", dtype=torch.float32, attn_implementation="eager"
+    )
+    ids, opened = torch.tensor([PROMPTS[1]]), open_model(tmp_path / "target")
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(ids).logits, UnquantizedModel(opened).forward(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("Q4_K", "these minima are not"), ("IQ4_XS", "a table of 16"), ("desc_act", "group by group")],
+)
+def test_what_has_no_words_is_refused(
+    kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "desc_act":
+        order = {"sym": True, "desc_act": True, "checkpoint_format": "gptq_v2"}
+        found = lambda weight: gptq(weight, 32, **order), gptq_config(32, **order), "Llama"
+        monkeypatch.setitem(PACKED, kind, found)
+        path = write_packed(kind, tmp_path / "source")
+    else:
+        path = write_mixture(tmp_path, monkeypatch, attn_output=kind)
+    with pytest.raises(ConfigError, match=f"without loss.*{reason}.*Serve the checkpoint itself"):
+        convert(open_model(path).store, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
