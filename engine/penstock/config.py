@@ -13,7 +13,7 @@ KVDtype = Literal["float16", "float32"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
-WeightBits = Literal["int8", "int4"]
+WeightBits = Literal["int8", "int4", "planes"]
 #: Inputs that share a scale in 4 bits, where no number is given.
 INT4_GROUP_SIZE = 64
 DeviceChoice = Literal["auto", "cpu", "cuda"]

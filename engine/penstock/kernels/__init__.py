@@ -24,6 +24,7 @@ from penstock.kernels.operands import (
     Matrix,
     QuantizedTensor,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
 
@@ -40,6 +41,7 @@ __all__ = [
     "Kernels",
     "LayerKV",
     "Matrix",
+    "PlanesTensor",
     "QuantizedTensor",
     "StackedMatrix",
     "choose_kernels",

@@ -30,6 +30,7 @@ from penstock.kernels.operands import (
     QuantizedTensor,
     address,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ _TABLES = {name: bytes(value & 255 for value in values) for name, values in CODE
 _SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
+#: Inputs of a matrix in planes that cpu.c joins in memory of its own (MOST_JOINED_INPUTS).
+MAX_PLANE_INPUTS = 131072
 #: Keys of a partial result of attention (SPLIT in attention_rows.h).
 SPLIT_KEYS = 1024
 #: The most bytes for all partial results of a step: with more of them, there are tokens enough to give every
@@ -78,7 +81,7 @@ class NativeKernels:
         has_own_threads=True,
         gathers_keys=False,
         workspace_factor=1.0,
-        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -126,6 +129,8 @@ class NativeKernels:
             return y
         if isinstance(weight, Int4Tensor):
             return self._int4_linear(x, weight, bias)
+        if isinstance(weight, PlanesTensor):
+            return self._planes_linear(x, weight, bias)
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)
         raise self.traits.unknown_matrix(weight)
@@ -142,6 +147,19 @@ class NativeKernels:
             address(weight.minimum), address(weight.sub_scale), address(weight.sub_minimum),
             _SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, address(bias),
             weight.out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def _planes_linear(self, x: Tensor, weight: PlanesTensor, bias: Tensor | None) -> Tensor:
+        num_tokens, in_features = x.shape
+        if in_features > MAX_PLANE_INPUTS:
+            return reference.linear(x, weight.joined(), bias, self.activations)
+        out_features, num_groups, upper, lower, scale, lower_bytes = weight.native
+        y = torch.empty(num_tokens, out_features)
+        scratch = _scratch(num_tokens, in_features, num_groups)
+        self._library.penstock_planes_linear(
+            x.data_ptr(), x.stride(0), num_tokens, in_features, upper, lower, lower_bytes, scale, num_groups,
+            address(bias), out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -318,6 +336,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_tune": (_N, _N, _N, _N, _N),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
     "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _N, _N, _P, _N, _I, _P, _P),
+    "penstock_planes_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),

@@ -27,9 +27,9 @@ NUM_DISTINCT = 2
 
 def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
     """The numbers by which the memory plan knows a model."""
-    output, num_encoder_layers = tensors.output_matrix, tensors.num_encoder_layers
+    output, num_encoder_layers, dense = tensors.output_matrix, tensors.num_encoder_layers, tensors.dense_units
     return ModelFootprint(
-        layer_bytes=tuple(UnitLayout.of(layer).num_bytes for layer in tensors.layers),
+        layer_bytes=tuple(unit.num_bytes for unit in dense),
         embedding_bytes=UnitLayout.of(tensors.embedding).num_bytes,
         head_bytes=UnitLayout.of(tensors.head).num_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
@@ -45,8 +45,9 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOA
         shared_head_bytes=UnitLayout.of((output,)).num_bytes if tensors.is_tied else 0,
         rope=spec.rope,
         experts=_experts(tensors, spec.num_experts_per_token),
-        num_encoder_layers=num_encoder_layers,
+        num_encoder_layers=tensors.num_encoder_units,
         encoder_elements=sum(_matrix_elements(layer) for layer in tensors.layers[:num_encoder_layers]),
+        lower_planes=frozenset(index for index, unit in enumerate(dense) if unit.key.plane is not None),
     )
 
 

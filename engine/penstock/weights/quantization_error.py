@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.errors import WrongTensor
 from penstock.kernels import Matrix
 from penstock.weights.int4_format import Stacked
+from penstock.weights.planes_format import UpperPlane
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import TensorSpec
@@ -82,6 +83,8 @@ def matrices(store: WeightStore) -> Iterator[TensorSpec]:
     for tensor in (tensor for tensors in store.tensors.groups for tensor in tensors):
         if isinstance(tensor.format, Stacked):
             yield from tensor.format.by_part(tensor)
+        elif isinstance(tensor.format, UpperPlane):
+            yield replace(tensor, format=tensor.format.whole)
         elif tensor.is_matrix:
             yield tensor
 

@@ -16,7 +16,11 @@ from penstock.config import INT4_GROUP_SIZE, WeightBits
 from penstock.errors import ConfigError
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.quantized.quantization_config import check_quantization, int4_group_size
+from penstock.weights.checkpoints.quantized.quantization_config import (
+    check_quantization,
+    has_planes,
+    int4_group_size,
+)
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensor_check import check_tensors, with_whole_groups
@@ -46,7 +50,7 @@ class WeightStore:
         self.checkpoint = checkpoint
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
         wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
-        self.tensors = wanted.as_stored(self.source)
+        self.tensors = in_planes(wanted.as_stored(self.source), checkpoint.config, weights)
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
 
@@ -126,7 +130,12 @@ def planned_tensors(
     """A model's tensors as they will be kept, known by config.json alone. Raises as quantized_tensors()
     does."""
     wanted, packed = quantized_tensors(tensors, config, weights, group_size), int4_group_size(config)
-    return wanted.in_int4(packed) if packed else wanted
+    return in_planes(wanted.in_int4(packed) if packed else wanted, config, weights)
+
+
+def in_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:
+    """The same tensors, in planes where EngineConfig's `weights` or the checkpoint's config.json say so."""
+    return tensors.in_planes() if weights == "planes" or has_planes(config) else tensors
 
 
 def quantized_tensors(
@@ -143,7 +152,11 @@ def quantized_tensors(
         if group_size:
             return with_whole_groups(tensors.grouped(group_size), "leave out --group-size")
         return tensors
-    if group_size not in (None, own, packed or own) or (weights == "int4" and not packed):
+    if (
+        group_size not in (None, own, packed or own)
+        or (weights == "int4" and not packed)
+        or (weights == "planes" and packed)
+    ):
         scales = f"{packed or own} inputs" if packed or own else "output channel"
         raise ConfigError(
             f"the checkpoint is {'in 4 bits' if packed else 'INT8'} already, with scales per {scales}; "

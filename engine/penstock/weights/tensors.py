@@ -15,8 +15,9 @@ from penstock.kernels import Int4Tensor
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.int4_format import Int4, stored_format
+from penstock.weights.planes_format import LowerPlane, UpperPlane
 from penstock.weights.tensor_source import TensorSource
-from penstock.weights.weight_format import FLOAT32, Component, WeightFormat
+from penstock.weights.weight_format import FLOAT32, Component, Int8, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def stored_arrays(tensors: tuple[TensorSpec, ...]) -> Iterator[StoredArray]:
 
 @dataclass(frozen=True)
 class Unit:
-    """Tensors that are read at once: the dense tensors of a layer, or one of its experts."""
+    """Tensors that are read at once: the dense tensors of a layer, the lower planes of its matrices where
+    these lie apart, or one of its experts."""
 
     key: UnitKey
     tensors: tuple[TensorSpec, ...]
@@ -142,14 +144,19 @@ class Stack:
     layers: tuple[tuple[TensorSpec, ...], ...]
     #: The tensors of each layer's experts; () if no layer has experts.
     experts: tuple[tuple[tuple[TensorSpec, ...], ...], ...] = ()
+    #: The lower planes of each layer's matrices, where its other tensors have the upper ones; () if no layer
+    #: has planes.
+    lower_planes: tuple[tuple[TensorSpec, ...], ...] = ()
     #: The stack is swept once for each request, when the request comes in; other stacks in each step. Encoder
     #: stacks come first in a model.
     is_encoder: bool = False
 
     def units(self) -> Iterator[Unit]:
-        """The dense unit of each layer, followed by the experts of the layer."""
+        """The dense unit of each layer, followed by the layer's lower planes and its experts."""
         for index, layer in enumerate(self.layers):
             yield Unit(UnitKey(self.name, index), layer)
+            if self.lower_planes and self.lower_planes[index]:
+                yield Unit(UnitKey(self.name, index, plane="lower"), self.lower_planes[index])
             for number, expert in enumerate(self.experts[index] if self.experts else ()):
                 yield Unit(UnitKey(self.name, index, number), expert)
 
@@ -181,7 +188,7 @@ class ModelTensors:
 
     @property
     def layers(self) -> tuple[tuple[TensorSpec, ...], ...]:
-        """The dense tensors of all layers, in the order of a sweep."""
+        """The dense tensors of all layers, in the order of a sweep. Lower planes are not among them."""
         return tuple(layer for stack in self.stacks for layer in stack.layers)
 
     @property
@@ -190,14 +197,29 @@ class ModelTensors:
         return sum(len(stack.layers) for stack in self.stacks if stack.is_encoder)
 
     @property
+    def num_encoder_units(self) -> int:
+        """Dense units of the encoder stacks."""
+        encoders = {stack.name for stack in self.stacks if stack.is_encoder}
+        return sum(unit.key.stack in encoders for unit in self.dense_units)
+
+    @property
+    def dense_units(self) -> tuple[Unit, ...]:
+        """The units that a sweep needs in any case, in its order."""
+        return tuple(unit for unit in self.units if unit.key.expert is None)
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes of the dense units of all layers."""
-        return sum(unit.num_bytes for unit in self.units if unit.key.expert is None)
+        return sum(unit.num_bytes for unit in self.dense_units)
 
     @cached_property
     def by_part(self) -> dict[str, TensorSpec]:
         """The tensor to which each tensor of a checkpoint belongs."""
-        return {part: tensor for group in self.groups for tensor in group for part in tensor.parts}
+        found: dict[str, TensorSpec] = {}
+        for tensor in (tensor for group in self.groups for tensor in group):
+            for part in tensor.parts:
+                found.setdefault(part, tensor)  # a lower plane comes after the upper one
+        return found
 
     @property
     def output_matrix(self) -> TensorSpec:
@@ -224,6 +246,11 @@ class ModelTensors:
         return max((tensor.format.group_size for unit in self.units for tensor in unit.tensors), default=0)
 
     @property
+    def has_planes(self) -> bool:
+        """Whether upper and lower planes of a layer lie apart."""
+        return any(unit.key.plane is not None for unit in self.units)
+
+    @property
     def has_int4(self) -> bool:
         """Whether a matrix is kept in 4 bits."""
         return any(Int4Tensor in tensor.format.operand_types for tensor in self.multiplied)
@@ -244,6 +271,28 @@ class ModelTensors:
             return Int4(Int4Form(group_size)) if tensor.is_matrix else tensor.format
 
         return self._with_formats(unit=pack)
+
+    def in_planes(self) -> ModelTensors:
+        """The same model with the INT8 matrices of its layers in planes, of which the lower ones are units of
+        their own. Experts, embedding, head, and matrices with an odd number of inputs stay as they are."""
+        stacks = []
+        for stack in self.stacks:
+            lower = tuple(
+                tuple(
+                    replace(each, format=LowerPlane(each.format.group_size))
+                    for each in filter(_is_split, layer)
+                )
+                for layer in stack.layers
+            )
+            layers = tuple(
+                tuple(
+                    replace(each, format=UpperPlane(each.format.group_size)) if _is_split(each) else each
+                    for each in layer
+                )
+                for layer in stack.layers
+            )
+            stacks.append(replace(stack, layers=layers, lower_planes=lower))
+        return replace(self, stacks=tuple(stacks))
 
     def as_stored(self, source: TensorSource) -> ModelTensors:
         """The same model with its matrices in 4 bits where the checkpoint has them so."""
@@ -277,6 +326,11 @@ class ModelTensors:
         return replace(
             self, embedding=change(self.embedding, embedding), stacks=stacks, head=change(self.head, head)
         )
+
+
+def _is_split(tensor: TensorSpec) -> bool:
+    """Whether a layer's tensor can have planes."""
+    return isinstance(tensor.format, Int8) and tensor.shape[1] % 2 == 0
 
 
 def decoder_only(layers: tuple[tuple[TensorSpec, ...], ...]) -> tuple[Stack, ...]:

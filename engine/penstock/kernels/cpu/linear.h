@@ -36,7 +36,9 @@ typedef struct {
 
 typedef struct {
     const activations *a;
-    const int8_t *qweight; /* [out_features, row_bytes] */
+    const int8_t *qweight; /* [out_features, row_bytes]; or the upper plane, where there is a lower one */
+    const uint8_t *lower; /* the lower plane of INT8 (linear_planes.h), or NULL */
+    int64_t lower_bytes; /* from a channel of the lower plane to the next; 0 where all have the same */
     const float *scale; /* INT8: [out_features, num_groups] */
     const float *bias;
     float *y; /* [num_tokens, out_features] */
@@ -223,10 +225,13 @@ static void linear_stepped(const linear *l, int64_t column, int64_t column_end) 
     }
 }
 
+#include "linear_planes.h"
+
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
     if (l->kind == INT4_STEPS && !is_few(l)) linear_stepped(l, column, end);
+    else if (l->lower) linear_planes(l, column, end);
     else linear_rest(l, linear_fast(l, column, end), end);
 }
 
@@ -280,6 +285,18 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
     linear l = {.qweight = qweight, .scale = scale, .bias = bias, .y = y, .out_features = out_features,
                 .num_groups = num_groups, .kind = INT8, .row_bytes = in_features, .is_grouped = num_groups > 1};
+    compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
+}
+
+/* The same with weights in planes: in_features is even and at most MOST_JOINED_INPUTS, and channels of the lower plane lie
+ * `lower_bytes` apart. */
+EXPORT void penstock_planes_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                                   const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
+                                   int64_t num_groups, const float *bias, int64_t out_features, int activation_bits,
+                                   float *y, void *scratch) {
+    linear l = {.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .bias = bias, .y = y,
+                .out_features = out_features, .num_groups = num_groups, .kind = INT8, .row_bytes = in_features / 2,
+                .is_grouped = num_groups > 1};
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
