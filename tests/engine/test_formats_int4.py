@@ -437,7 +437,7 @@ def good_files() -> Iterator[tuple[Tensors, dict[str, Any]]]:
     kept = scheme(num_bits=4, type="float", strategy="group", group_size=32)
     yield {"weight_packed": codes, "weight_scale": scales}, kept | {"format": "mxfp4-pack-quantized"}
     planes = {"weight_upper": codes, "weight_lower": codes + 1, "weight_scale": torch.ones(16, 1)}
-    yield planes, {"quant_method": "penstock-planes", "version": 1, "group_size": 0}
+    yield planes, {"penstock": "planes", "version": 1, "group_size": 0}
 
 
 #: Dtypes of the same size, and what configs hold where nobody expects it.

@@ -140,6 +140,14 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
 /* The weights k to k_end (at most 256) of a channel as integers; 4-bit codes are unpacked into `room`. */
 INLINE const int8_t *integers_at(const linear *l, int64_t column, int64_t k, int64_t k_end, int8_t *restrict room) {
     const int8_t *row = l->qweight + column * l->row_bytes;
+    if (l->lower) {
+        const uint8_t *lower = l->lower + column * l->lower_bytes;
+        for (int64_t i = k; i < k_end; i++) {
+            const int shift = i % 2 * 4;
+            room[i - k] = (int8_t)(((uint8_t)row[i / 2] >> shift << 4 | (lower[i / 2] >> shift & 15)) ^ 0x80);
+        }
+        return room;
+    }
     if (l->kind == INT8) return row + k;
     for (int64_t i = k; i < k_end; i++) {
         const int code = (uint8_t)row[i / 2] >> (i % 2 * 4) & 15;
@@ -259,7 +267,8 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
     const bool sums_groups = has_groups && l->kind != INT4_STEPS;
     const int64_t words = l->kind == INT8 || l->kind == INT4_STEPS ? 0 : code_block(num_tokens, activation_bits);
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
-    const int64_t halved = HAS_VNNI && l->kind == INT4_STEPS && num_tokens == 1 ? in_features / 128 * 128 : 0;
+    const bool is_halved = l->kind == INT4_STEPS || (l->lower && l->num_groups == 1);
+    const int64_t halved = HAS_VNNI && is_halved && num_tokens == 1 ? in_features / 128 * 128 : 0;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
     const int64_t padded = (in_features + 63) / 64 * 64, num_rows = num_tokens * rows_per_token;
     int32_t *corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));

@@ -67,7 +67,18 @@ INLINE void join_channel(const linear *l, int64_t column, int8_t *to) {
     memcpy(to + 2 * i, both, 2 * (bytes - i));
 }
 
+#if HAS_VNNI
+#include "linear_planes_vnni.h"
+#else
+static bool has_token_planes(const linear *l) { return (void)l, false; }
+#define one_token_planes linear_rest /* never called */
+#endif
+
 static void linear_planes(const linear *l, int64_t column, int64_t column_end) {
+    if (has_token_planes(l)) {
+        one_token_planes(l, column, column_end);
+        return;
+    }
     const int64_t width = l->a->in_features, most = l->a->num_tokens == 1 ? JOINED_FOR_ONE : JOINED_BYTES;
     const int64_t at_once = MAX(JOINED_AT_ONCE, MIN(l->columns_per_task, most / width / JOINED_AT_ONCE * JOINED_AT_ONCE));
     for (int64_t stop; column < column_end; column = stop) {

@@ -56,7 +56,8 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
 
 
 def planes_config(tensors: ModelTensors) -> dict[str, Any]:
-    """What says that the layers' matrices are in planes. Other tools don't know the name."""
+    """What says that the layers' matrices are in planes. There is no `quant_method`, so that transformers and
+    vLLM refuse the folder; with a name that they don't know, transformers would leave the matrices random."""
     inner = (*(tensor for unit in tensors.units for tensor in unit.tensors), *tensors.head)
     kinds = {tensor.format for tensor in inner if tensor.is_matrix}
     is_int8 = all(isinstance(kind, UpperPlane | Int8) for kind in kinds)
@@ -67,7 +68,7 @@ def planes_config(tensors: ModelTensors) -> dict[str, Any]:
             f"{names}. Convert it without --weights planes"
         )
     return {
-        "quant_method": PLANES,
+        "penstock": PLANES,
         "version": 1,
         "group_size": tensors.group_size,
         "integers": "NAME = 16 * (NAME_upper - 8) + NAME_lower; byte i has input 2 i in its low half",

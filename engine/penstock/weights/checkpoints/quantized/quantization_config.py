@@ -13,9 +13,9 @@ COMPRESSED, GPTQ, GPTQ_INT4 = "compressed-tensors", "gptq with 8 bits", "gptq wi
 AWQ = "awq with 4 bits"
 #: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
 FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
-#: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). No other tool knows
-#: this form, so that the name is no tool's.
-PLANES = "penstock-planes"
+#: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). The name stands under a
+#: key of its own in config.json, "penstock".
+PLANES = "planes"
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
 
@@ -95,6 +95,8 @@ def activation_note(config: dict[str, Any]) -> str:
 
 def method(quantization: dict[str, Any]) -> str:
     """What quantized a checkpoint, with the number of bits where that is known."""
+    if quantization.get("penstock") == PLANES:
+        return PLANES
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         return "bitsandbytes LLM.int8"
     if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
