@@ -64,8 +64,6 @@ _TABLES = {name: bytes(value & 255 for value in values) for name, values in CODE
 _SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 #: Dimensions per head that cpu.c keeps on its stack.
 MAX_HEAD_DIM = 256
-#: Inputs of a matrix in planes that cpu.c joins in memory of its own (MOST_JOINED_INPUTS).
-MAX_PLANE_INPUTS = 131072
 #: Keys of a partial result of attention (SPLIT in attention_rows.h).
 SPLIT_KEYS = 1024
 #: The most bytes for all partial results of a step: with more of them, there are tokens enough to give every
@@ -152,8 +150,6 @@ class NativeKernels:
 
     def _planes_linear(self, x: Tensor, weight: PlanesTensor, bias: Tensor | None) -> Tensor:
         num_tokens, in_features = x.shape
-        if in_features > MAX_PLANE_INPUTS:
-            return reference.linear(x, weight.joined(), bias, self.activations)
         out_features, num_groups, upper, lower, scale, lower_bytes = weight.native
         y = torch.empty(num_tokens, out_features)
         scratch = _scratch(num_tokens, in_features, num_groups)

@@ -121,6 +121,7 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
 }
 
 #include "linear_steps.h"
+#include "planes.h"
 
 static void linear_rest(const linear *l, int64_t column, int64_t column_end);
 
@@ -141,11 +142,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
 INLINE const int8_t *integers_at(const linear *l, int64_t column, int64_t k, int64_t k_end, int8_t *restrict room) {
     const int8_t *row = l->qweight + column * l->row_bytes;
     if (l->lower) {
-        const uint8_t *lower = l->lower + column * l->lower_bytes;
-        for (int64_t i = k; i < k_end; i++) {
-            const int shift = i % 2 * 4;
-            room[i - k] = (int8_t)(((uint8_t)row[i / 2] >> shift << 4 | (lower[i / 2] >> shift & 15)) ^ 0x80);
-        }
+        for (int64_t i = k; i < k_end; i++) room[i - k] = joined_weight(l, column, i);
         return room;
     }
     if (l->kind == INT8) return row + k;
@@ -215,11 +212,15 @@ static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
 }
 
 #if HAS_VNNI
+static void linear_planes(const linear *l, int64_t column, int64_t column_end) {
+    linear_rest(l, linear_fast(l, column, column_end), column_end);
+}
 enum { STEPS_FROM_TOKENS = 1 };
 static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
     return linear_fast(l, column, column_end);
 }
 #else
+#include "linear_planes.h"
 #include "linear_expanded.h"
 static bool is_few(const linear *l) { return (void)l, false; }
 #endif
@@ -232,8 +233,6 @@ static void linear_stepped(const linear *l, int64_t column, int64_t column_end) 
         linear_rest(l, have ? stepped_channels(l, column, stop) : column, stop);
     }
 }
-
-#include "linear_planes.h"
 
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
@@ -297,14 +296,13 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
-/* The same with weights in planes: in_features is even and at most MOST_JOINED_INPUTS, and channels of the lower plane lie
- * `lower_bytes` apart. */
+/* The same with weights in planes: in_features is even, and channels of the lower plane lie `lower_bytes` apart. */
 EXPORT void penstock_planes_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                    const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
                                    int64_t num_groups, const float *bias, int64_t out_features, int activation_bits,
                                    float *y, void *scratch) {
     linear l = {.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .bias = bias, .y = y,
-                .out_features = out_features, .num_groups = num_groups, .kind = INT8, .row_bytes = in_features / 2,
+                .out_features = out_features, .num_groups = num_groups, .kind = INT8, .shift = 1, .row_bytes = in_features / 2,
                 .is_grouped = num_groups > 1};
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }

@@ -1,5 +1,5 @@
-/* One token times weights in planes with AVX512-VNNI: the planes are joined in registers, which leaves the weights as
- * unsigned bytes. Part of linear_planes.h. */
+/* Weights in planes with AVX512-VNNI. Those of one token are joined in registers, which leaves them as unsigned bytes.
+ * Part of linear_vnni.h. */
 #pragma once
 
 /* 128 weights in their order. */
@@ -65,8 +65,7 @@ INLINE void token_by_planes(const linear *l, int64_t column, int64_t column_end,
     linear_rest(l, column + 4 * apart, column_end);
 }
 
-/* Groups of 128, 64 or (halves of vectors) 32 inputs, as in one_token_groups(): eight sums at a time, in one stream of
- * each plane. */
+/* Groups of 128, 64 or (halves of vectors) 32 inputs, as add_groups() has them. */
 #define LOAD_PLANES(at)                                                                            \
     const int64_t at_byte = (at) / 2;                                                              \
     const __mmask64 bytes = first_bytes(l->row_bytes - at_byte);                                   \
@@ -88,44 +87,46 @@ INLINE void token_by_planes(const linear *l, int64_t column, int64_t column_end,
         ADD_ROWS(j, w.first, begin + 128 * j)                                                      \
         ADD_ROWS(j, w.second, begin + 128 * j + 64)                                                \
     }
-INLINE void planes_groups(const linear *l, int64_t column, int64_t column_end, const int rows, const int size,
-                          const bool is_whole) {
+INLINE void add_plane_groups(const linear *l, int64_t column, int64_t g, double *total, const int rows, const int size,
+                             const bool is_whole) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, n = l->num_groups, prefetch = tuning.prefetch_bytes;
-    const int64_t num_sums = size == 32 ? 16 : 8;
-    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded;
-    for (; column < column_end; column++) {
-        const int8_t *u = l->qweight + column * l->row_bytes;
-        const uint8_t *v = l->lower + column * l->lower_bytes;
-        double total = 0, parts[16];
-        for (int64_t g = 0; g < n; g += num_sums) {
-            const int64_t begin = g * size;
-            EACH_OF_8(CLEAR)
-            if (size == 128) { EACH_OF_8(MULTIPLY_ONE) }
-            else { MULTIPLY_TWO(0, 1) MULTIPLY_TWO(2, 3) MULTIPLY_TWO(4, 5) MULTIPLY_TWO(6, 7) }
-            const __m512i a_low = sum4(a0, a1, a2, a3), a_high = sum4(a4, a5, a6, a7);
-            const __m512i b_low = sum4(b0, b1, b2, b3), b_high = sum4(b4, b5, b6, b7);
-            if (size == 32) {
-                const __m512i sums = sum16(a_low, a_high), second = sum16(b_low, b_high);
-                scale_groups(l, column, g, _mm512_castsi512_si256(sums), _mm512_castsi512_si256(second), parts, rows);
-                if (g + 8 < n)
-                    scale_groups(l, column, g + 8, _mm512_extracti64x4_epi64(sums, 1),
-                                 _mm512_extracti64x4_epi64(second, 1), parts + 8, rows);
-            } else scale_groups(l, column, g, sum8(a_low, a_high), sum8(b_low, b_high), parts, rows);
-            for (int64_t i = 0; i < MIN(num_sums, n - g); i++) total += parts[i];
-        }
-        const float y = (float)(total * (double)a->token_scales[0]);
-        l->y[column] = l->bias ? y + l->bias[column] : y;
+    const int64_t k_end = a->in_features, n = l->num_groups, prefetch = tuning.prefetch_bytes, begin = g * size;
+    const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *u = l->qweight + column * l->row_bytes;
+    const uint8_t *v = l->lower + column * l->lower_bytes;
+    double parts[16];
+    EACH_OF_8(CLEAR)
+    if (size == 128) { EACH_OF_8(MULTIPLY_ONE) }
+    else { MULTIPLY_TWO(0, 1) MULTIPLY_TWO(2, 3) MULTIPLY_TWO(4, 5) MULTIPLY_TWO(6, 7) }
+    const __m512i a_low = sum4(a0, a1, a2, a3), a_high = sum4(a4, a5, a6, a7);
+    const __m512i b_low = sum4(b0, b1, b2, b3), b_high = sum4(b4, b5, b6, b7);
+    if (size == 32) {
+        const __m512i sums = sum16(a_low, a_high), second = sum16(b_low, b_high);
+        scale_groups(l, column, g, _mm512_castsi512_si256(sums), _mm512_castsi512_si256(second), parts, rows);
+        if (g + 8 < n)
+            scale_groups(l, column, g + 8, _mm512_extracti64x4_epi64(sums, 1), _mm512_extracti64x4_epi64(second, 1),
+                         parts + 8, rows);
+    } else scale_groups(l, column, g, sum8(a_low, a_high), sum8(b_low, b_high), parts, rows);
+    for (int64_t i = 0; i < MIN(size == 32 ? 16 : 8, n - g); i++) *total += parts[i];
+}
+INLINE void token_by_plane_groups(const linear *l, int64_t column, int64_t column_end, const int rows, const int size,
+                                  const bool is_whole) {
+    const int64_t apart = (column_end - column) / 4, num_sums = size == 32 ? 16 : 8;
+    for (int64_t i = 0; i < apart; i++) {
+        double totals[4] = {};
+        for (int64_t g = 0; g < l->num_groups; g += num_sums)
+            for (int j = 0; j < 4; j++) add_plane_groups(l, column + i + j * apart, g, totals + j, rows, size, is_whole);
+        for (int j = 0; j < 4; j++) store_total(l, column + i + j * apart, totals[j]);
     }
+    linear_rest(l, column + 4 * apart, column_end);
 }
 
 /* A function for each number of rows, with and without a lower plane, and for each size of groups. */
 #define DEFINE_PLANES(name, rows, is_whole)                                                        \
     NOINLINE void name(const linear *l, int64_t column, int64_t column_end) {                      \
         if (l->num_groups == 1) token_by_planes(l, column, column_end, rows, is_whole);            \
-        else if (l->a->group_size == 32) planes_groups(l, column, column_end, rows, 32, is_whole); \
-        else if (l->a->group_size == 64) planes_groups(l, column, column_end, rows, 64, is_whole); \
-        else planes_groups(l, column, column_end, rows, 128, is_whole);                            \
+        else if (l->a->group_size == 32) token_by_plane_groups(l, column, column_end, rows, 32, is_whole); \
+        else if (l->a->group_size == 64) token_by_plane_groups(l, column, column_end, rows, 64, is_whole); \
+        else token_by_plane_groups(l, column, column_end, rows, 128, is_whole);                            \
     }
 DEFINE_PLANES(split_by_both, 2, true)
 DEFINE_PLANES(split_by_upper, 2, false)
@@ -137,8 +138,19 @@ static void one_token_planes(const linear *l, int64_t column, int64_t column_end
     else (is_split ? split_by_upper : row_by_upper)(l, column, column_end);
 }
 
-/* Whether one token has these kernels: whole channels, or groups of whole or half vectors. */
-static bool has_token_planes(const linear *l) {
-    const int64_t size = l->a->in_features / l->num_groups;
-    return l->a->num_tokens == 1 && (l->num_groups == 1 || size == 32 || size == 64 || size == 128);
+/* More rows: 16 channels by 128 inputs are joined at a time, and packed as pack() does it. */
+NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, const ahead *next) {
+    int8_t room[16][128] __attribute__((aligned(64)));
+    const int64_t column = (w - l->qweight) / l->row_bytes;
+    for (int64_t k = 0, some; k < inputs; k += 128) {
+        some = MIN(128, inputs - k);
+        fetch(next, k), fetch(next, k + 64);
+        for (int c = 0; c < PANEL; c += 16) {
+            const int there = MAX(0, MIN(16, channels - c));
+            for (int i = 0; i < there; i++) join_weights(l, column + c + i, first + k, some, room[i]);
+            for (int64_t half = 0; half < some; half += 64)
+                pack_square(room[0] + half, 128, there, first_bytes(some - half), panel.weights + PANEL * (k + half) + 4 * c,
+                            table_of(l), 0, NULL, 0, INT8);
+        }
+    }
 }
