@@ -46,6 +46,9 @@ def test_a_folder_in_planes_computes_the_bits_of_int8(
     convert(store_of(tmp_path / "source", group_size, "planes"), tmp_path / "planes")
     convert(store_of(tmp_path / "int8", weights="planes"), tmp_path / "again")
     assert same_but_for_the_source(content(tmp_path / "planes"), content(tmp_path / "again"))
+    back = open_model(tmp_path / "planes", keeps_planes=False).store
+    convert(back, tmp_path / "back")
+    assert same_but_for_the_source(content(tmp_path / "int8"), content(tmp_path / "back"))
     store = store_of(tmp_path / "planes")
     ranges = [store.contiguous_unit(key) for key in store.units]
     assert len(ranges) == 12 and all(found is not None and found.offset % PAGE == 0 for found in ranges)

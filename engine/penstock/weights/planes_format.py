@@ -60,7 +60,7 @@ class UpperPlane:
         return None
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return self.whole.check(source, tensor) | _stored(source, tensor)
+        return self.whole.check(source, tensor)
 
     def fill(
         self,
@@ -118,7 +118,7 @@ class LowerPlane:
         return None
 
     def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return _stored(source, tensor)
+        return self.whole.check(source, tensor)
 
     def fill(
         self,
@@ -144,12 +144,6 @@ class LowerPlane:
 def _plane(suffix: str, shape: tuple[int, ...]) -> Component:
     rows, width = shape
     return Component(suffix, "U8", (rows, width // 2), (width // 2,))
-
-
-def _stored(source: TensorSource, tensor: TensorSpec) -> set[str]:
-    """The names of the planes that the checkpoint holds of a tensor."""
-    found = (source.find(part + suffix) for part in tensor.parts for suffix in (UPPER, LOWER))
-    return {entry.name for entry in found if entry is not None}
 
 
 class _Plane(NamedTuple):

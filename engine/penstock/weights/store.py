@@ -39,10 +39,12 @@ class WeightStore:
         ignore_unexpected: bool = False,
         group_size: int | None = None,
         weights: WeightBits = "int8",
+        keeps_planes: bool = True,
     ) -> None:
         """Checks that every tensor is there with its shape and that nothing else is. An unquantized
         checkpoint is quantized to `weights`, with scales per `group_size` inputs; a quantized checkpoint has
-        its own.
+        its own. `keeps_planes`: a checkpoint in planes stays so whatever `weights` says; otherwise it becomes
+        INT8, unless `weights` asks for planes.
 
         Raises MissingTensor, WrongTensor, UnexpectedTensor, UnsupportedModel (a quantization that is not
         ours) and ConfigError (a group size that can't be had).
@@ -50,7 +52,8 @@ class WeightStore:
         self.checkpoint = checkpoint
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
         wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
-        self.tensors = in_planes(wanted.as_stored(self.source), checkpoint.config, weights)
+        wanted = wanted.as_stored(self.source)
+        self.tensors = in_planes(wanted, checkpoint.config if keeps_planes else {}, weights)
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
 

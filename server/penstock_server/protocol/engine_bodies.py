@@ -17,8 +17,8 @@ class Told(BaseModel):
 
 
 class PlacedLayer(Told):
-    """The memory that a layer lies in, and whether the compute device keeps the layer. Lower planes, which lie
-    apart, are a layer of their own here, behind the one that they belong to."""
+    """The memory that a layer lies in, and whether the compute device keeps the layer. Lower planes that lie
+    apart are a layer of their own here, behind the one that they belong to."""
 
     home: Literal["device", "host", "disk"]
     is_resident: bool

@@ -13,8 +13,8 @@ COMPRESSED, GPTQ, GPTQ_INT4 = "compressed-tensors", "gptq with 8 bits", "gptq wi
 AWQ = "awq with 4 bits"
 #: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
 FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
-#: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). The name stands under a
-#: key of its own in config.json, "penstock".
+#: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). The name stands under
+#: a key of its own in config.json, "penstock".
 PLANES = "planes"
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
