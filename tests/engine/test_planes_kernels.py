@@ -17,15 +17,9 @@ from penstock.kernels.reference import ReferenceKernels, quantize_activations
 
 #: Rows, columns, group size (0: a scale per channel): edges of vectors, several rounds of joined channels.
 SHAPES = [
-    (1, 2, 0),
-    (7, 66, 0),
-    (70, 254, 0),
-    (9, 4198, 0),
-    (1, 32, 32),
-    (33, 192, 64),
-    (65, 1152, 128),
-    (5, 2208, 32),
-]
+    (1, 2, 0), (7, 66, 0), (70, 254, 0), (9, 4198, 0), (6, 2112, 0), (67, 4096, 0),
+    (1, 32, 32), (33, 192, 64), (65, 1152, 128), (5, 2208, 32),
+]  # fmt: skip
 
 
 def matrix(rows: int, columns: int, size: int, seed: int) -> QuantizedTensor:

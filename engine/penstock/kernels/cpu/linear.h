@@ -11,6 +11,11 @@
 #else
 #define HAS_DOTS 0
 #endif
+#if defined(__AVX2__) && !HAS_VNNI && !HAS_DOTS
+#define HAS_PLANE_WORDS 1
+#else
+#define HAS_PLANE_WORDS 0
+#endif
 #if HAS_VNNI || HAS_DOTS
 #define HAS_BYTES 1
 typedef int8_t integer;
@@ -251,6 +256,13 @@ INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
 #endif
 }
 
+/* Whether planes are joined as words: one token's, with AVX2 and without dot products of bytes. */
+INLINE bool joins_words(const linear *l, int64_t num_tokens, int64_t in_features) {
+    const int64_t size = in_features / l->num_groups;
+    const bool has_blocks = l->num_groups == 1 ? size % 32 == 0 : size == 32 || size == 64 || size == 128;
+    return HAS_PLANE_WORDS && num_tokens == 1 && has_blocks;
+}
+
 /* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
 static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                            int32_t offset, int activation_bits, void *scratch) {
@@ -264,7 +276,8 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
         offset = WEIGHT_OFFSET;
     }
     const bool sums_groups = has_groups && l->kind != INT4_STEPS;
-    const int64_t words = l->kind == INT8 || l->kind == INT4_STEPS ? 0 : code_block(num_tokens, activation_bits);
+    const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
+    const int64_t words = has_words ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
     const bool is_halved = l->kind == INT4_STEPS || (l->lower && l->num_groups == 1);
     const int64_t halved = HAS_VNNI && is_halved && num_tokens == 1 ? in_features / 128 * 128 : 0;

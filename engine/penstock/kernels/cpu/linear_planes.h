@@ -6,7 +6,15 @@
 enum { JOINED_BYTES = 256 << 10, JOINED_FOR_ONE = 16 << 10, JOINED_AT_ONCE = 4 };
 static _Thread_local int8_t joined[JOINED_BYTES] __attribute__((aligned(64)));
 
+#if !HAS_PLANE_WORDS
+#define one_token_planes linear_rest /* never called */
+#endif
+
 static void linear_planes(const linear *l, int64_t column, int64_t column_end) {
+    if (l->a->words) {
+        one_token_planes(l, column, column_end);
+        return;
+    }
     const int64_t width = l->a->in_features, most = l->a->num_tokens == 1 ? JOINED_FOR_ONE : JOINED_BYTES;
     const int64_t at_once = MAX(JOINED_AT_ONCE, most / width / JOINED_AT_ONCE * JOINED_AT_ONCE);
     if (at_once * width > JOINED_BYTES) {
