@@ -175,6 +175,22 @@ def _spread(num_layers: int, num_resident: int) -> set[int]:
     return set(range(num_layers)) - streamed
 
 
+def plane_notes(num_units: int, lower_planes: frozenset[int], resident: frozenset[int]) -> list[str]:
+    """Which planes of a model stay in memory, for people. [] for a model without planes, or if all stay."""
+    streamed, num_lower = frozenset(range(num_units)) - resident, len(lower_planes)
+    if not lower_planes or not streamed:
+        return []
+    if streamed <= lower_planes:
+        return [
+            f"the upper planes of all layers stay in memory, and {len(streamed)} of {num_lower} lower planes "
+            "are streamed"
+        ]
+    return [
+        f"{len(streamed - lower_planes)} of {num_units - num_lower} upper planes don't fit, and are "
+        "streamed with the lower ones"
+    ]
+
+
 def gib(num_bytes: float) -> str:
     """For people: GiB, or MiB for less than a tenth of a GiB."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.2f} MiB"

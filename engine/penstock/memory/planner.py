@@ -16,6 +16,7 @@ from penstock.memory.plan import (
     LayerPlacement,
     MemoryPlan,
     TierPlan,
+    plane_notes,
     resident_layers,
 )
 from penstock.spec import ModelFootprint
@@ -240,7 +241,12 @@ class _Planner:
             has_gpu=self.has_gpu,
             host_budget_bytes=self.budgets.host,
             device_budget_bytes=self.budgets.device,
-            notes=tuple([*self._notes(num_blocks, len(tier.resident)), *self._plane_notes(tier)]),
+            notes=tuple(
+                [
+                    *self._notes(num_blocks, len(tier.resident)),
+                    *plane_notes(len(self.layers.sizes), self.layers.lower_planes, tier.resident),
+                ]
+            ),
             warnings=tuple(self.budgets.warnings()),
             num_expert_slots=tier.num_expert_slots,
             num_host_expert_slots=host.num_expert_slots,
@@ -296,18 +302,3 @@ class _Planner:
                 f"{fewer * size} instead of {num_blocks * size}"
             )
         return notes
-
-    def _plane_notes(self, tier: TierPlan) -> list[str]:
-        lower, num_units = self.layers.lower_planes, len(self.layers.sizes)
-        streamed = frozenset(range(num_units)) - tier.resident
-        if not lower or not streamed:
-            return []
-        if streamed <= lower:
-            return [
-                f"the upper planes of all layers stay in memory, and {len(streamed)} of {len(lower)} lower "
-                "planes are streamed"
-            ]
-        return [
-            f"{len(streamed - lower)} of {num_units - len(lower)} upper planes don't fit, and are streamed "
-            "with the lower ones"
-        ]

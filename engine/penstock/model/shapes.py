@@ -17,7 +17,7 @@ from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
 from penstock.weights.conversion.unit_files import unit_files
-from penstock.weights.store import quantized_tensors
+from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: A random model has this many different layers of a form; the others repeat them, which no measurement
@@ -85,7 +85,7 @@ def write_random(
     """
     family = find_family(config)
     spec = family.read_spec(config)
-    tensors = quantized_tensors(family.model_tensors(spec), config, weights, group_size)
+    tensors = planned_tensors(family.model_tensors(spec), config, weights, group_size)
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):
@@ -94,7 +94,7 @@ def write_random(
         made: dict[object, list[Tensor]] = {}
         done = 0
         for index, file in enumerate(files):
-            alike = made.setdefault(tuple((tensor.name, tensor.shape) for tensor in file.tensors), [])
+            alike = made.setdefault(tuple((each.name, each.shape, each.format) for each in file.tensors), [])
             if len(alike) < NUM_DISTINCT:
                 alike.append(_random(file.tensors, generator))
             buffer = alike[index % len(alike)]

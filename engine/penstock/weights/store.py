@@ -23,6 +23,7 @@ from penstock.weights.checkpoints.quantized.quantization_config import (
 )
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.plane_units import in_planes
 from penstock.weights.tensor_check import check_tensors, with_whole_groups
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
@@ -53,7 +54,7 @@ class WeightStore:
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
         wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
         wanted = wanted.as_stored(self.source)
-        self.tensors = in_planes(wanted, checkpoint.config if keeps_planes else {}, weights)
+        self.tensors = _as_planes(wanted, checkpoint.config if keeps_planes else {}, weights)
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
 
@@ -133,12 +134,12 @@ def planned_tensors(
     """A model's tensors as they will be kept, known by config.json alone. Raises as quantized_tensors()
     does."""
     wanted, packed = quantized_tensors(tensors, config, weights, group_size), int4_group_size(config)
-    return in_planes(wanted.in_int4(packed) if packed else wanted, config, weights)
+    return _as_planes(wanted.in_int4(packed) if packed else wanted, config, weights)
 
 
-def in_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:
+def _as_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:
     """The same tensors, in planes where EngineConfig's `weights` or the checkpoint's config.json say so."""
-    return tensors.in_planes() if weights == "planes" or has_planes(config) else tensors
+    return in_planes(tensors) if weights == "planes" or has_planes(config) else tensors
 
 
 def quantized_tensors(

@@ -15,9 +15,8 @@ from penstock.kernels import Int4Tensor
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.int4_format import Int4, stored_format
-from penstock.weights.planes_format import LowerPlane, UpperPlane
 from penstock.weights.tensor_source import TensorSource
-from penstock.weights.weight_format import FLOAT32, Component, Int8, WeightFormat
+from penstock.weights.weight_format import FLOAT32, Component, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -272,28 +271,6 @@ class ModelTensors:
 
         return self._with_formats(unit=pack)
 
-    def in_planes(self) -> ModelTensors:
-        """The same model with the INT8 matrices of its layers in planes, of which the lower ones are units of
-        their own. Experts, embedding, head, and matrices with an odd number of inputs stay as they are."""
-        stacks = []
-        for stack in self.stacks:
-            lower = tuple(
-                tuple(
-                    replace(each, format=LowerPlane(each.format.group_size))
-                    for each in filter(_is_split, layer)
-                )
-                for layer in stack.layers
-            )
-            layers = tuple(
-                tuple(
-                    replace(each, format=UpperPlane(each.format.group_size)) if _is_split(each) else each
-                    for each in layer
-                )
-                for layer in stack.layers
-            )
-            stacks.append(replace(stack, layers=layers, lower_planes=lower))
-        return replace(self, stacks=tuple(stacks))
-
     def as_stored(self, source: TensorSource) -> ModelTensors:
         """The same model with its matrices in 4 bits where the checkpoint has them so."""
 
@@ -326,11 +303,6 @@ class ModelTensors:
         return replace(
             self, embedding=change(self.embedding, embedding), stacks=stacks, head=change(self.head, head)
         )
-
-
-def _is_split(tensor: TensorSpec) -> bool:
-    """Whether a layer's tensor can have planes."""
-    return isinstance(tensor.format, Int8) and tensor.shape[1] % 2 == 0
 
 
 def decoder_only(layers: tuple[tuple[TensorSpec, ...], ...]) -> tuple[Stack, ...]:
