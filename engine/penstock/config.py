@@ -13,7 +13,7 @@ KVDtype = Literal["float16", "float32"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
-WeightBits = Literal["int8", "int4"]
+WeightBits = Literal["int8", "int4", "planes"]
 #: Inputs that share a scale in 4 bits, where no number is given.
 INT4_GROUP_SIZE = 64
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -84,7 +84,8 @@ class EngineConfig:
     #: Number of inputs that share a scale, for checkpoints that are quantized while they are loaded: 32, 64
     #: or 128. None: one scale per output channel for INT8, and groups of 64 for INT4.
     group_size: int | None = None
-    #: What unquantized checkpoints become while they are loaded: INT8, or 4 bits in the layers' matrices.
+    #: What unquantized checkpoints become while they are loaded: INT8; or 4 bits in the layers' matrices; or
+    #: INT8 there, whose upper and lower 4 bits lie apart, which can be made of INT8 checkpoints, too.
     weights: WeightBits = "int8"
     #: The dtype in which K and V are stored.
     kv_dtype: KVDtype = "float16"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 #: The stack of a model that has only one.
 DECODER = "decoder"
@@ -15,11 +15,13 @@ ENCODER, CROSS = "encoder", "cross"
 
 class UnitKey(NamedTuple):
     """The name of a unit, the bytes of a model that are read at once: the dense unit of a layer (`expert` is
-    None), or one expert of the layer."""
+    None), or one expert of the layer. The lower planes of a layer's matrices are a dense unit of their
+    own."""
 
     stack: str
     layer: int
     expert: int | None = None
+    plane: Literal["lower"] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ NO_EXPERTS = ExpertFootprint()
 class ModelFootprint:
     """A model as the memory plan sees it: the bytes of its weights, and the cost of a token."""
 
-    #: Bytes of each layer's dense unit, in the order of a sweep over all stacks.
+    #: Bytes of each dense unit, in the order of a sweep over all stacks. A layer has one dense unit, or a
+    #: second one behind it, of lower planes.
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     #: Bytes of the head, without a matrix that it shares with the embedding.
@@ -197,10 +200,13 @@ class ModelFootprint:
     #: Rope's tables lie beside the weights.
     rope: RopeSpec | None = None
     experts: ExpertFootprint = NO_EXPERTS
-    #: The first so many layers are swept once for each request (Stack.is_encoder), the others in each step.
+    #: The first so many dense units are swept once for each request (Stack.is_encoder), the others in each
+    #: step.
     num_encoder_layers: int = 0
-    #: Elements of the matrices of those first layers; layer_elements does not count them.
+    #: Elements of the matrices of those first units; layer_elements does not count them.
     encoder_elements: int = 0
+    #: The dense units that are lower planes, by their places in layer_bytes.
+    lower_planes: frozenset[int] = frozenset()
 
     @property
     def encoder_bytes(self) -> int:
@@ -214,7 +220,7 @@ class ModelFootprint:
 
     @property
     def num_layers(self) -> int:
-        return len(self.layer_bytes)
+        return len(self.layer_bytes) - len(self.lower_planes)
 
     @property
     def token_elements(self) -> int:

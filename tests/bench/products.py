@@ -1,7 +1,7 @@
 """Products of one large matrix by the native kernels, in INT8 with a scale per output channel and per group
-of inputs, or in 4 bits, beside what memory and arithmetic give at best.
+of inputs, or in 4 bits, or in planes, beside what memory and arithmetic give at best.
 
-    python tests/bench/products.py [--rows 14336] [--columns 4096] [--build avx2] [--int4]
+    python tests/bench/products.py [--rows 14336] [--columns 4096] [--build avx2] [--int4 | --planes]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ceilings import int8_gops, memory_read_gbps, weights
 from torch import Tensor
 
-from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor
+from penstock.kernels import Int4Tensor, Matrix, PlanesTensor, QuantizedTensor
 from penstock.kernels.cpu import NativeKernels, compiled_builds
 from penstock.memory.hardware import num_physical_cores
 
@@ -48,12 +48,34 @@ def int4_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
     return kinds
 
 
+def planes_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
+    """INT8, the same in planes, and the upper plane alone, per channel and in groups of 64."""
+    rows, columns = matrices[0].shape
+    kinds: dict[str, list[Matrix]] = {}
+    for text, shape in {"": (rows,), ", groups of 64": (rows, columns // 64)}.items():
+        whole = [QuantizedTensor(each, torch.rand(shape)) for each in matrices]
+        planes = [PlanesTensor.of(each) for each in whole]
+        kinds |= {f"INT8{text}": [*whole], f"planes{text}": [*planes]}
+        kinds[f"upper plane{text}"] = [each.upper_alone() for each in planes]
+    return kinds
+
+
+def num_bytes(matrix: Matrix) -> int:
+    """Bytes of weights, without scales."""
+    if isinstance(matrix, PlanesTensor):
+        return matrix.upper.nbytes + (0 if matrix.lower is None else matrix.lower.nbytes)
+    assert isinstance(matrix, QuantizedTensor | Int4Tensor)
+    return matrix.qweight.nbytes if isinstance(matrix, QuantizedTensor) else matrix.codes.nbytes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="INT8 products: GB/s of weights and GOPS")
     parser.add_argument("--rows", type=int, default=14336)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--build", choices=compiled_builds(), help="of cpu.c; the best one unless told")
-    parser.add_argument("--int4", action="store_true", help="4 bits in groups of 64, beside INT8")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--int4", action="store_true", help="4 bits in groups of 64, beside INT8")
+    kind.add_argument("--planes", action="store_true", help="INT8 in planes of 4 bits, beside INT8")
     options = parser.parse_args()
     rows, columns = options.rows, options.columns
     num_threads = num_physical_cores()
@@ -67,7 +89,8 @@ def main() -> None:
     kernels.set_num_threads(num_threads)
     matrices = weights(NUM_MATRICES, rows, columns)
     result: dict[str, float | str] = {"bench": "products", "build": kernels.build} | ceilings
-    kinds = int4_matrices(matrices) if options.int4 else int8_matrices(matrices)
+    make = planes_matrices if options.planes else int4_matrices if options.int4 else int8_matrices
+    kinds = make(matrices)
     for num_tokens in NUM_TOKENS:
         x = torch.randn(num_tokens, columns)
         times: dict[str, list[float]] = {name: [] for name in kinds}
@@ -80,7 +103,7 @@ def main() -> None:
         first = statistics.median(next(iter(times.values())))
         for name, found in times.items():
             seconds = statistics.median(found)
-            gbps = rows * columns / seconds / 1e9 * (0.5 if "INT4" in name else 1)
+            gbps = num_bytes(kinds[name][0]) / seconds / 1e9
             gops = 2 * 2 * num_tokens * rows * columns / seconds / 1e9  # two rows of integers for each token
             shares = gbps / ceilings["memory_read_gbps"], gops / ceilings["int8_gops"]
             nearest = f"{max(shares):.0%} of the {'memory' if shares[0] > shares[1] else 'arithmetic'}"

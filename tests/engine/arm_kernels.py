@@ -52,6 +52,14 @@ def _int4_sizes(a: tuple[Any, ...]) -> Sizes:
             17: scratch}  # fmt: skip
 
 
+def _planes_sizes(a: tuple[Any, ...]) -> Sizes:
+    tokens, width, groups, channels = a[2], a[3], a[8], a[10]
+    scratch = tokens * (2 * -(-width // 64) * 64 + 8 * groups + 4)
+    lower = channels * width // 2 if a[6] else width // 2
+    return {0: _rows(tokens, a[1], width), 4: channels * width // 2, 5: lower, 7: 4 * channels * groups,
+            9: 4 * channels, 12: 4 * tokens * channels, 13: scratch}  # fmt: skip
+
+
 def _norm_sizes(a: tuple[Any, ...]) -> Sizes:
     sizes = {0: _rows(a[2], a[1], a[3]), 4: 4 * a[3], 7: 4 * a[2] * a[3]}
     return sizes if isinstance(a[5], float) else sizes | {5: 4 * a[3]}
@@ -92,6 +100,7 @@ BUFFERS: dict[str, tuple[Callable[[tuple[Any, ...]], Sizes], set[int]]] = {
     "penstock_read": (lambda a: {0: a[1]}, set()),
     "penstock_int8_linear": (_int8_sizes, {10}),
     "penstock_int4_linear": (_int4_sizes, {16}),
+    "penstock_planes_linear": (_planes_sizes, {12}),
     "penstock_rms_norm": (_norm_sizes, {7}),
     "penstock_layer_norm": (_norm_sizes, {7}),
     "penstock_activation": (_activation_sizes, {6}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import test_int4_kernels
 import test_kernels
+import test_planes_kernels
 import torch
 from arm_kernels import BUILDS, arm_kernels
 from kernel_cases import ATTENTION
@@ -55,6 +56,13 @@ def test_int8_products_equal_the_reference_bit_for_bit(
 def test_4_bit_products_equal_the_reference_bit_for_bit(build: str, activations: str, form: str) -> None:
     mine = arm_kernels(build, activations)
     for x, weight, bias, expected in test_int4_kernels.cases(form, activations):
+        assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
+
+
+@pytest.mark.parametrize(("build", "activations"), TRIED)
+def test_products_in_planes_equal_the_reference_bit_for_bit(build: str, activations: str) -> None:
+    mine = arm_kernels(build, activations)
+    for x, weight, bias, expected in test_planes_kernels.cases(activations):
         assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
 
 

@@ -469,6 +469,8 @@ def good_files() -> Iterator[tuple[Tensors, dict[str, Any]]]:
     codes, scales = torch.zeros(16, 48).byte(), torch.full((16, 3), 127).byte()
     kept = scheme(num_bits=4, type="float", strategy="group", group_size=32)
     yield {"weight_packed": codes, "weight_scale": scales}, kept | {"format": "mxfp4-pack-quantized"}
+    planes = {"weight_upper": codes, "weight_lower": codes + 1, "weight_scale": torch.ones(16, 1)}
+    yield planes, {"penstock": "planes", "version": 1, "group_size": 0}
 
 
 #: Dtypes of the same size, and what configs hold where nobody expects it.

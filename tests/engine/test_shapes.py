@@ -13,7 +13,7 @@ import transformers
 from test_convert import Ids
 from units import layer_key
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, WeightBits
 from penstock.engine import Engine
 from penstock.errors import CheckpointError
 from penstock.generation.generation_request import SamplingParams
@@ -97,15 +97,24 @@ def test_a_random_cpm_ant_is_a_model(tmp_path: Path) -> None:
     assert len(answer.token_ids) == 5
 
 
-def test_a_random_encoder_decoder_is_a_model(tmp_path: Path) -> None:
-    """CPM-2's form: projections of equal parts, and a stack between encoder and decoder."""
+@pytest.mark.parametrize("weights", ["int8", "planes"])
+def test_a_random_encoder_decoder_is_a_model(weights: WeightBits, tmp_path: Path) -> None:
+    """CPM-2's form: projections of equal parts, a stack between encoder and decoder. All layers in memory,
+    and some."""
     sizes = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4, "vocab_size": 128}
     config = find_shape("cpm-2") | sizes | {"num_layers": 3, "num_decoder_layers": 2}
-    write_random(config, tmp_path)
+    write_random(config, tmp_path, weights=weights)
     tokenizer: Any = Ids()
-    with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
-        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
-    assert len(answer.token_ids) == 5
+    answers = []
+    for num_resident in (None, 3, 0):
+        with Engine.load(
+            tmp_path, EngineConfig(num_resident_layers=num_resident), tokenizer=tokenizer
+        ) as engine:
+            assert engine.model.store.tensors.has_planes == (weights == "planes")
+            asked = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+            answers.append(engine.generate([[1, 2, 3], [4, 5]], asked))
+    assert len(answers[0][0].token_ids) == 5
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_random_four_bits_are_a_model(tmp_path: Path) -> None:

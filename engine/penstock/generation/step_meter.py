@@ -29,8 +29,8 @@ class StepMeter:
         self.measured = MeasuredSteps()
         self.metrics = EngineMetrics(
             kv_blocks_total=plan.num_kv_blocks,
-            num_resident_layers=streamer.tiers.num_resident,
-            num_streamed_layers=streamer.num_layers - streamer.tiers.num_resident,
+            num_resident_layers=streamer.num_resident_layers,
+            num_streamed_layers=streamer.num_layers - streamer.num_resident_layers,
             pinned_bytes=streamer.tiers.pinned_bytes,
             unpinned_bytes=streamer.tiers.unpinned_bytes,
             links=streamer.tiers.traffic,

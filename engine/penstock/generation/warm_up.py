@@ -147,7 +147,9 @@ class _LargestTwice:
         found = [
             unit
             for unit in self._units
-            if unit.key.stack == stack and (unit.key.expert is not None) == is_expert
+            if unit.key.stack == stack
+            and (unit.key.expert is not None) == is_expert
+            and unit.key.plane is None  # products take the same memory without their lower planes
         ]
         return max(found, key=lambda unit: unit.num_bytes).tensors if found else ()
 

@@ -25,6 +25,7 @@ from penstock.kernels.operands import (
     Matrix,
     QuantizedTensor,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
 
@@ -41,6 +42,7 @@ __all__ = [
     "Kernels",
     "LayerKV",
     "Matrix",
+    "PlanesTensor",
     "QuantizedTensor",
     "StackedMatrix",
     "choose_kernels",

@@ -31,6 +31,7 @@ from penstock.kernels.operands import (
     QuantizedTensor,
     address,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class NativeKernels:
         has_own_threads=True,
         gathers_keys=False,
         workspace_factor=1.0,
-        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -127,6 +128,8 @@ class NativeKernels:
             return y
         if isinstance(weight, Int4Tensor):
             return self._int4_linear(x, weight, bias)
+        if isinstance(weight, PlanesTensor):
+            return self._planes_linear(x, weight, bias)
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)
         raise self.traits.unknown_matrix(weight)
@@ -143,6 +146,19 @@ class NativeKernels:
             address(weight.minimum), address(weight.sub_scale), address(weight.sub_minimum),
             SCALE_CODES[weight.scale.dtype], num_groups // weight.scale.shape[1], num_groups, address(bias),
             weight.out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def _planes_linear(self, x: Tensor, weight: PlanesTensor, bias: Tensor | None) -> Tensor:
+        num_tokens, in_features = x.shape
+        if in_features > MAX_IN_FEATURES:
+            return reference.linear(x, weight.joined(), bias, self.activations)
+        out_features, num_groups, upper, lower, scale, lower_bytes = weight.native
+        y = torch.empty(num_tokens, out_features)
+        scratch = _scratch(num_tokens, in_features, num_groups)
+        self._library.penstock_planes_linear(
+            x.data_ptr(), x.stride(0), num_tokens, in_features, upper, lower, lower_bytes, scale, num_groups,
+            address(bias), out_features, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -320,6 +336,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_tune": (_N, _N, _N, _N, _N),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
     "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _N, _N, _P, _N, _I, _P, _P),
+    "penstock_planes_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _P, _N, _I, _P, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),

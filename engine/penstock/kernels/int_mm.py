@@ -10,6 +10,7 @@ from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.operands import KV_CODES, MAX_IN_FEATURES, Matrix, QuantizedTensor
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.reference import (
     PLAIN_WORKSPACE,
@@ -33,7 +34,7 @@ class TorchKernels(PlainOperations):
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -50,6 +51,8 @@ class TorchKernels(PlainOperations):
             return weight.product(self.linear, x, bias)
         if isinstance(weight, Int4Tensor):
             return self._int4_in_blocks(x, weight, bias)
+        if isinstance(weight, PlanesTensor):
+            weight = weight.joined()
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
         is_wide = x.shape[1] > MAX_IN_FEATURES

@@ -23,6 +23,7 @@ from penstock.kernels.operands import (
     Matrix,
     QuantizedTensor,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
@@ -209,7 +210,7 @@ class ReferenceKernels(PlainOperations):
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -226,6 +227,8 @@ class ReferenceKernels(PlainOperations):
             return weight.product(self.linear, x, bias)
         if isinstance(weight, Int4Tensor):
             return int4_linear(x, weight, bias, self.activations)
+        if isinstance(weight, PlanesTensor):
+            weight = weight.joined()
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
         return linear(x, weight, bias, self.activations)

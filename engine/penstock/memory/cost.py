@@ -141,7 +141,7 @@ def predict_step(
         products_s = sum(_product_s(lane.products, *each) for each in work)
         products_s += streamed_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
     vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
-    other_s = LAYER_OVERHEAD_S * len(swept) + ELEMENT_S * vectors
+    other_s = LAYER_OVERHEAD_S * sum(not layer.is_lower for layer in swept) + ELEMENT_S * vectors
     seconds = max(floor_s, products_s) + other_s
     return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s, num_encoded)
 

@@ -8,6 +8,7 @@ share what the dense layers leave.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -20,7 +21,7 @@ CUDA_CONTEXT_BYTES = 400 << 20
 class TierPlan(NamedTuple):
     """What stays in one of a lane's memories, and the slots for the rest."""
 
-    #: Layers, counted over all stacks in the order of a sweep.
+    #: Dense units (layers, or planes of layers), counted over all stacks in the order of a sweep.
     resident: frozenset[int]
     #: Staging slots for the layers that don't stay.
     num_slots: int
@@ -34,12 +35,15 @@ class LayerPlacement:
     home: Home
     is_resident: bool
     num_bytes: int
+    #: These are the lower planes of the layer before.
+    is_lower: bool = False
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """All bytes are bytes that will be allocated."""
 
+    #: Each layer; a layer whose lower planes lie apart has a second placement for these.
     layers: tuple[LayerPlacement, ...]
     #: The embedding lies on the host, where its rows are looked up.
     embedding_bytes: int
@@ -71,7 +75,7 @@ class MemoryPlan:
     #: Experts that have room on the host, on their way to a GPU.
     num_host_expert_slots: int = 0
     expert_slot_bytes: int = 0
-    #: The first so many layers are swept once for each request, the others in each step.
+    #: The first so many of `layers` are swept once for each request, the others in each step.
     num_encoder_layers: int = 0
 
     @property
@@ -85,6 +89,16 @@ class MemoryPlan:
     @property
     def resident(self) -> frozenset[int]:
         return frozenset(index for index, layer in enumerate(self.layers) if layer.is_resident)
+
+    @property
+    def num_resident_layers(self) -> int:
+        """Layers of which everything stays where they are computed."""
+        streamed = {self._layer_of(index) for index in range(len(self.layers)) if index not in self.resident}
+        return sum(not layer.is_lower for layer in self.layers) - len(streamed)
+
+    def _layer_of(self, index: int) -> int:
+        """The place of the layer to which a placement belongs."""
+        return index - 1 if self.layers[index].is_lower else index
 
     @property
     def num_kv_tokens(self) -> int:
@@ -128,18 +142,30 @@ class MemoryPlan:
         return used + self.head_bytes + self.kv_bytes + self.workspace_bytes + staging
 
 
-def resident_layers(num_layers: int, num_resident: int | None, num_encoder: int = 0) -> frozenset[int]:
+def resident_layers(
+    num_layers: int,
+    num_resident: int | None,
+    num_encoder: int = 0,
+    lower_planes: Collection[int] = (),
+) -> frozenset[int]:
     """Which layers stay in memory; `num_resident` None means all. The streamed layers are spread evenly among
     the others, so that reading a streamed layer hides behind the computing of the layers before it.
 
     The first `num_encoder` layers are an encoder's: a request sweeps them once, and the decoder's layers for
-    each of its tokens. So an encoder's layer stays only if all layers of the decoder do."""
-    if num_resident is None or num_resident >= num_layers:
-        return frozenset(range(num_layers))
-    num_decoder = num_layers - num_encoder
-    encoder = _spread(num_encoder, max(0, num_resident - num_decoder))
-    decoder = _spread(num_decoder, min(num_resident, num_decoder))
-    return frozenset(encoder) | {num_encoder + index for index in decoder}
+    each of its tokens. So an encoder's layer stays only if all layers of the decoder do.
+
+    Lower planes count as layers, and a lower plane stays only if all upper ones do. A step streams the same
+    bytes whichever planes stay, and the upper planes of all layers are a model by themselves."""
+    num_left = num_layers if num_resident is None else min(num_resident, num_layers)
+    resident: set[int] = set()
+    for places in (range(num_encoder, num_layers), range(num_encoder)):
+        upper = [index for index in places if index not in lower_planes]
+        lower = [index for index in places if index in lower_planes]
+        for kind in (upper, lower):
+            kept = _spread(len(kind), min(num_left, len(kind)))
+            resident |= {kind[index] for index in kept}
+            num_left -= len(kept)
+    return frozenset(resident)
 
 
 def _spread(num_layers: int, num_resident: int) -> set[int]:
@@ -147,6 +173,22 @@ def _spread(num_layers: int, num_resident: int) -> set[int]:
     num_streamed = num_layers - num_resident
     streamed = {(i * num_layers + num_layers - 1) // num_streamed for i in range(num_streamed)}
     return set(range(num_layers)) - streamed
+
+
+def plane_notes(num_units: int, lower_planes: frozenset[int], resident: frozenset[int]) -> list[str]:
+    """Which planes of a model stay in memory, for people. [] for a model without planes, or if all stay."""
+    streamed, num_lower = frozenset(range(num_units)) - resident, len(lower_planes)
+    if not lower_planes or not streamed:
+        return []
+    if streamed <= lower_planes:
+        return [
+            f"the upper planes of all layers stay in memory, and {len(streamed)} of {num_lower} lower planes "
+            "are streamed"
+        ]
+    return [
+        f"{len(streamed - lower_planes)} of {num_units - num_lower} upper planes don't fit, and are "
+        "streamed with the lower ones"
+    ]
 
 
 def gib(num_bytes: float) -> str:

@@ -16,6 +16,7 @@ from penstock.memory.plan import (
     LayerPlacement,
     MemoryPlan,
     TierPlan,
+    plane_notes,
     resident_layers,
 )
 from penstock.spec import ModelFootprint
@@ -87,10 +88,15 @@ class _Layers:
         self.expert_bytes = round_up(footprint.experts.num_bytes)
         self._num_experts = footprint.experts.count
         self.num_encoder_layers = footprint.num_encoder_layers
+        self.lower_planes = footprint.lower_planes
         most = len(self.sizes)
-        counts = range(most, -1, -1) if num_forced is None else (min(num_forced, most),)
+        # As many planes stay as that number of layers has.
+        forced = most if num_forced is None else min(num_forced * most // max(1, footprint.num_layers), most)
+        counts = range(most, -1, -1) if num_forced is None else (forced,)
         #: Sets of resident layers to choose from, the largest first.
-        self._choices = [resident_layers(most, count, self.num_encoder_layers) for count in counts]
+        self._choices = [
+            resident_layers(most, count, self.num_encoder_layers, self.lower_planes) for count in counts
+        ]
 
     @property
     def least_bytes(self) -> int:
@@ -125,8 +131,9 @@ class _Layers:
         """The tier that feeds a GPU and keeps as many as possible of the `streamed` layers. The layers that
         the GPU keeps pass through this tier once."""
         num_encoder = sum(index < self.num_encoder_layers for index in streamed)
+        lower = [place for place, index in enumerate(streamed) if index in self.lower_planes]
         choices = (
-            frozenset(streamed[index] for index in resident_layers(len(streamed), count, num_encoder))
+            frozenset(streamed[index] for index in resident_layers(len(streamed), count, num_encoder, lower))
             for count in range(len(streamed), -1, -1)
         )
         return self._first(choices, room)
@@ -136,7 +143,10 @@ class _Layers:
         return next((tier for tier in tiers if tier is not None), None)
 
     def _num_slots(self, resident: frozenset[int]) -> int:
-        return min(NUM_STAGING_SLOTS, len(self.sizes) - len(resident))
+        """A layer of which both planes are streamed takes two slots."""
+        streamed = [index for index in range(len(self.sizes)) if index not in resident]
+        planes = 2 if self.lower_planes and not self.lower_planes.issuperset(streamed) else 1
+        return min(NUM_STAGING_SLOTS * planes, len(streamed))
 
     @property
     def _least_expert_slots(self) -> int:
@@ -231,7 +241,12 @@ class _Planner:
             has_gpu=self.has_gpu,
             host_budget_bytes=self.budgets.host,
             device_budget_bytes=self.budgets.device,
-            notes=tuple(self._notes(num_blocks, len(tier.resident))),
+            notes=tuple(
+                [
+                    *self._notes(num_blocks, len(tier.resident)),
+                    *plane_notes(len(self.layers.sizes), self.layers.lower_planes, tier.resident),
+                ]
+            ),
             warnings=tuple(self.budgets.warnings()),
             num_expert_slots=tier.num_expert_slots,
             num_host_expert_slots=host.num_expert_slots,
@@ -264,7 +279,9 @@ class _Planner:
         homes: dict[int, Home] = dict.fromkeys(host.resident, "host")
         homes |= dict.fromkeys(tier.resident, "device" if self.has_gpu else "host")
         return tuple(
-            LayerPlacement(homes.get(index, "disk"), index in tier.resident, size)
+            LayerPlacement(
+                homes.get(index, "disk"), index in tier.resident, size, index in self.layers.lower_planes
+            )
             for index, size in enumerate(self.layers.sizes)
         )
 
@@ -279,8 +296,9 @@ class _Planner:
         tier = self._tier_beside(fewer)
         more = len(tier.resident) - num_resident if tier is not None else 0
         if fewer < num_blocks and more > 0:
+            kind = "plane" if self.layers.lower_planes else "layer"
             notes.append(
-                f"{more} more layer{'s' if more > 1 else ''} would stay in memory with --kv-tokens "
+                f"{more} more {kind}{'s' if more > 1 else ''} would stay in memory with --kv-tokens "
                 f"{fewer * size} instead of {num_blocks * size}"
             )
         return notes

@@ -125,9 +125,10 @@ def open_model(
     group_size: int | None = None,
     allow_pickle: bool = False,
     weights: WeightBits = "int8",
+    keeps_planes: bool = True,
 ) -> OpenModel:
-    """`group_size`, `allow_pickle` and `weights` are those of EngineConfig. Raises a kind of CheckpointError
-    if the files are wrong."""
+    """`group_size`, `allow_pickle` and `weights` are those of EngineConfig; WeightStore() tells of
+    `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
     family, spec = read_spec(checkpoint.config)
@@ -141,7 +142,8 @@ def open_model(
         # From here on the config agrees with the files, also in a folder that is converted from them.
         checkpoint.config |= {"tie_word_embeddings": False}
         spec = replace(spec, is_tied=False)
-    store = WeightStore(checkpoint, family.model_tensors(spec), ignore_unexpected, group_size, weights)
+    tensors = family.model_tensors(spec)
+    store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
     _tell_how_it_is_read(store)
     return OpenModel(family, spec, store)
 

@@ -17,7 +17,7 @@ from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
 from penstock.weights.conversion.unit_files import unit_files
-from penstock.weights.store import quantized_tensors
+from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 #: A random model has this many different layers of a form; the others repeat them, which no measurement
@@ -27,9 +27,9 @@ NUM_DISTINCT = 2
 
 def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
     """The numbers by which the memory plan knows a model."""
-    output, num_encoder_layers = tensors.output_matrix, tensors.num_encoder_layers
+    output, num_encoder_layers, dense = tensors.output_matrix, tensors.num_encoder_layers, tensors.dense_units
     return ModelFootprint(
-        layer_bytes=tuple(UnitLayout.of(layer).num_bytes for layer in tensors.layers),
+        layer_bytes=tuple(unit.num_bytes for unit in dense),
         embedding_bytes=UnitLayout.of(tensors.embedding).num_bytes,
         head_bytes=UnitLayout.of(tensors.head).num_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
@@ -45,8 +45,9 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOA
         shared_head_bytes=UnitLayout.of((output,)).num_bytes if tensors.is_tied else 0,
         rope=spec.rope,
         experts=_experts(tensors, spec.num_experts_per_token),
-        num_encoder_layers=num_encoder_layers,
+        num_encoder_layers=tensors.num_encoder_units,
         encoder_elements=sum(_matrix_elements(layer) for layer in tensors.layers[:num_encoder_layers]),
+        lower_planes=frozenset(index for index, unit in enumerate(dense) if unit.key.plane is not None),
     )
 
 
@@ -84,7 +85,7 @@ def write_random(
     """
     family = find_family(config)
     spec = family.read_spec(config)
-    tensors = quantized_tensors(family.model_tensors(spec), config, weights, group_size)
+    tensors = planned_tensors(family.model_tensors(spec), config, weights, group_size)
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):
@@ -93,7 +94,7 @@ def write_random(
         made: dict[object, list[Tensor]] = {}
         done = 0
         for index, file in enumerate(files):
-            alike = made.setdefault(tuple((tensor.name, tensor.shape) for tensor in file.tensors), [])
+            alike = made.setdefault(tuple((each.name, each.shape, each.format) for each in file.tensors), [])
             if len(alike) < NUM_DISTINCT:
                 alike.append(_random(file.tensors, generator))
             buffer = alike[index % len(alike)]

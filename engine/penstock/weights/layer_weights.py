@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from penstock.kernels import Matrix
+from penstock.kernels import Matrix, PlanesTensor
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
 #: Numbers of experts -> (number, weights of the expert), in the order in which the experts are there.
@@ -58,6 +58,15 @@ class LayerWeights:
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
         """The same weights with one more matrix."""
         return LayerWeights(self._tensors | {name: matrix}, self._ask)
+
+    def with_lower_planes(self, lower: LayerWeights) -> LayerWeights:
+        """The same weights, whose matrices in planes have their lower ones as well: those of `lower`."""
+        whole: dict[str, Matrix | Tensor] = {}
+        for name, plane in lower.items():
+            upper = self._tensors[name]
+            assert isinstance(upper, PlanesTensor) and isinstance(plane, Tensor)
+            whole[name] = PlanesTensor(upper.upper, plane, upper.scale)
+        return LayerWeights(self._tensors | whole, self._ask)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
 from penstock.kernels import Matrix
+from penstock.weights.planes_format import UpperPlane
 from penstock.weights.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
@@ -80,7 +81,10 @@ def matrices(store: WeightStore) -> Iterator[TensorSpec]:
     """The matrices of a model. The parts of a stacked matrix, each in a format of its own, count as
     matrices."""
     for tensor in (tensor for tensors in store.tensors.groups for tensor in tensors):
-        yield from in_one_format(tensor) if tensor.is_matrix else ()
+        if isinstance(tensor.format, UpperPlane):
+            yield replace(tensor, format=tensor.format.whole)
+        else:
+            yield from in_one_format(tensor) if tensor.is_matrix else ()
 
 
 def _quantized(store: WeightStore, source: TensorSource) -> Iterator[TensorSpec]:

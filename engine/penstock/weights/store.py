@@ -17,9 +17,14 @@ from penstock.errors import ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import MALFORMED
-from penstock.weights.checkpoints.quantized.quantization_config import check_quantization, int4_group_size
+from penstock.weights.checkpoints.quantized.quantization_config import (
+    check_quantization,
+    has_planes,
+    int4_group_size,
+)
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.plane_units import in_planes
 from penstock.weights.tensor_check import check_tensors, with_whole_groups
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
@@ -36,10 +41,12 @@ class WeightStore:
         ignore_unexpected: bool = False,
         group_size: int | None = None,
         weights: WeightBits = "int8",
+        keeps_planes: bool = True,
     ) -> None:
         """Checks that every tensor is there with its shape and that nothing else is. An unquantized
         checkpoint is quantized to `weights`, with scales per `group_size` inputs; a quantized checkpoint has
-        its own.
+        its own. `keeps_planes`: a checkpoint in planes stays so whatever `weights` says; otherwise it becomes
+        INT8, unless `weights` asks for planes.
 
         Raises MissingTensor, WrongTensor, UnexpectedTensor, UnsupportedModel (a quantization that is not
         ours) and ConfigError (a group size that can't be had).
@@ -47,7 +54,8 @@ class WeightStore:
         self.checkpoint = checkpoint
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
         wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
-        self.tensors = wanted.as_stored(self.source)
+        wanted = wanted.as_stored(self.source)
+        self.tensors = _as_planes(wanted, checkpoint.config if keeps_planes else {}, weights)
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
 
@@ -130,7 +138,12 @@ def planned_tensors(
         raise InvalidConfig(
             f"the quantization_config of config.json makes no sense ({error!r}); download it again"
         ) from error
-    return wanted.in_int4(packed) if packed else wanted
+    return _as_planes(wanted.in_int4(packed) if packed else wanted, config, weights)
+
+
+def _as_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:
+    """The same tensors, in planes where EngineConfig's `weights` or the checkpoint's config.json say so."""
+    return in_planes(tensors) if weights == "planes" or has_planes(config) else tensors
 
 
 def quantized_tensors(
@@ -147,7 +160,11 @@ def quantized_tensors(
         if group_size:
             return with_whole_groups(tensors.grouped(group_size), "leave out --group-size")
         return tensors
-    if group_size not in (None, own, packed or own) or (weights == "int4" and not packed):
+    if (
+        group_size not in (None, own, packed or own)
+        or (weights == "int4" and not packed)
+        or (weights == "planes" and packed)
+    ):
         scales = f"{packed or own} inputs" if packed or own else "output channel"
         raise ConfigError(
             f"the checkpoint is {'in 4 bits' if packed else 'INT8'} already, with scales per {scales}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 
@@ -33,13 +34,17 @@ class LayerStreamer:
         self._lane = lane
         self._units = {unit.key: unit for unit in tensors.units}
         self._cycle = tuple(key for key in self._units if key.expert is None)
+        #: The dense units of each layer, in the order of a sweep over all stacks.
+        self._layers = [
+            tuple(keys) for _, keys in itertools.groupby(self._cycle, lambda key: (key.stack, key.layer))
+        ]
         self._stacks = {stack.name: len(stack.layers) for stack in tensors.stacks}
         #: Where the units are, and what was read of them.
         self.tiers = LaneTiers(
-            self._units, reader, lane, plans, num_experts_per_sweep, tensors.num_encoder_layers
+            self._units, reader, lane, plans, num_experts_per_sweep, tensors.num_encoder_units
         )
         self._num_sweeps = 0
-        self._views: dict[tuple[UnitKey, int], LayerWeights] = {}
+        self._views: dict[tuple[UnitKey, tuple[int, ...]], LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
         #: may look.
         self.current_layer: int | None = None
@@ -52,11 +57,17 @@ class LayerStreamer:
     @property
     def num_layers(self) -> int:
         """Layers of all stacks."""
-        return len(self._cycle)
+        return len(self._layers)
 
-    def keys_of(self, layers: Collection[int]) -> list[UnitKey]:
-        """Dense units of layers that are counted over all stacks."""
-        return [key for index, key in enumerate(self._cycle) if index in layers]
+    @property
+    def num_resident_layers(self) -> int:
+        """Layers of which everything stays where they are computed."""
+        resident = self.tiers.nearest.resident
+        return sum(resident.issuperset(keys) for keys in self._layers)
+
+    def keys_of(self, units: Collection[int]) -> list[UnitKey]:
+        """The keys of dense units that are counted over all stacks."""
+        return [key for index, key in enumerate(self._cycle) if index in units]
 
     @property
     def stall_s(self) -> float:
@@ -84,20 +95,29 @@ class LayerStreamer:
                 self.current_layer = None
 
     def _sweep(self, stack: str, this_sweep: int) -> Generator[LayerWeights, None, None]:
-        first = self._cycle.index(UnitKey(stack, 0))
-        link, tier = self._lane.link, self.tiers.nearest
+        first = next(index for index, keys in enumerate(self._layers) if keys[0].stack == stack)
         for index in range(first, first + self._stacks[stack]):
             self.current_layer = index
-            key, stalled_before = self._cycle[index], tier.stall_s
-            buffer = tier.acquire(key).buffer
-            link.acquire(buffer, tier.stall_s - stalled_before)
+            keys = self._layers[index]
+            buffers: list[Tensor] = []
             try:
-                yield self._views_of(key, buffer)
+                for key in keys:
+                    buffers.append(self._acquire(key))
+                yield self._views_of(keys, buffers)
             finally:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
-                    link.release(buffer)
-                    tier.release(key)
+                    for key, buffer in zip(keys, buffers, strict=False):  # the last one may have failed
+                        self._lane.link.release(buffer)
+                        self.tiers.nearest.release(key)
+
+    def _acquire(self, key: UnitKey) -> Tensor:
+        """Wait for a dense unit."""
+        tier = self.tiers.nearest
+        stalled_before = tier.stall_s
+        buffer = tier.acquire(key).buffer
+        self._lane.link.acquire(buffer, tier.stall_s - stalled_before)
+        return buffer
 
     def _experts(self, layer: UnitKey, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
         """LayerWeights.experts() of a layer."""
@@ -108,18 +128,23 @@ class LayerStreamer:
             assert key.expert is not None
             link.acquire(arrival.buffer, tier.stall_s - stalled_before)
             try:
-                yield key.expert, self._views_of(key, arrival.buffer)
+                yield key.expert, self._views_of((key,), [arrival.buffer])
             finally:
                 if this_sweep == self._num_sweeps:
                     link.release(arrival.buffer)
             stalled_before = tier.stall_s
 
-    def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
-        """Made once for each place where a unit can lie: a dozen views take a tenth of a millisecond."""
-        place = key, buffer.data_ptr()
+    def _views_of(self, keys: Sequence[UnitKey], buffers: Sequence[Tensor]) -> LayerWeights:
+        """The weights of a unit, or of a layer's dense units together. Made once for each place where they
+        can lie: a dozen views take a tenth of a millisecond."""
+        place = keys[0], tuple(buffer.data_ptr() for buffer in buffers)
         if place not in self._views:
-            layout = self._units[key].layout
-            self._views[place] = LayerWeights.views(layout, buffer, partial(self._experts, key))
+            ask = partial(self._experts, keys[0])
+            weights, *lower = (
+                LayerWeights.views(self._units[key].layout, buffer, ask)
+                for key, buffer in zip(keys, buffers, strict=True)
+            )
+            self._views[place] = weights.with_lower_planes(lower[0]) if lower else weights
         return self._views[place]
 
     def synchronize(self) -> None:

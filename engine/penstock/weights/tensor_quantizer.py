@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
-from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
@@ -21,7 +20,20 @@ CHUNK_BYTES = 1 << 20
 AHEAD = 16
 
 
-Quantized = TypeVar("Quantized", QuantizedTensor, Int4Tensor)
+class Quantizable(Protocol):
+    """A matrix, or a part of one, that rows are quantized into."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+    def rows(self, start: int, stop: int) -> Self:
+        """A view of the output channels from `start` to `stop`."""
+
+
+Quantized = TypeVar("Quantized", bound=Quantizable)
 Target = TypeVar("Target", contravariant=True)
 
 

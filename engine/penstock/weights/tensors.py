@@ -137,7 +137,8 @@ def stored_arrays(tensors: tuple[TensorSpec, ...]) -> Iterator[StoredArray]:
 
 @dataclass(frozen=True)
 class Unit:
-    """Tensors that are read at once: the dense tensors of a layer, or one of its experts."""
+    """Tensors that are read at once: the dense tensors of a layer, the lower planes of its matrices where
+    these lie apart, or one of its experts."""
 
     key: UnitKey
     tensors: tuple[TensorSpec, ...]
@@ -160,14 +161,19 @@ class Stack:
     layers: tuple[tuple[TensorSpec, ...], ...]
     #: The tensors of each layer's experts; () if no layer has experts.
     experts: tuple[tuple[tuple[TensorSpec, ...], ...], ...] = ()
+    #: The lower planes of each layer's matrices, where its other tensors have the upper ones; () if no layer
+    #: has planes.
+    lower_planes: tuple[tuple[TensorSpec, ...], ...] = ()
     #: The stack is swept once for each request, when the request comes in; other stacks in each step. Encoder
     #: stacks come first in a model.
     is_encoder: bool = False
 
     def units(self) -> Iterator[Unit]:
-        """The dense unit of each layer, followed by the experts of the layer."""
+        """The dense unit of each layer, followed by the layer's lower planes and its experts."""
         for index, layer in enumerate(self.layers):
             yield Unit(UnitKey(self.name, index), layer)
+            if self.lower_planes and self.lower_planes[index]:
+                yield Unit(UnitKey(self.name, index, plane="lower"), self.lower_planes[index])
             for number, expert in enumerate(self.experts[index] if self.experts else ()):
                 yield Unit(UnitKey(self.name, index, number), expert)
 
@@ -199,7 +205,7 @@ class ModelTensors:
 
     @property
     def layers(self) -> tuple[tuple[TensorSpec, ...], ...]:
-        """The dense tensors of all layers, in the order of a sweep."""
+        """The dense tensors of all layers, in the order of a sweep. Lower planes are not among them."""
         return tuple(layer for stack in self.stacks for layer in stack.layers)
 
     @property
@@ -208,15 +214,30 @@ class ModelTensors:
         return sum(len(stack.layers) for stack in self.stacks if stack.is_encoder)
 
     @property
+    def num_encoder_units(self) -> int:
+        """Dense units of the encoder stacks."""
+        encoders = {stack.name for stack in self.stacks if stack.is_encoder}
+        return sum(unit.key.stack in encoders for unit in self.dense_units)
+
+    @property
+    def dense_units(self) -> tuple[Unit, ...]:
+        """The units that a sweep needs in any case, in its order."""
+        return tuple(unit for unit in self.units if unit.key.expert is None)
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes of the dense units of all layers."""
-        return sum(unit.num_bytes for unit in self.units if unit.key.expert is None)
+        return sum(unit.num_bytes for unit in self.dense_units)
 
     @cached_property
     def by_part(self) -> dict[str, TensorSpec]:
         """The tensor to which each tensor of a checkpoint belongs; a part of a stacked matrix is a tensor."""
-        tensors = (own for group in self.groups for tensor in group for own in in_one_format(tensor))
-        return {part: tensor for tensor in tensors for part in tensor.parts}
+        found: dict[str, TensorSpec] = {}
+        for tensor in (tensor for group in self.groups for tensor in group):
+            for own in in_one_format(tensor):
+                for part in own.parts:
+                    found.setdefault(part, own)  # a lower plane comes after the upper one
+        return found
 
     @property
     def output_matrix(self) -> TensorSpec:
@@ -241,6 +262,11 @@ class ModelTensors:
     def group_size(self) -> int:
         """Inputs that share a scale in the units' matrices; 0 if all inputs of an output channel do."""
         return max((tensor.format.group_size for unit in self.units for tensor in unit.tensors), default=0)
+
+    @property
+    def has_planes(self) -> bool:
+        """Whether upper and lower planes of a layer lie apart."""
+        return any(unit.key.plane is not None for unit in self.units)
 
     @property
     def has_int4(self) -> bool:

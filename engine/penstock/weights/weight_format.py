@@ -240,7 +240,7 @@ class Int8:
             if self.holds(entry):
                 scale = source.entry(part + "_scale")
                 self._check_scale(tensor, entry, scale)
-                names |= {scale.name, entry.name + "_shape"}
+                names |= {scale.name, entry.name + "_shape", *(each.name for each in entry.sources)}
         return names
 
     def _check_scale(self, tensor: TensorSpec, entry: TensorEntry, scale: TensorEntry) -> None:

@@ -66,7 +66,7 @@ def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encode
 
 
 def plan_body(plan: MemoryPlan) -> PlanBody:
-    return PlanBody(**told(PlanBody, plan, num_resident_layers=len(plan.resident)))
+    return PlanBody(**told(PlanBody, plan))
 
 
 def step_body(step: StepPrediction) -> StepBody:

@@ -58,7 +58,8 @@ class LoadProgress:
 
 
 def open_source(settings: Settings) -> OpenModel:
-    """The model of the settings, opened but not loaded. Raises PenstockError."""
+    """The model of the settings, opened but not loaded, as it is converted: a folder in planes becomes INT8
+    again, unless the settings ask for planes. Raises PenstockError."""
     folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
     return open_model(
         folder,
@@ -66,6 +67,7 @@ def open_source(settings: Settings) -> OpenModel:
         settings.group_size,
         settings.allow_pickle,
         settings.weights,
+        keeps_planes=False,
     )
 
 

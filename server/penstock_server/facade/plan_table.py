@@ -50,13 +50,19 @@ def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]
     rows: list[tuple[str, str, int, str]] = []
     encoder, decoder = plan.layers[: plan.num_encoder_layers], plan.layers[plan.num_encoder_layers :]
     kinds = (("encoder ", encoder, "streamed for each prompt"), ("", decoder, "streamed in each step"))
+    words = ((False, "upper planes"), (True, "lower planes")) if _has_planes(plan) else ((False, "layers"),)
     for name, layers, streamed in kinds:
-        for home in ("device", "host", "disk"):
-            sizes = [layer.num_bytes for layer in layers if layer.home == home]
-            if sizes:
-                text = "resident" if home == compute else streamed
-                rows.append((f"{len(sizes)} {name}layers", home, sum(sizes), text))
+        for is_lower, word in words:
+            for home in ("device", "host", "disk"):
+                sizes = [each.num_bytes for each in layers if (each.home, each.is_lower) == (home, is_lower)]
+                if sizes:
+                    text = "resident" if home == compute else streamed
+                    rows.append((f"{len(sizes)} {name}{word}", home, sum(sizes), text))
     return rows
+
+
+def _has_planes(plan: PlanBody) -> bool:
+    return any(layer.is_lower for layer in plan.layers)
 
 
 def _budget(name: str, used: int, budget: int) -> str:

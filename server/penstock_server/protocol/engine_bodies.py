@@ -17,11 +17,13 @@ class Told(BaseModel):
 
 
 class PlacedLayer(Told):
-    """The memory that a layer lies in, and whether the compute device keeps the layer."""
+    """The memory that a layer lies in, and whether the compute device keeps the layer. Lower planes that lie
+    apart are a layer of their own here, behind the one that they belong to."""
 
     home: Literal["device", "host", "disk"]
     is_resident: bool
     num_bytes: int
+    is_lower: bool
 
 
 class PlanBody(Told):

@@ -164,8 +164,8 @@ class Settings:
     )
     weights: WeightBits = engine_setting(
         "weights",
-        "when a model is quantized: int8, or int4, which keeps the layers' matrices in 4 bits: half the "
-        "bytes, and less exact",
+        "when a model is quantized: int8; or int4, which keeps the layers' matrices in 4 bits: half the "
+        "bytes, and less exact; or planes: int8 whose upper and lower 4 bits lie apart",
         commands=(*READING, "plan"),
     )
     group_size: int | None = engine_setting(

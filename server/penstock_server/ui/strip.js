@@ -16,6 +16,7 @@ const isStill = matchMedia("(prefers-reduced-motion: reduce)");
 export class Strip {
   #place;
   #cells = [];
+  #whole = []; // indices of cells that begin a layer; lower planes have a cell of their own
   #streamed = []; // indices of layers that come down in each sweep
   #marker = element("i", { class: "marker" });
   #caption;
@@ -51,7 +52,8 @@ export class Strip {
       plan.layers.some((layer) => layer.home === home),
     );
     const sums = {};
-    const parts = [count(plan.layers.length, "layers")];
+    const whole = plan.layers.filter((layer) => !layer.is_lower);
+    const parts = [count(whole.length, "layers")];
     for (const home of homes) {
       const there = plan.layers.filter((layer) => layer.home === home);
       const isPinned = home === "host" && plan.has_gpu;
@@ -76,9 +78,10 @@ export class Strip {
 
   /** Takes the newest state: the layer that is being computed (null: none), and the time of a sweep, if known. */
   sample(layer, stepS, isRunning) {
-    this.#sample = { layer, stepS, isRunning, at: performance.now() };
+    const cell = this.#whole[layer] ?? null;
+    this.#sample = { layer: cell, stepS, isRunning, at: performance.now() };
     if (!isRunning) this.#stop();
-    else if (isStill.matches) this.#show(layer);
+    else if (isStill.matches) this.#show(cell);
     else this.#frame ??= requestAnimationFrame(() => this.#move());
   }
 
@@ -99,6 +102,7 @@ export class Strip {
       cell.style.gridRow = `${lane} / ${layer.is_resident ? lane + 1 : -1}`;
       return cell;
     });
+    this.#whole = layers.flatMap((layer, index) => (layer.is_lower ? [] : [index]));
     this.#streamed = layers.flatMap((layer, index) => (layer.is_resident ? [] : [index]));
     const lanes = homes.map((home) =>
       element(
@@ -148,7 +152,10 @@ export class Strip {
     this.#caption.textContent =
       slower > 1
         ? words("shownSlower", { time: seconds(stepS), times: slower })
-        : words("layerOf", { layer: current + 1, total });
+        : words("layerOf", {
+            layer: this.#whole.filter((index) => index <= current).length,
+            total: this.#whole.length,
+          });
   }
 
   #stop() {

@@ -24,6 +24,7 @@ PLAN = [
     "layers[].home",
     "layers[].is_resident",
     "layers[].num_bytes",
+    "layers[].is_lower",
     "embedding_bytes",
     "head_bytes",
     "num_staging_slots",

@@ -11,6 +11,11 @@
 #else
 #define HAS_DOTS 0
 #endif
+#if defined(__AVX2__) && !HAS_VNNI && !HAS_DOTS
+#define HAS_PLANE_WORDS 1
+#else
+#define HAS_PLANE_WORDS 0
+#endif
 #if HAS_VNNI || HAS_DOTS
 #define HAS_BYTES 1
 typedef int8_t integer;
@@ -36,7 +41,9 @@ typedef struct {
 
 typedef struct {
     const activations *a;
-    const int8_t *qweight; /* [out_features, row_bytes] */
+    const int8_t *qweight; /* [out_features, row_bytes]; or the upper plane, where there is a lower one */
+    const uint8_t *lower; /* the lower plane of INT8 (linear_planes.h), or NULL */
+    int64_t lower_bytes; /* from a channel of the lower plane to the next; 0 where all have the same */
     const float *scale; /* INT8: [out_features, num_groups] */
     const float *bias;
     float *y; /* [num_tokens, out_features] */
@@ -119,6 +126,7 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
 }
 
 #include "linear_steps.h"
+#include "planes.h"
 
 /* Tiles of AMX, where a build has none. */
 #if !defined(__AMX_INT8__)
@@ -146,6 +154,10 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
 /* The weights k to k_end (at most 256) of a channel as integers; 4-bit codes are unpacked into `room`. */
 INLINE const int8_t *integers_at(const linear *l, int64_t column, int64_t k, int64_t k_end, int8_t *restrict room) {
     const int8_t *row = l->qweight + column * l->row_bytes;
+    if (l->lower) {
+        for (int64_t i = k; i < k_end; i++) room[i - k] = joined_weight(l, column, i);
+        return room;
+    }
     if (l->kind == INT8) return row + k;
     for (int64_t i = k; i < k_end; i++) {
         const int code = (uint8_t)row[i / 2] >> (i % 2 * 4) & 15;
@@ -210,11 +222,15 @@ static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
 }
 
 #if HAS_VNNI
+static void linear_planes(const linear *l, int64_t column, int64_t column_end) {
+    linear_rest(l, linear_fast(l, column, column_end), column_end);
+}
 enum { STEPS_FROM_TOKENS = 1 };
 static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
     return linear_fast(l, column, column_end);
 }
 #else
+#include "linear_planes.h"
 #include "linear_expanded.h"
 static bool is_few(const linear *l) { return (void)l, false; }
 #endif
@@ -233,6 +249,7 @@ static void linear_task(void *context, int64_t task) {
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
     if (l->a->in_tiles) linear_tiles(l, column, end);
     else if (l->kind == INT4_STEPS && !is_few(l)) linear_stepped(l, column, end);
+    else if (l->lower) linear_planes(l, column, end);
     else linear_rest(l, linear_fast(l, column, end), end);
 }
 
@@ -243,6 +260,13 @@ INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
 #else
     return (void)num_tokens, (void)activation_bits, CODE_BLOCK;
 #endif
+}
+
+/* Whether planes are joined as words: one token's, with AVX2 and without dot products of bytes. */
+INLINE bool joins_words(const linear *l, int64_t num_tokens, int64_t in_features) {
+    const int64_t size = in_features / l->num_groups;
+    const bool has_blocks = l->num_groups == 1 ? size % 32 == 0 : size == 32 || size == 64 || size == 128;
+    return HAS_PLANE_WORDS && num_tokens == 1 && has_blocks;
 }
 
 /* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
@@ -258,10 +282,12 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
         offset = WEIGHT_OFFSET;
     }
     const bool sums_groups = has_groups && l->kind != INT4_STEPS, in_tiles = takes_tiles(l, num_tokens, size);
-    const int64_t words = l->kind == INT8 || l->kind == INT4_STEPS || in_tiles ? 0 : code_block(num_tokens, activation_bits);
+    const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
+    const int64_t words = has_words && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
-    const bool is_halved = in_tiles ? l->kind != INT8 : HAS_VNNI && l->kind == INT4_STEPS && num_tokens == 1;
-    const int64_t halved_by = is_halved ? l->kind == INT4_STEPS ? 128 : size : 0;
+    const bool has_halves = l->kind == INT4_STEPS || (l->lower && l->num_groups == 1);
+    const bool is_halved = in_tiles ? l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
+    const int64_t halved_by = !is_halved ? 0 : has_halves ? 128 : size;
     const int64_t halved = !is_halved ? 0 : in_tiles ? in_features : in_features / 128 * 128;
     const float limit = activation_bits == 16 ? 32512.0f : 127.0f;
     const int64_t padded = in_tiles ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
@@ -291,6 +317,17 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
     linear l = {.qweight = qweight, .scale = scale, .bias = bias, .y = y, .out_features = out_features,
                 .num_groups = num_groups, .kind = INT8, .row_bytes = in_features, .is_grouped = num_groups > 1};
+    compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
+}
+
+/* The same with weights in planes: in_features is even, and channels of the lower plane lie `lower_bytes` apart. */
+EXPORT void penstock_planes_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                                   const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
+                                   int64_t num_groups, const float *bias, int64_t out_features, int activation_bits,
+                                   float *y, void *scratch) {
+    linear l = {.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .bias = bias, .y = y,
+                .out_features = out_features, .num_groups = num_groups, .kind = INT8, .shift = 1, .row_bytes = in_features / 2,
+                .is_grouped = num_groups > 1};
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 

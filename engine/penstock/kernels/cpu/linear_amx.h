@@ -319,7 +319,7 @@ static void tile_products(const tile_block *b, const int8_t *next_weights) {
             const int8_t *soon = c + TILE_CHANNELS < b->column_end ? l->qweight + (c + TILE_CHANNELS) * l->row_bytes + (k >> l->shift)
                                  : stop < k_end ? l->qweight + b->column * l->row_bytes + (stop >> l->shift)
                                                 : next_weights;
-            ahead next = {soon, l->row_bytes, lines, l->shift};
+            ahead next = {soon, l->row_bytes, lines, l->shift, 0};
             tile_weights w = {tiles.weights, 64, CHANNELS_BYTES};
             if (is_direct && b->column_end - c >= TILE_CHANNELS && stop <= a->in_features)
                 w = (tile_weights){l->qweight + c * l->row_bytes + k, l->row_bytes, 64};
@@ -439,8 +439,8 @@ __attribute__((constructor)) static void ask_for_tiles(void) {
     has_tiles = syscall(SYS_arch_prctl, 0x1023, 18) == 0 && multiply_right();
 }
 
-/* Whether AMX computes the product: of several tokens, and with groups of these sizes. */
+/* Whether AMX computes the product: of several tokens, with groups of these sizes, and not of planes. */
 static bool takes_tiles(const linear *l, int64_t num_tokens, int64_t size) {
     const bool has_size = size == 32 || size == 64 || size == 128;
-    return has_tiles && num_tokens > 1 && (has_size || (l->kind == INT8 && l->num_groups == 1));
+    return has_tiles && !l->lower && num_tokens > 1 && (has_size || (l->kind == INT8 && l->num_groups == 1));
 }

@@ -187,6 +187,7 @@ static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
 
 #if defined(__AVX2__)
 #include "linear_codes_avx2.h"
+#include "linear_planes_avx2.h"
 enum { CODE_BLOCK = CODE_INPUTS };
 #else
 enum { CODE_BLOCK = 0 }; /* plain C serves */

@@ -58,10 +58,14 @@ typedef struct {
     const int8_t *w;
     int64_t stride, lines;
     int shift; /* k inputs lie in k >> shift bytes */
+    int64_t lower; /* from there to the lower plane; 0: there is none, or it is no stream */
 } ahead;
+INLINE int64_t lower_of(const linear *l) { return l->lower_bytes ? (const int8_t *)l->lower - l->qweight : 0; }
 INLINE void fetch(const ahead *next, int64_t k) {
     for (int64_t i = 0; i < next->lines; i++)
         _mm_prefetch(next->w + i * next->stride + (k >> next->shift), _MM_HINT_T0);
+    for (int64_t i = 0; next->lower && i < next->lines; i++)
+        _mm_prefetch(next->w + next->lower + i * next->stride + (k >> next->shift), _MM_HINT_T0);
 }
 
 /* Accumulators are separate variables, because GCC keeps arrays of vectors in memory. */
@@ -121,6 +125,8 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
     }
     store_columns(r, to, 4 * PANEL);
 }
+
+#include "linear_planes_vnni.h"
 
 /* From the input `first` on, whose weights lie at w. */
 INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, const ahead *next,
@@ -344,8 +350,9 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + step, k_end);
         int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
-        ahead next = {stop < k_end ? w + (stop >> l->shift) : next_weights, l->row_bytes, lines, l->shift};
-        (l->kind == INT8         ? pack_int8
+        ahead next = {stop < k_end ? w + (stop >> l->shift) : next_weights, l->row_bytes, lines, l->shift, lower_of(l)};
+        (l->lower                ? pack_planes
+         : l->kind == INT8       ? pack_int8
          : l->kind == INT4       ? pack_int4
          : l->kind == INT4_STEPS ? pack_int4_steps
                                  : pack_int4_table)(l, w + (k >> l->shift), b->channels, k, stop - k, &next);

@@ -240,6 +240,11 @@ NOINLINE void expand_few(const linear *l, int64_t column, int64_t apart, int64_t
     else expand_channels(l, column, apart, k, inputs, room, 7);
 }
 
+NOINLINE void join_few(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
+                       int8_t (*room)[BLOCK_INPUTS]) {
+    for (int j = 0; j < CHANNELS; j++) join_weights(l, column + j * apart, k, inputs, room[j]);
+}
+
 /* All rows by the channels column, column + apart, ...: eight streams through the weights, which go on at `next_column`.
  * Each tile prefetches a part of the next weights while it computes. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t next_column, const bool is_split) {
@@ -256,12 +261,14 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t
         const int8_t *w = l->qweight + column * l->row_bytes;
         const int8_t *next = stop < k_end ? w + (stop >> l->shift) : l->qweight + next_column * l->row_bytes;
         few_weights b = {k, stop - k, w + k, stride};
-        if (l->kind == INT4_STEPS) {
-            expand_few(l, column, apart, k, stop - k, room);
+        if (l->kind == INT4_STEPS || l->lower) {
+            if (l->lower) join_few(l, column, apart, k, stop - k, room);
+            else expand_few(l, column, apart, k, stop - k, room);
             b.w = room[0], b.stride = BLOCK_INPUTS;
         }
         for (int64_t r = 0, fetched = 0; r < num_rows; r += 2, fetched += lines) {
-            const ahead part = {next + fetched * stride, stride, MAX(0, MIN(lines, CHANNELS - fetched)), l->shift};
+            const ahead part = {next + fetched * stride, stride, MAX(0, MIN(lines, CHANNELS - fetched)), l->shift,
+                                lower_of(l)};
             double(*sums)[CHANNELS] = totals + (r >> is_split);
             (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(a, r, &b, &part, scales, sums);
         }
@@ -291,13 +298,15 @@ INLINE int64_t few_tokens(const linear *l, int64_t column, int64_t column_end, c
 }
 
 #include "linear_vnni_codes.h"
+static void one_token_planes(const linear *l, int64_t column, int64_t column_end);
 
 /* Computes the channels that it can, for few rows, and returns where they end. */
 static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
     if (a->num_tokens == 1) {
-        if (l->kind == INT4_STEPS) one_token_steps(l, column, column_end);
+        if (l->lower) one_token_planes(l, column, column_end);
+        else if (l->kind == INT4_STEPS) one_token_steps(l, column, column_end);
         else if (l->kind != INT8) one_token_codes(l, column, column_end);
         else if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
         else if (l->num_groups == 1) one_token(l, column, column_end, 1);

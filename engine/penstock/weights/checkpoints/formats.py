@@ -22,6 +22,7 @@ from penstock.weights.checkpoints.quantized.compressed import ACTIVATION_SCALES,
 from penstock.weights.checkpoints.quantized.fp8 import is_fp8, without_fp8
 from penstock.weights.checkpoints.quantized.gptq_int4 import gptq_int4_entries
 from penstock.weights.checkpoints.quantized.packed import gptq_entries
+from penstock.weights.checkpoints.quantized.planes import planes_entries
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 #: Endings of tensors that show what quantized a checkpoint where config.json does not name it.
@@ -88,6 +89,8 @@ def _quantized_entries(stored: Checkpoint, quantization: dict[str, Any]) -> Iter
         return gptq_int4_entries(stored, not configs.is_second(quantization), quantization.get("sym", True))
     if method == configs.AWQ:
         return awq_entries(stored)
+    if method == configs.PLANES:
+        return planes_entries(stored)
     block = configs.fp8_block(stored.config)
     if method == configs.COMPRESSED:
         return compressed_entries(stored, quantization, block)

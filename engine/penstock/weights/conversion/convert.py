@@ -65,6 +65,7 @@ def convert(
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     way |= {"weights": "int4"} if store.tensors.has_int4 else {}
+    way |= {"weights": "planes"} if store.tensors.has_planes else {}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(converted_tensors(store))
     report = ConversionReport(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None

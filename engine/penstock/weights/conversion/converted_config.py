@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.weights.checkpoints.own_head import HEAD
+from penstock.weights.checkpoints.quantized.quantization_config import PLANES
 from penstock.weights.int4_format import WORD_ROWS, Int4
+from penstock.weights.planes_format import UpperPlane
 from penstock.weights.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec
-from penstock.weights.weight_format import Floats, WeightFormat, rows_of_parts
+from penstock.weights.weight_format import Floats, Int8, WeightFormat, rows_of_parts
 
 #: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
 TIED_HEAD = "penstock_tied_head"
@@ -71,7 +73,10 @@ def _check_words(store: WeightStore) -> None:
 
 
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
-    """What compressed-tensors calls our formats. Raises ConfigError for a format without a name there."""
+    """What compressed-tensors calls our formats; planes have a name of our own. Raises ConfigError for a
+    format without a name."""
+    if tensors.has_planes:
+        return planes_config(tensors)
     tables = _kept(tensors.embedding)
     linear = [kept for unit in tensors.units for kept in _kept(unit.tensors)]
     # transformers calls every head by one name, and knows the names of heads in checkpoints beside it.
@@ -95,6 +100,26 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
             for index, (kind, targets) in enumerate(groups.items())
         },
         "ignore": [name for kept in tables + linear if not _scheme(kept.format) for name in kept.modules],
+    }
+
+
+def planes_config(tensors: ModelTensors) -> dict[str, Any]:
+    """What says that the layers' matrices are in planes. There is no `quant_method`, so that transformers and
+    vLLM refuse the folder; with a name that they don't know, transformers would leave the matrices random."""
+    inner = (*(tensor for unit in tensors.units for tensor in unit.tensors), *tensors.head)
+    kinds = {tensor.format for tensor in inner if tensor.is_matrix}
+    is_int8 = all(isinstance(kind, UpperPlane | Int8) for kind in kinds)
+    if not is_int8 or len({kind.group_size for kind in kinds}) > 1:
+        names = ", ".join(sorted(kind.name for kind in kinds))
+        raise ConfigError(
+            "planes are for models that are INT8 throughout, with groups of one size; this one is kept as "
+            f"{names}. Convert it without --weights planes"
+        )
+    return {
+        "penstock": PLANES,
+        "version": 1,
+        "group_size": tensors.group_size,
+        "integers": "NAME = 16 * (NAME_upper - 8) + NAME_lower; byte i has input 2 i in its low half",
     }
 
 

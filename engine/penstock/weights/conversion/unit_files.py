@@ -43,10 +43,11 @@ def unit_files(tensors: ModelTensors) -> list[UnitFile]:
 
 
 def _unit_name(unit: Unit) -> str:
-    stack, layer, expert = unit.key
+    stack, layer, expert, plane = unit.key
     return (
         "model"
         + ("" if stack == DECODER else f"-{stack}")
         + f"-layer-{layer:05d}"
         + ("" if expert is None else f"-expert-{expert:05d}")
+        + ("" if plane is None else f"-{plane}")
     )

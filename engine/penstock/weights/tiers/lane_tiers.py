@@ -32,9 +32,9 @@ class LaneTiers:
         lane: Lane,
         plans: Sequence[TierPlan],
         num_experts_per_sweep: int,
-        num_encoder_layers: int = 0,
+        num_once: int = 0,
     ) -> None:
-        """Begins to read. `units` are in the order of a sweep; the first `num_encoder_layers` dense units are
+        """Begins to read. `units` are in the order of a sweep; the first `num_once` dense units are
         swept once for each request, the others in each step. Raises CapacityError before anything is
         read."""
         sizes = {key: round_up(unit.num_bytes) for key, unit in units.items()}
@@ -42,7 +42,7 @@ class LaneTiers:
         experts = {key: size for key, size in sizes.items() if key.expert is not None}
         cycle = tuple(dense)
         self._lane = lane
-        self._num_once = num_encoder_layers
+        self._num_once = num_once
         self._resident = [frozenset(cycle[index] for index in plan.resident) for plan in plans]
         self._pools = self._allocate(dense, experts, plans)
         #: The memory where layers are computed.
@@ -84,11 +84,6 @@ class LaneTiers:
         passing = frozenset[UnitKey]().union(*self._resident[index + 1 :])
         resident = self._resident[index]
         self._dense.append(CyclicTier(sizes, below, pool, resident, plan.num_slots, passing, self._num_once))
-
-    @property
-    def num_resident(self) -> int:
-        """Layers that stay where they are computed."""
-        return len(self.nearest.resident)
 
     @property
     def unpinned_bytes(self) -> int:

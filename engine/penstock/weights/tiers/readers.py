@@ -39,15 +39,16 @@ class StoreReader:
 
     def detours(self, keys: Iterable[UnitKey]) -> list[str]:
         """Reasons, for people, why these units do not come straight from the disk."""
-        ranges = [self._ranges[key] for key in keys]
+        ranges = {key: self._ranges[key] for key in keys}
         folder, found = self._store.checkpoint.folder, []
-        if any(at is None for at in ranges):
+        if quantized := {key[:2] for key, at in ranges.items() if at is None}:
+            num_layers = len({key[:2] for key in self._ranges})
             found.append(
-                f"{ranges.count(None)} of {len(self._ranges)} layers do not fit into memory, and {folder} "
+                f"{len(quantized)} of {num_layers} layers do not fit into memory, and {folder} "
                 "is not laid out to be streamed: these layers are made from the files' tensors again in each "
                 f"step. {self._remedy()}"
             )
-        files = {at.file for at in ranges if at is not None}
+        files = {at.file for at in ranges.values() if at is not None}
         if self._direct is not None and not all(map(self._direct.is_direct, files)):
             found.append(
                 f"{folder} is on a file system without direct reads: layers come through the page cache, "

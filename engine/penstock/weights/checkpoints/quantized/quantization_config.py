@@ -13,6 +13,9 @@ COMPRESSED, GPTQ, GPTQ_INT4 = "compressed-tensors", "gptq with 8 bits", "gptq wi
 AWQ = "awq with 4 bits"
 #: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
 FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
+#: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). The name stands under
+#: a key of its own in config.json, "penstock".
+PLANES = "planes"
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
 
@@ -29,6 +32,8 @@ def check_quantization(config: dict[str, Any]) -> int | None:
         return _compressed_group_size(quantization)
     if kind == GPTQ:
         return _gptq_group_size(quantization)
+    if kind == PLANES:
+        return _planes_group_size(quantization)
     if kind in FP8:
         return None
     if kind == GPTQ_INT4:
@@ -38,6 +43,12 @@ def check_quantization(config: dict[str, Any]) -> int | None:
     else:
         raise unsupported(kind)
     return 0
+
+
+def has_planes(config: dict[str, Any]) -> bool:
+    """Whether a checkpoint keeps its layers' matrices in planes."""
+    quantization = config.get("quantization_config")
+    return quantization is not None and method(quantization) == PLANES
 
 
 def int8_group_sizes(config: dict[str, Any]) -> set[int]:
@@ -91,6 +102,8 @@ def activation_note(config: dict[str, Any]) -> str:
 
 def method(quantization: dict[str, Any]) -> str:
     """What quantized a checkpoint, with the number of bits where that is known."""
+    if quantization.get("penstock") == PLANES:
+        return PLANES
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         return "bitsandbytes LLM.int8"
     if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
@@ -117,6 +130,17 @@ def _compressed_group_size(quantization: dict[str, Any]) -> int | None:
     if "fp8" in compressed_schemes.kinds(quantization):
         return None
     return compressed_schemes.int8_group_size(quantization)
+
+
+def _planes_group_size(quantization: dict[str, Any]) -> int:
+    size = quantization.get("group_size")
+    if quantization.get("version") != 1 or size not in (0, *GROUP_SIZES):
+        raise UnsupportedModel(
+            f"the checkpoint is in planes of version {quantization.get('version')}, groups of {size}; this "
+            f"Penstock reads version 1 with groups of {', '.join(map(str, GROUP_SIZES))}, or 0. Install a "
+            "newer Penstock, or convert the model again"
+        )
+    return int(size)
 
 
 def _gptq_group_size(quantization: dict[str, Any]) -> int | None:
