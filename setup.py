@@ -5,6 +5,7 @@ left out where the compiler does not know its instructions, and without any buil
 builds are plain shared libraries, which are loaded with ctypes.
 """
 
+import os
 import platform
 from glob import glob
 
@@ -37,5 +38,8 @@ def extension(name: str, flags: list[str]) -> Extension:
     )
 
 
+if platform.system() == "Darwin":
+    # A Python for two architectures would compile for both, and each build knows the instructions of one.
+    os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 BUILDS = MACHINES.get(platform.machine(), {}) | {"generic": []}
 setup(ext_modules=[extension(name, flags) for name, flags in BUILDS.items()])

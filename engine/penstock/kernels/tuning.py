@@ -16,8 +16,8 @@ from penstock.errors import ConfigError
 from penstock.kernels.cpu import load_library
 from penstock.kernels.operands import QuantizedTensor
 
-#: The build in which all parameters count. In the other builds, prefetching and threads of one token's product
-#: are the only choices that a product of INT8 shows.
+#: The build in which all parameters count. In the other builds, prefetching and threads of one token are the
+#: only choices that a product of INT8 shows.
 _PACKING = "avx512"
 #: A value replaces the usual one if products then take at most this share of the usual one's time. A smaller
 #: gain may be noise.

@@ -131,8 +131,12 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
 /* Tiles of AMX, where a build has none. */
 #if !defined(__AMX_INT8__)
 enum { TILE = 16, has_tiles = 0 };
-static bool takes_tiles(const linear *l, int64_t num_tokens, int64_t size) { return (void)l, (void)num_tokens, (void)size, false; }
-static void linear_tiles(const linear *l, int64_t column, int64_t column_end) { (void)l, (void)column, (void)column_end; }
+static bool takes_tiles(const linear *l, int64_t num_tokens, int64_t size) {
+    return (void)l, (void)num_tokens, (void)size, false;
+}
+static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
+    (void)l, (void)column, (void)column_end;
+}
 static void quantize_tile(void *context, int64_t tile) { (void)context, (void)tile; }
 #endif
 
@@ -272,7 +276,7 @@ INLINE bool joins_words(const linear *l, int64_t num_tokens, int64_t in_features
 /* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
 static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                            int32_t offset, int activation_bits, void *scratch) {
-    if (num_tokens == 0) return; /* the head has no rows in a step that ends no prompt */
+    if (num_tokens == 0 || l->out_features == 0) return; /* the head has no rows in a step that ends no prompt */
     /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
     const int64_t size = in_features / l->num_groups;
     const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;

@@ -1,36 +1,13 @@
 /* Products of several tokens with AMX. Part of linear_vnni.h.
  *
- * A tile register holds 16 rows of up to 64 bytes. tdpbssd multiplies 16 channels of weights by 16 rows of activations,
- * 64 inputs (or the 32 of a group) at once, both signed. Weights come as INT8, in tiles of 16 channels by 64 inputs;
- * codes of 4 bits become INT8 on the way. Activations are quantized into tiles of 16 rows: four inputs of all rows lie
- * side by side. */
+ * A tile register holds 16 rows of up to 64 bytes. tdpbssd multiplies 16 channels of weights by 16 rows of activations, 64
+ * inputs (or the 32 of a group) at once, both signed. With few rows, INT8 weights are multiplied as they lie in memory;
+ * otherwise, and from codes of 4 bits, they are copied into tiles first. */
 #pragma once
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum {
-    TILE = 16,
-    TILE_BYTES = TILE * 64,
-    TILE_CHANNELS = 2 * TILE, /* whose weights lie in tiles at a time */
-    /* From 64 inputs to the next; without the gap, all stores of a channel would meet in two sets of the L1 cache. */
-    CHANNELS_BYTES = TILE_CHANNELS * 64 + 64,
-    TILE_SPAN = 512,          /* channels and tokens whose sums are kept */
-    TILE_TOKENS = 128,
-    ROW_TILES = 2 * TILE_TOKENS / TILE, /* in tiles */
-    /* Inputs at a time: activations of many rows stay in the L2 cache while all channels meet them. */
-    TILE_INPUTS = 1024,
-    TILE_INPUTS_FEW = 4096,
-    FEW_TILES = 4 /* of rows */
-};
-static _Thread_local struct {
-    int8_t weights[TILE_INPUTS_FEW / 64 * CHANNELS_BYTES] __attribute__((aligned(64))); /* [inputs / 64, 32, 64] */
-    union {
-        int32_t sums[TILE_SPAN / TILE][ROW_TILES][TILE * TILE]; /* [.., .., 16 channels, 16 rows] */
-        double totals[TILE_SPAN][TILE_TOKENS];                  /* with groups */
-    };
-    float units[TILE_SPAN]; /* of steps */
-    double scales[TILE_CHANNELS][TILE_INPUTS_FEW / 32], minima[TILE_CHANNELS][TILE_INPUTS_FEW / 32];
-} tiles __attribute__((aligned(64)));
+#include "amx_tiles.h"
 
 /* GCC's intrinsics for loading don't say that they read memory. Without this asm, GCC could move an earlier write
  * behind the load. */
@@ -51,17 +28,11 @@ static void start_tiles(int inputs) {
     _tile_loadconfig(&shape);
 }
 
-/* Where the weights of TILE_CHANNELS channels lie: bytes from a channel to the next, and from 64 inputs to the next. */
-typedef struct {
-    const int8_t *at;
-    int64_t channel, inputs;
-} tile_weights;
-
 /* Two tiles of channels by one or two tiles of rows. `step` inputs are multiplied at once. `x` and `x2` are the rows'
  * tiles, `sums` those of the first channels, `sums2` of the others. */
-INLINE void tile_product(const tile_weights *w, const int8_t *x, const int8_t *x2, int64_t inputs, int32_t (*sums)[TILE * TILE],
-                         int32_t (*sums2)[TILE * TILE], bool begins, const ahead *next, int64_t place, const int step,
-                         const bool two) {
+INLINE void tile_product(const tile_weights *w, const int8_t *x, const int8_t *x2, int64_t inputs,
+                         int32_t (*sums)[TILE * TILE], int32_t (*sums2)[TILE * TILE], bool begins, const ahead *next,
+                         int64_t place, const int step, const bool two) {
     READS_MEMORY();
     if (begins) {
         _tile_zero(0);
@@ -101,95 +72,6 @@ DEFINE_TILE_PRODUCT(one_by_64, 64, false)
 DEFINE_TILE_PRODUCT(two_by_64, 64, true)
 DEFINE_TILE_PRODUCT(one_by_32, 32, false)
 DEFINE_TILE_PRODUCT(two_by_32, 32, true)
-
-/* Some tokens by some channels, at most TILE_TOKENS by TILE_SPAN. */
-typedef struct {
-    const linear *l;
-    int64_t column, column_end, token, num_tokens;
-    int64_t num_tiles; /* of rows */
-    int step;
-    bool is_split;
-} tile_block;
-
-/* What 64 bytes at `w` hold of a channel, as tiles: 64 inputs, or with codes 128, of which in each `half` the even ones
- * lie before the odd ones. `tables` has what codes stand for. */
-INLINE void fill_64(const int8_t *w, __mmask64 mask, __m512i tables, int8_t *to, const int kind, const int half) {
-    const __m512i bytes = _mm512_maskz_loadu_epi8(mask, w), low = _mm512_set1_epi8(15);
-    if (kind == INT8) {
-        _mm512_store_si512(to, bytes);
-        return;
-    }
-    const __m512i even = _mm512_shuffle_epi8(tables, _mm512_and_si512(bytes, low));
-    const __m512i odd = _mm512_shuffle_epi8(tables, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low));
-    if (half == 128) {
-        _mm512_store_si512(to, even);
-        _mm512_store_si512(to + CHANNELS_BYTES, odd);
-        return;
-    }
-    const __m512i order = half == 64 ? _mm512_set_epi64(11, 10, 9, 8, 3, 2, 1, 0) : _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    const __m512i second = _mm512_add_epi64(order, _mm512_set1_epi64(4));
-    _mm512_store_si512(to, _mm512_permutex2var_epi64(even, order, odd));
-    _mm512_store_si512(to + CHANNELS_BYTES, _mm512_permutex2var_epi64(even, second, odd));
-}
-
-/* The inputs of channel c from k on as tiles. The bytes at `next`, `apart` and so on are needed soon, four streams. */
-INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, int8_t *to, const int8_t *next,
-                         int64_t apart, float unit, const int kind, const int half, const int shift) {
-    const int stride = (kind == INT8 ? 1 : 2) * CHANNELS_BYTES;
-    const int8_t *w = l->qweight + c * l->row_bytes + (k >> (kind != INT8));
-    const int64_t bytes = MIN(inputs, l->a->in_features - k) >> (kind != INT8);
-    uint16_t at[TILE_INPUTS_FEW / 32 + 16];
-    const __m512i offset = _mm512_set1_epi8((char)(l->has_minimum ? 0 : l->a->offset));
-    const __m512i table = kind == INT8 ? offset : _mm512_sub_epi8(table_of(l), offset);
-    if (kind == INT4_STEPS) step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, at);
-#define FILL(j, mask)                                                                              \
-    fill_64(w + i + 64 * j, mask, kind == INT4_STEPS ? as_unsigned(step_tables(at + ((i + 64 * j) * 2 >> shift), shift)) : table, \
-            to + j * stride, kind, half);
-    int64_t i = 0;
-    for (; i + 256 <= bytes; i += 256, to += 4 * stride) {
-        if (next)
-            for (int j = 0; j < 4; j++) _mm_prefetch(next + j * apart + i / 4, _MM_HINT_T0);
-        FILL(0, ~(__mmask64)0) FILL(1, ~(__mmask64)0) FILL(2, ~(__mmask64)0) FILL(3, ~(__mmask64)0)
-    }
-    for (; i < bytes; i += 64, to += stride) FILL(0, bytes - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (bytes - i)) - 1)
-#undef FILL
-}
-
-/* Inputs of some channels, at most TILE_CHANNELS; missing ones are zeros. Four channels in turns are streams. */
-INLINE void fill_tiles_of(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next, const int kind,
-                          const int half, const int shift) {
-    const int64_t channels = MIN(TILE_CHANNELS, b->column_end - column);
-    const float *units = tiles.units + (column - b->column);
-    for (int64_t i = 0; i < TILE_CHANNELS; i++) {
-        const int64_t c = i % 4 * (TILE_CHANNELS / 4) + i / 4;
-        int8_t *to = tiles.weights + c * 64;
-        const int8_t *soon = next->lines ? NULL : next->w + i / 4 * next->stride + i % 4 * (inputs >> (kind == INT8 ? 2 : 3));
-        const int64_t apart = TILE_CHANNELS / 4 * next->stride;
-        if (c < channels) fill_channel(b->l, column + c, k, inputs, to, soon, apart, units[c], kind, half, shift);
-        else
-            for (int64_t j = 0; j < inputs; j += 64, to += CHANNELS_BYTES) _mm512_store_si512(to, _mm512_setzero_si512());
-    }
-}
-#define DEFINE_FILL(name, kind, half, shift)                                                       \
-    NOINLINE void name(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next) { \
-        fill_tiles_of(b, column, k, inputs, next, kind, half, shift);                              \
-    }
-DEFINE_FILL(fill_int8, INT8, 0, 0)
-DEFINE_FILL(fill_codes_32, INT4, 32, 5)
-DEFINE_FILL(fill_codes_64, INT4, 64, 6)
-DEFINE_FILL(fill_codes_128, INT4, 128, 7)
-DEFINE_FILL(fill_steps_32, INT4_STEPS, 128, 5)
-DEFINE_FILL(fill_steps_64, INT4_STEPS, 128, 6)
-DEFINE_FILL(fill_steps_128, INT4_STEPS, 128, 7)
-
-static void fill_tiles(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next) {
-    const linear *l = b->l;
-    const int64_t size = l->a->in_features / l->num_groups;
-    if (l->kind == INT8) fill_int8(b, column, k, inputs, next);
-    else if (l->kind == INT4_STEPS)
-        (size == 32 ? fill_steps_32 : size == 64 ? fill_steps_64 : fill_steps_128)(b, column, k, inputs, next);
-    else (size == 32 ? fill_codes_32 : size == 64 ? fill_codes_64 : fill_codes_128)(b, column, k, inputs, next);
-}
 
 /* The scales and minima of some channels' groups. */
 static void load_tile_scales(const tile_block *b, int64_t column, int64_t group, int64_t group_end) {
@@ -309,17 +191,18 @@ static void tile_products(const tile_block *b, const int8_t *next_weights) {
     const activations *a = l->a;
     const int64_t k_end = a->padded, at_once = b->num_tiles > FEW_TILES ? TILE_INPUTS : TILE_INPUTS_FEW;
     const int64_t pairs = (b->num_tiles + 1) / 2, lines = b->num_tiles > 2 ? (TILE_CHANNELS + pairs - 1) / pairs : 0;
-    const bool is_direct = l->kind == INT8 && b->num_tiles <= FEW_TILES; /* weights are met once or twice: copies would cost more */
+    /* Weights that are met once or twice are not worth a copy. */
+    const bool is_direct = l->kind == INT8 && b->num_tiles <= FEW_TILES;
     if (l->is_grouped)
         for (int64_t c = 0; c < MIN(TILE_SPAN, (b->column_end - b->column + 31) / 32 * 32); c++)
             memset(tiles.totals[c], 0, b->num_tiles * TILE / a->rows_per_token * sizeof(double));
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + at_once, k_end);
         for (int64_t c = b->column; c < b->column_end; c += TILE_CHANNELS) {
-            const int8_t *soon = c + TILE_CHANNELS < b->column_end ? l->qweight + (c + TILE_CHANNELS) * l->row_bytes + (k >> l->shift)
-                                 : stop < k_end ? l->qweight + b->column * l->row_bytes + (stop >> l->shift)
-                                                : next_weights;
-            ahead next = {soon, l->row_bytes, lines, l->shift, 0};
+            const bool is_last = c + TILE_CHANNELS >= b->column_end;
+            const int64_t soon = is_last ? b->column : c + TILE_CHANNELS, from = is_last ? stop : k;
+            const int8_t *at = l->qweight + soon * l->row_bytes + (from >> l->shift);
+            ahead next = {from < k_end ? at : next_weights, l->row_bytes, lines, l->shift, 0};
             tile_weights w = {tiles.weights, 64, CHANNELS_BYTES};
             if (is_direct && b->column_end - c >= TILE_CHANNELS && stop <= a->in_features)
                 w = (tile_weights){l->qweight + c * l->row_bytes + k, l->row_bytes, 64};
@@ -363,52 +246,11 @@ static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
             const int64_t tokens = MIN(TILE_TOKENS, a->num_tokens - t);
             const tile_block b = {l, column, stop, t, tokens, (tokens * a->rows_per_token + TILE - 1) / TILE,
                                   l->is_grouped && a->group_size < 64 ? 32 : 64, a->rows_per_token == 2};
-            tile_products(&b, l->qweight + (t + TILE_TOKENS < a->num_tokens ? column : next_column(l, stop)) * l->row_bytes);
+            const int64_t next = t + TILE_TOKENS < a->num_tokens ? column : next_column(l, stop);
+            tile_products(&b, l->qweight + next * l->row_bytes);
         }
     }
     _tile_release();
-}
-
-/* Quantizing activations into tiles: 128 inputs of all rows of a tile at a time. Rows without a token are zeros. */
-INLINE void quantize_inputs(const activations *a, int64_t token, int64_t k, float divisor, int8_t *hi, int8_t *lo) {
-    const int64_t half = a->halved_by ? a->halved_by : 1, size = a->num_groups > 1 ? a->group_size : 128, row = token * a->rows_per_token;
-    const float *x = a->x + token * a->x_stride + k;
-    float some[128], own[128];
-    if (a->in_features - k < 128) {
-        memset(some, 0, sizeof some);
-        x = memcpy(some, x, (a->in_features - k) * sizeof *x);
-    }
-    if (half > 1) {
-        for (int64_t i = 0; i < 128; i += half)
-            for (int64_t j = 0; j < half / 2; j++) own[i + j] = x[i + 2 * j], own[i + half / 2 + j] = x[i + 2 * j + 1];
-        x = own;
-    }
-    for (int64_t i = 0; i < 128; i += size) {
-        int32_t sums[2];
-        if (lo) quantize_group(x + i, size, divisor, hi + i, lo + i, a->offset, sums, sums + 1, true);
-        else quantize_group(x + i, size, divisor, hi + i, NULL, a->offset, sums, NULL, false);
-        const int64_t group = a->num_groups > 1 ? (k + i) / size : 0;
-        if (group >= a->num_groups) continue;
-        int32_t *corrections = a->corrections + row * a->num_groups + group; /* of one group: modulo 2^32 */
-        corrections[0] = (int32_t)((uint32_t)corrections[0] + (uint32_t)sums[0]);
-        if (lo) corrections[a->num_groups] = (int32_t)((uint32_t)corrections[a->num_groups] + (uint32_t)sums[1]);
-    }
-}
-static void quantize_tile(void *context, int64_t tile) {
-    const activations *a = context;
-    const bool is_split = a->rows_per_token == 2;
-    const int64_t tokens = TILE / a->rows_per_token, token = tile * tokens, there = MIN(tokens, a->num_tokens - token);
-    int8_t rows[TILE][128] __attribute__((aligned(64))) = {}, *to = a->rows + tile * TILE * a->padded;
-    float divisors[TILE];
-    memset(a->corrections + token * a->rows_per_token * a->num_groups, 0,
-           there * a->rows_per_token * a->num_groups * sizeof *a->corrections);
-    for (int64_t i = 0; i < there; i++) divisors[i] = token_divisor(a, token + i);
-    for (int64_t k = 0; k < a->padded; k += 128, to += 128 * TILE) {
-        for (int64_t i = 0; i < there; i++)
-            quantize_inputs(a, token + i, k, divisors[i], rows[i], is_split ? rows[8 + i] : NULL);
-        transpose_words(rows[0], 128, to, 64);
-        transpose_words(rows[0] + 64, 128, to + 64 * TILE, 64);
-    }
 }
 
 /* Linux lends tile registers to a process that asks with arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Where
