@@ -99,6 +99,14 @@ INLINE __m512d tile_sums(const int32_t *sums, int half, const bool is_split) {
     return _mm512_fmadd_pd(_mm512_cvtepi32_pd(first), _mm512_set1_pd(256), _mm512_cvtepi32_pd(second));
 }
 
+/* The same of a group, which 32 bits hold: see group_sums(). */
+INLINE __m512d group_of_tile(const int32_t *sums, int half, const bool is_split) {
+    const __m256i first = _mm256_load_si256((const __m256i *)(sums + 8 * half));
+    if (!is_split) return _mm512_cvtepi32_pd(first);
+    const __m256i second = _mm256_load_si256((const __m256i *)(sums + 8));
+    return _mm512_cvtepi32_pd(_mm256_add_epi32(_mm256_slli_epi32(first, 8), second));
+}
+
 /* Add the sums of a group, of a tile of rows, to the totals. Only these additions round: see add_group(). */
 INLINE void add_tile(const tile_block *b, int64_t column, int64_t tile, int64_t group, int64_t slot,
                      int32_t (*const sums[2])[TILE * TILE], int which, const bool is_split, const bool has_minimum) {
@@ -117,7 +125,7 @@ INLINE void add_tile(const tile_block *b, int64_t column, int64_t tile, int64_t 
         const __m512d scale = _mm512_set1_pd(tiles.scales[c][slot]);
         double *totals = tiles.totals[column - b->column + c] + token;
         for (int h = 0; h < halves; h++) {
-            const __m512d exact = tile_sums(own, h, is_split), before = _mm512_loadu_pd(totals + 8 * h);
+            const __m512d exact = group_of_tile(own, h, is_split), before = _mm512_loadu_pd(totals + 8 * h);
             if (has_minimum) {
                 const __m512d less = _mm512_mul_pd(minus[h], _mm512_set1_pd(tiles.minima[c][slot]));
                 _mm512_storeu_pd(totals + 8 * h, _mm512_add_pd(before, _mm512_fmadd_pd(exact, scale, less)));
@@ -147,13 +155,18 @@ static void multiply_tiles(const tile_block *b, const tile_weights *w, int64_t c
         product(w, x, x2, inputs, sums[0] + tile, sums[1] + tile, k == 0, next, 0);
         return;
     }
-    int32_t first[2][TILE * TILE] __attribute__((aligned(64))), second[2][TILE * TILE] __attribute__((aligned(64)));
-    int32_t(*const sums[2])[TILE * TILE] = {first, second};
-    const int64_t size = a->group_size;
-    for (int64_t done = 0, slot = 0; done < inputs && k + done < a->in_features; done += size, slot++) {
-        const tile_weights own = {w->at + done / 64 * w->inputs + done % 64, w->channel, w->inputs};
-        product(&own, x + done * TILE, x2 + done * TILE, size, first, second, true, next, done);
-        for (int i = 0; i <= two; i++) add_tile_of(b, column, tile + i, k / size + slot, slot, sums, i);
+    /* A group's sums are added while the tile registers compute the next group's. */
+    int32_t room[2][2][2][TILE * TILE] __attribute__((aligned(64)));
+    const int64_t size = a->group_size, slots = (MIN(inputs, a->in_features - k)) / size;
+    for (int64_t slot = 0; slot <= slots; slot++) {
+        const int64_t done = slot * size;
+        if (slot < slots) {
+            const tile_weights own = {w->at + done / 64 * w->inputs + done % 64, w->channel, w->inputs};
+            product(&own, x + done * TILE, x2 + done * TILE, size, room[slot % 2][0], room[slot % 2][1], true, next, done);
+        }
+        int32_t(*const before[2])[TILE * TILE] = {room[1 - slot % 2][0], room[1 - slot % 2][1]};
+        for (int i = 0; slot > 0 && i <= two; i++)
+            add_tile_of(b, column, tile + i, k / size + slot - 1, slot - 1, before, i);
     }
 }
 
