@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock import BeamParams, BlankText, Engine, GenerationRequest, RequestOutput, SamplingParams
+from penstock import BeamParams, BlankText, Engine, GenerationRequest, RequestOutput
 from penstock.errors import ConfigError
 from penstock_server.answers.fill_format import SpanReader
 from penstock_server.commands.terminal import REQUEST_ID, Answered, answer, sampling_flags
@@ -24,7 +24,6 @@ from penstock_server.settings.settings import Settings
 def fill(settings: Settings, options: argparse.Namespace) -> int:
     """Fills in the blanks of --text, or of stdin, and prints the whole text as it grows."""
     flags = sampling_flags(options)
-    SamplingParams(**flags)  # raises for a wrong flag before the model is loaded
     if options.blank == "":
         raise ConfigError("--blank is empty: give the text that is a blank, or leave --blank out")
     text = sys.stdin.read().removesuffix("\n") if options.text is None else options.text
