@@ -99,8 +99,8 @@ def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = 
         )
     if not 1 <= stride <= size:
         raise ConfigError(
-            f"stride is {stride}: windows with {size} tokens of the text need a stride of 1 to {size}, so that "
-            "no token is left out"
+            f"stride is {stride}: windows with {size} tokens of the text need a stride of 1 to {size}, so "
+            "that no token is left out"
         )
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     found, scored = [], 0

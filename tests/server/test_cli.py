@@ -121,7 +121,8 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
 
 @pytest.mark.parametrize("command", ["generate", "fill", "chat"])
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--temperature", "nan"), ("--num-beams", "0"), ("--max-tokens", "-1"), ("--stop", "")]
+    ("flag", "value"),
+    [("--temperature", "nan"), ("--num-beams", "0"), ("--max-tokens", "-1"), ("--stop", "")],
 )
 def test_a_wrong_sampling_flag_is_wrong_usage(
     command: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]

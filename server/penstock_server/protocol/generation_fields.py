@@ -111,10 +111,11 @@ class SamplingFields(Wire):
         neutral = {"best_of": self.num_choices, "length_penalty": 1, "early_stopping": False}
         for name, value in neutral.items():
             if getattr(self, name) not in (None, value):
+                only = str(value).lower()
                 raise invalid(
                     name,
                     f"only a beam search uses {name}: send use_beam_search: true as well, or leave {name} "
-                    f"out. Without a beam search, {name} may only be {str(value).lower()}, which changes nothing",
+                    f"out. Without a beam search, {name} may only be {only}, which changes nothing",
                 )
         return self
 
