@@ -82,6 +82,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     chat_template: str | None = None,
+    check_length: Callable[[int], None] = lambda num_chars: None,
     **template_kwargs: Any,
 ) -> list[int]:
     """A chat template that shows all it was given: "system: Be kind\\nuser: Hi\\nassistant:"."""
@@ -92,6 +93,7 @@ def render_chat(
         text += f"\n{sorted(template_kwargs.items())}"
     if add_generation_prompt:
         text += "\nassistant:"
+    check_length(len(text))
     return tokenizer.encode(text + ("..." if continue_final_message else ""))
 
 

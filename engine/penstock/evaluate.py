@@ -92,10 +92,15 @@ def windows(tokenizer: Tokenizer, text: str, context: int, stride: int | None = 
     bos = prefix(tokenizer)
     size = context - len(bos)
     stride = size if stride is None else stride
-    if context < 2 or not 1 <= stride <= size:
+    if context < 2:
         raise ConfigError(
-            f"context is {context} and stride {stride}: a window needs at least 2 tokens and a stride of 1 "
-            f"to {max(1, size)}, so that no token is left out"
+            f"context is {context}: a window needs at least 2 tokens, since one token is predicted from "
+            "another. Give a context of 2 or more"
+        )
+    if not 1 <= stride <= size:
+        raise ConfigError(
+            f"stride is {stride}: windows with {size} tokens of the text need a stride of 1 to {size}, so "
+            "that no token is left out"
         )
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     found, scored = [], 0

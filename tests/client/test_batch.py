@@ -119,12 +119,19 @@ def test_a_server_that_is_not_there_yet(sleeping_server):
 
 
 def test_silence_is_tried_again(server):
-    client = AsyncFace(server.url, model="tiny", timeout=0.1)
-    server.script += [Silence(), Events([samples.completion_event("a")], ending="hold")]
-    server.fallback = echo
+    """A machine under load may keep later answers from coming in time, too. Those are tried again as well."""
+    client = AsyncFace(server.url, model="tiny", timeout=0.5)
+    silences = [Silence(), Events([samples.completion_event("a")], ending="hold")]
+
+    def answer(received: Received) -> Silence | Events:
+        num_failed = len(client.sleeps)
+        return silences[num_failed] if num_failed < 2 else echo(received)
+
+    server.fallback = answer
     (result,) = client.collect(client.batch(["a"]))
     client.close()
-    assert (result.unwrap().text, result.num_attempts) == ("a", 3)
+    assert result.unwrap().text == "a"
+    assert result.num_attempts == 1 + len(client.sleeps) >= 3
 
 
 FINAL = [

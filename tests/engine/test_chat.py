@@ -83,6 +83,18 @@ def test_tools_reach_the_template(bare: Tokenizer) -> None:
     assert text_of(bare, render_chat(bare, MESSAGES, chat_template=template, tools=[tool])) == "weather"
 
 
+def test_the_whole_text_is_measured_before_it_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(num_chars: int) -> None:
+        raise OverflowError(num_chars)
+
+    text = "<bos>[system]Be brief.<eos>[user]中文 😀?<eos>[assistant]!"
+    monkeypatch.setattr(tokenizer, "encode", None)
+    with pytest.raises(OverflowError, match=f"^{len(text)}$"):
+        render_chat(tokenizer, MESSAGES, mood="!", check_length=refuse)
+
+
 def test_a_model_without_template_says_what_to_do(bare: Tokenizer) -> None:
     with pytest.raises(InvalidParameter, match="chat_template.jinja") as caught:
         render_chat(bare, MESSAGES)

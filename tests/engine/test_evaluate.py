@@ -105,10 +105,11 @@ def test_a_bos_that_prompts_do_not_get_is_not_put_before_windows() -> None:
     [
         (0, 8, None, "0 tokens, which is too short"),
         (1, 8, None, "1 tokens, which is too short"),
-        (9, 1, None, "context is 1"),
-        (9, 0, None, "context is 0"),
+        (9, 1, None, "context is 1: a window needs at least 2 tokens"),
+        (9, 0, None, "context is 0: a window needs at least 2 tokens"),
+        (9, 0, 1, "context is 0: a window needs at least 2 tokens"),
         (9, 8, 9, "stride of 1 to 8"),
-        (9, 8, 0, "stride 0"),
+        (9, 8, 0, "stride is 0: .* stride of 1 to 8"),
     ],
 )
 def test_windows_that_can_not_be(length: int, context: int, stride: int | None, message: str) -> None:

@@ -119,6 +119,19 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
         assert cli.main([command, "m", *(["--port", "0"] if command == "serve" else [])]) == code
 
 
+@pytest.mark.parametrize("command", ["generate", "fill", "chat"])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--temperature", "nan"), ("--num-beams", "0"), ("--max-tokens", "-1"), ("--stop", "")],
+)
+def test_a_wrong_sampling_flag_is_wrong_usage(
+    command: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"generate": ["--prompt", "x"], "fill": ["--text", "____"], "chat": []}[command]
+    assert cli.main([command, "there is none", *text, flag, value]) == 2
+    assert capsys.readouterr().err.startswith(f"penstock: {flag}: ")
+
+
 def test_each_command_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, Settings]] = []
 

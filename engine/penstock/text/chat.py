@@ -3,6 +3,7 @@ own: dialogue.py."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -35,9 +36,13 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     chat_template: str | None = None,
+    check_length: Callable[[int], None] = lambda num_chars: None,
     **template_kwargs: Any,
 ) -> list[int]:
     """Token ids of a conversation, ready for the assistant's answer.
+
+    check_length: gets the number of characters of the written conversation before it is tokenized, which
+        takes long for a long text; an exception that it raises ends the work.
 
     Raises InvalidParameter if the model has no template, if the template refuses the messages, or if there
     are variables and no template.
@@ -50,6 +55,7 @@ def render_chat(
                     f"{name} is a variable of chat templates, and EVA has no chat template: leave {name} out "
                     "(or out of chat_template_kwargs)",
                 )
+            check_length(sum(len(message.get("content") or "") for message in messages))
             return encode_dialogue(tokenizer, messages, add_generation_prompt, continue_final_message)
         raise InvalidParameter(
             "messages",
@@ -69,5 +75,6 @@ def render_chat(
         raise InvalidParameter(
             "messages", f"the model's chat template refuses these messages: {error}"
         ) from error
+    check_length(len(text))
     # The template has written the special tokens already.
     return tokenizer.encode(text, add_special_tokens=False)

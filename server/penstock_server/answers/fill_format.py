@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from penstock import BlankText, Detokenizer, FinishReason, RequestOutput, Tokenizer
 from penstock_server.answers.answers import Answer, Answers
 from penstock_server.answers.streaming import events
-from penstock_server.protocol.answer_bodies import Finish
+from penstock_server.protocol.answer_bodies import FINGERPRINT, Finish
 from penstock_server.protocol.fill_bodies import FillAnswer, FillChunk, FilledSpan
 
 
@@ -84,7 +84,12 @@ class FillFormat:
     """/v1/fill."""
 
     def __init__(self, request_id: str, model: str, text: BlankText, reader: SpanReader) -> None:
-        self._head: dict[str, Any] = {"id": f"fill-{request_id}", "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {
+            "id": f"fill-{request_id}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,  # a chunk is sent without the members that have defaults
+        }
         self._text = text
         self._reader = reader
         self._spans = [FilledSpan(index=i, position=at, text="") for i, at in enumerate(text.positions)]

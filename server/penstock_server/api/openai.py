@@ -55,8 +55,6 @@ class OpenAIRoutes(GenerationRoutes):
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         model = self._model(body.model)
         self._responder.check_num_answers(body.num_choices)
-        if body.truncate_prompt_tokens is None:
-            refuse_long_text(model, body.as_conversation.num_chars)
         parser = self._settings.tool_call_parser
         question = await self._texts.run(lambda: read_chat(model, body, parser))
         form = ChatFormat(

@@ -56,8 +56,12 @@ class ResponsesRoutes(GenerationRoutes):
         """The number of tokens of the input of a request to /v1/responses."""
         model = self._model(body.model)
         parser = self._settings.tool_call_parser
-        check_length("input", body.as_conversation.num_chars, "characters", 8 * model.max_model_len)
-        prompt, _ = await self._texts.run(lambda: read_input(model, body, parser, may_be_long=True))
+
+        def check(num_chars: int) -> None:
+            check_length("input", num_chars, "characters", 8 * model.max_model_len)
+
+        check(body.as_conversation.num_chars)
+        prompt, _ = await self._texts.run(lambda: read_input(model, body, parser, check))
         return InputTokens(input_tokens=len(prompt.token_ids))
 
     async def find(self, response_id: str) -> None:

@@ -67,7 +67,9 @@ class TokenizeRequest(Wire):
     def token_ids(self, model: ServedModel, settings: Settings) -> list[int]:
         if (conversation := self.as_conversation) is not None:
             use = ToolUse.of(conversation.tools, model.tokenizer, settings.tool_call_parser)
-            return read_conversation(model, conversation, use.prompt)
+            return read_conversation(
+                model, conversation, use.prompt, lambda number: _check("messages", number, model)
+            )
         if self.content is not None:
             return model.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))
         return model.tokenizer.encode(self.prompt or "", self.add_special_tokens is not False)
@@ -140,13 +142,8 @@ class TokenizationRoutes:
     async def tokenize(self, body: TokenizeRequest) -> Response:
         check_model(body.model, self._settings)
         model = ready_model(self._engine)
-        conversation = body.as_conversation
-        for name, number in (
-            ("prompt", len(body.prompt or "")),
-            ("content", len(body.content or "")),
-            ("messages", conversation.num_chars if conversation else 0),
-        ):
-            check_length(name, number, "characters", 8 * model.max_model_len)
+        _check("prompt", len(body.prompt or ""), model)
+        _check("content", len(body.content or ""), model)
         # The JSON is written on the text thread, too: with pieces it has an object for each token.
         content = await self._texts.run(lambda: tokens_of(model, body, self._settings).model_dump_json())
         return Response(content, media_type="application/json")
@@ -160,6 +157,10 @@ class TokenizationRoutes:
             raise ApiError(400, message, code="invalid_value", param="tokens")
         text = await self._texts.run(lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return DetokenizedText(prompt=text, content=text)
+
+
+def _check(field: str, num_chars: int, model: ServedModel) -> None:
+    check_length(field, num_chars, "characters", 8 * model.max_model_len)
 
 
 def tokens_of(model: ServedModel, body: TokenizeRequest, settings: Settings) -> Tokens:

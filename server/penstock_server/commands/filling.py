@@ -9,12 +9,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock import BeamParams, BlankText, Engine, GenerationRequest, RequestOutput, SamplingParams
+from penstock import (
+    BeamParams,
+    BlankText,
+    Engine,
+    GenerationRequest,
+    PromptForms,
+    RequestOutput,
+    Tokenizer,
+)
 from penstock.errors import ConfigError
 from penstock_server.answers.fill_format import SpanReader
 from penstock_server.commands.terminal import REQUEST_ID, Answered, answer, sampling_flags
 from penstock_server.facade.inside import model_of
-from penstock_server.facade.loading import load_engine
+from penstock_server.facade.loading import load_engine, open_source
 from penstock_server.prompts.filling import FillQuestion, read_fill
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.fill_bodies import FillRequest
@@ -24,12 +32,12 @@ from penstock_server.settings.settings import Settings
 def fill(settings: Settings, options: argparse.Namespace) -> int:
     """Fills in the blanks of --text, or of stdin, and prints the whole text as it grows."""
     flags = sampling_flags(options)
-    SamplingParams(**flags)  # raises for a wrong flag before the model is loaded
     if options.blank == "":
         raise ConfigError("--blank is empty: give the text that is a blank, or leave --blank out")
     text = sys.stdin.read().removesuffix("\n") if options.text is None else options.text
-    BlankText.read(text, options.blank)
+    blanks = BlankText.read(text, options.blank)
     body = _body(text, options, flags)
+    _check_model(settings, blanks)
     with load_engine(settings) as engine:
         try:
             asked = read_fill(model_of(engine), body)
@@ -38,6 +46,14 @@ def fill(settings: Settings, options: argparse.Namespace) -> int:
         answered = _answer(engine, asked, options)
     print(answered, file=sys.stderr)
     return 0
+
+
+def _check_model(settings: Settings, text: BlankText) -> None:
+    """Raises InvalidParameter if the model can't fill in the blanks. The model's config and tokenizer tell,
+    so that a large model need not be loaded first."""
+    opened = open_source(settings)
+    with opened.store.checkpoint as checkpoint:
+        PromptForms(Tokenizer.load(checkpoint.folder), opened.spec.has_encoder).fill(text.pieces)
 
 
 def _body(text: str, options: argparse.Namespace, flags: dict[str, Any]) -> FillRequest:

@@ -25,7 +25,7 @@ from penstock import (
     render_chat,
     without_draws,
 )
-from penstock.errors import ConfigError, RequestError
+from penstock.errors import ConfigError, InvalidParameter, RequestError
 from penstock_server.facade.loading import load_engine
 from penstock_server.prompts.inputs import follow_form
 from penstock_server.settings.settings import Settings
@@ -62,7 +62,6 @@ class Answered:
 def generate(settings: Settings, options: argparse.Namespace) -> int:
     """Continues the text of --prompt, or of stdin."""
     flags = sampling_flags(options)
-    SamplingParams(**flags)  # raises for a wrong flag before the model is loaded
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     with load_engine(settings) as engine:
         form = engine.forms.complete(prompt)
@@ -77,7 +76,6 @@ def generate(settings: Settings, options: argparse.Namespace) -> int:
 def chat(settings: Settings, options: argparse.Namespace) -> int:
     """A conversation until /quit, Ctrl-D, or Ctrl-C at the prompt. Ctrl-C cuts an answer short."""
     flags = sampling_flags(options)
-    SamplingParams(**flags)
     with load_engine(settings) as engine:
         if not can_chat(engine.tokenizer):
             raise RequestError("this model has no chat template; use `penstock generate`")
@@ -101,7 +99,17 @@ def _talk(conversation: Conversation) -> None:
 
 
 def sampling_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that are on the command line."""
+    """The sampling parameters that are on the command line. Raises ConfigError for a wrong one."""
+    try:
+        flags = _given(options)
+        SamplingParams(**flags)
+    except InvalidParameter as error:
+        name = "num_beams" if error.param == "best_of" else error.param
+        raise ConfigError(f"--{name.replace('_', '-')}: {error}") from error
+    return flags
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in _SAMPLING_FLAGS}
     flags = {name: value for name, value in given.items() if value is not None}
     beams = beam_params(options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ _TEMPLATE_ARGUMENTS = frozenset(
         "continue_final_message",
         "tokenize",
         "sanitize_control_tokens",
+        "check_length",
         "padding",
         "truncation",
         "max_length",
@@ -194,9 +195,20 @@ def read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int,
     return (*found, *((token_id,) for token_id in model.forms.forbidden_ids))
 
 
-def read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:
+def read_conversation(
+    model: ServedModel,
+    conversation: Conversation,
+    tools: ToolPrompt,
+    check_length: Callable[[int], None] = lambda num_chars: None,
+) -> list[int]:
     """The token ids of a conversation. Raises RequestError if the model has no form of a conversation, or if
-    its form has no place for what the conversation has."""
+    its form has no place for what the conversation has.
+
+    check_length: gets numbers of characters, and raises for one that is too large: first that of the turns'
+        texts, then that of the prompt, which also has tools, calls, reasoning and variables of the template.
+        All of this happens before anything is tokenized.
+    """
+    check_length(conversation.num_chars)
     if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
         message = f"chat_template_kwargs can't set {', '.join(sorted(taken))}."
         raise ApiError(400, message, code="invalid_value", param="chat_template_kwargs")
@@ -210,6 +222,7 @@ def read_conversation(model: ServedModel, conversation: Conversation, tools: Too
             messages,
             add_generation_prompt=conversation.begins_answer,
             continue_final_message=conversation.goes_on,
+            check_length=check_length,
             **variables,
         )
 

@@ -6,7 +6,9 @@ Long texts and large grammars take long, so that these functions don't belong on
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypedDict
 
 from penstock import Grammar, SamplingParams
@@ -97,7 +99,7 @@ def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
 
 def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserChoice) -> Question:
     use = ToolUse.of(body.as_conversation.tools, model.tokenizer, parser)
-    token_ids = truncated(model, body, read_conversation(model, body.as_conversation, use.prompt))
+    token_ids = truncated(model, body, _read_messages(model, body, use.prompt))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -110,6 +112,13 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
     return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
 
 
+def _read_messages(model: ServedModel, body: ChatCompletionRequest, tools: ToolPrompt) -> list[int]:
+    """The token ids of all messages. A prompt that will be truncated may have any length."""
+    if body.truncate_prompt_tokens is not None:
+        return read_conversation(model, body.as_conversation, tools)
+    return read_conversation(model, body.as_conversation, tools, partial(refuse_long_text, model))
+
+
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
     """`params`, bound to what the tools demand as well. Raises InvalidParameter."""
     params = use.binding.bind(params)
@@ -118,7 +127,7 @@ def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> Sampling
 
 
 def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoice) -> Question:
-    prompt, use = read_input(model, body, parser)
+    prompt, use = read_input(model, body, parser, partial(refuse_long_text, model))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -131,24 +140,23 @@ def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoi
 
 
 def read_input(
-    model: ServedModel, body: ResponsesRequest, parser: ParserChoice, may_be_long: bool = False
+    model: ServedModel, body: ResponsesRequest, parser: ParserChoice, check_length: Callable[[int], None]
 ) -> tuple[Prompt, ToolUse]:
-    """The input of /v1/responses. Raises what read_conversation() raises, and, unless `may_be_long`, what
-    refuse_long_text() raises."""
+    """The input of /v1/responses. `check_length` and errors are those of read_conversation()."""
     conversation = body.as_conversation
     use = ToolUse.of(conversation.tools, model.tokenizer, parser)
     if body.truncation == "auto":
         room = model.room() - (body.max_output_tokens or 1)
         conversation = _fitting(model, conversation, use.prompt, room)
-    if not may_be_long:
-        refuse_long_text(model, conversation.num_chars)
-    return Prompt(_read_conversation(model, conversation, use.prompt)), use
+    return Prompt(_read_conversation(model, conversation, use.prompt, check_length)), use
 
 
-def _read_conversation(model: ServedModel, conversation: Conversation, tools: ToolPrompt) -> list[int]:
+def _read_conversation(
+    model: ServedModel, conversation: Conversation, tools: ToolPrompt, check_length: Callable[[int], None]
+) -> list[int]:
     """read_conversation(), with the name that the messages have in a request to /v1/responses."""
     try:
-        return read_conversation(model, conversation, tools)
+        return read_conversation(model, conversation, tools, check_length)
     except InvalidParameter as error:
         raise InvalidParameter("input" if error.param == "messages" else error.param, str(error)) from error
 
@@ -166,9 +174,9 @@ def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, 
 
     def fits(start: int) -> bool:
         try:
-            refuse_long_text(model, since(start).num_chars)
+            token_ids = _read_conversation(model, since(start), tools, partial(refuse_long_text, model))
         except ContextOverflow:
             return False
-        return len(_read_conversation(model, since(start), tools)) <= room
+        return len(token_ids) <= room
 
     return since(starts[bisect_left(starts[:-1], True, key=fits)])

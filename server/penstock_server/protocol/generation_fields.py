@@ -93,7 +93,7 @@ class SamplingFields(Wire):
         "n gives the best answer.",
     )
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        None, description="The number of beams; n if null. Without use_beam_search it must equal n."
+        None, description="The number of beams; n if null. Without use_beam_search, only n is accepted."
     )
     length_penalty: float | None = Field(
         None, description="An answer's score is its log-probability / length ** length_penalty; 1 if null."
@@ -111,7 +111,12 @@ class SamplingFields(Wire):
         neutral = {"best_of": self.num_choices, "length_penalty": 1, "early_stopping": False}
         for name, value in neutral.items():
             if getattr(self, name) not in (None, value):
-                raise invalid(name, f"without use_beam_search only {str(value).lower()} is allowed")
+                only = str(value).lower()
+                raise invalid(
+                    name,
+                    f"only a beam search uses {name}: send use_beam_search: true as well, or leave {name} "
+                    f"out. Without a beam search, {name} may only be {only}, which changes nothing",
+                )
         return self
 
     @property

@@ -95,17 +95,23 @@ class _Server(uvicorn.Server):
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def _watch_engine(self) -> None:
-        """Announces that the model is ready. Ends the process if the model can't be loaded or the engine
-        dies."""
+        """Announces that the model is ready. Ends the process if the model can't be loaded, if the engine
+        dies, or if the announcement or the watch itself fails."""
         try:
             await self._engine.wait_until_ready()
             spare_the_collector()
             self._announce()
             await self._engine.wait_until_ended()
         except EngineDead as error:
-            if not self.should_exit:
-                self.failure = error
-                await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
+            await self._fail(error)
+        except Exception as error:
+            logger.exception("the server ends after an error of its own")
+            await self._fail(EngineDead(f"the server ends after an error of its own: {error!r}"))
+
+    async def _fail(self, error: EngineDead) -> None:
+        if not self.should_exit:
+            self.failure = error
+            await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
         for line in plan_table(self._engine.loaded.plan()):

@@ -144,6 +144,7 @@ def test_a_stream_adds_up(cpm2: TestClient) -> None:
     whole = ask(cpm2, max_tokens_per_blank=3).json()
     *chunks, last, done = sse_events(ask(cpm2, max_tokens_per_blank=3, stream=True).text)
     assert done == "[DONE]" and last["spans"] == []
+    assert {chunk["system_fingerprint"] for chunk in (*chunks, last)} == {whole["system_fingerprint"]}
     assert (last["text"], last["usage"]["completion_tokens"]) == (
         whole["text"],
         whole["usage"]["completion_tokens"],

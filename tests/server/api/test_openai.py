@@ -600,6 +600,63 @@ def test_a_text_that_can_not_fit_is_not_tokenized(
     assert error["code"] == "context_length_exceeded" and "5000 characters" in error["message"]
 
 
+LONG = "y" * 600_000
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": f'{{"x": "{LONG}"}}'}}
+CALLED = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "ok"},
+]
+DESCRIBED = [{"type": "function", "function": {"name": "f", "description": LONG}}]
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code"),
+    [
+        ("v1/chat/completions", {"messages": CALLED}, "context_length_exceeded"),
+        ("v1/chat/completions", {"messages": TALK, "tools": DESCRIBED}, "context_length_exceeded"),
+        (
+            "v1/chat/completions",
+            {"messages": TALK, "chat_template_kwargs": {"mood": LONG}},
+            "context_length_exceeded",
+        ),
+        ("v1/responses", {"input": TALK, "chat_template_kwargs": {"mood": LONG}}, "context_length_exceeded"),
+        (
+            "v1/responses",
+            {"input": TALK, "chat_template_kwargs": {"mood": LONG}, "truncation": "auto"},
+            "context_length_exceeded",
+        ),
+        (
+            "v1/responses/input_tokens",
+            {"input": TALK, "chat_template_kwargs": {"mood": LONG}},
+            "string_above_max_length",
+        ),
+        ("tokenize", {"messages": CALLED}, "string_above_max_length"),
+        ("tokenize", {"messages": TALK, "tools": DESCRIBED}, "string_above_max_length"),
+    ],
+)
+def test_a_conversation_is_long_by_all_that_the_prompt_has(
+    client: TestClient,
+    engine: FakeAsyncEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: Any,
+    code: str,
+) -> None:
+    """Calls, tools and variables of the template are tokenized as the turns' texts are."""
+    encode, longest = engine.model.tokenizer.encode, [0]
+
+    def measured(text: str, *options: Any) -> list[int]:
+        longest.append(len(text))
+        return encode(text, *options)
+
+    monkeypatch.setattr(engine.model.tokenizer, "encode", measured)
+    answer = client.post(f"/{path}", json=fields)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), answer.text[:500]
+    assert max(longest) < len(LONG)
+
+
 def encoded(vectors: Tensor) -> str:
     return base64.b64encode(save({"prompt": vectors})).decode()
 

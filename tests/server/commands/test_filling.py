@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError, InvalidParameter
+from penstock_server.commands import filling
 from penstock_server.commands.filling import fill
 from penstock_server.commands.terminal import _SAMPLING_FLAGS
 from penstock_server.settings.settings import Settings
@@ -24,8 +26,19 @@ from penstock_server.settings.settings import Settings
     ],
 )
 def test_wrong_flags(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        fill(Settings(model="there is none"), options(**given))
+
+
+def test_a_model_that_fills_in_no_blanks_is_not_loaded(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "load_engine", None)
+    with pytest.raises(InvalidParameter, match="blanks"):
+        fill(Settings(model=str(tiny_llama)), options())
+
+
+def options(**given: Any) -> argparse.Namespace:
     beams = ["num_beams", "length_penalty", "early_stopping"]
     names = [*_SAMPLING_FLAGS, *beams, "stop", "blank", "max_tokens_per_blank"]
-    options = argparse.Namespace(**dict.fromkeys(names) | {"text": "a ____ b"} | given)
-    with pytest.raises(error, match=words):
-        fill(Settings(model="there is none"), options)
+    return argparse.Namespace(**dict.fromkeys(names) | {"text": "a ____ b"} | given)

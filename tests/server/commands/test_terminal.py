@@ -13,7 +13,7 @@ import pytest
 
 from fakes import FakeEngine
 from penstock.engine import Engine
-from penstock.errors import ComputationError, ConfigError, InvalidParameter, RequestError
+from penstock.errors import ComputationError, ConfigError, RequestError
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import Chosen
 from penstock.generation.generation_request import GenerationRequest, SamplingParams
@@ -91,13 +91,13 @@ def test_flags_of_a_beam_search_need_one() -> None:
     for name, value in (("length_penalty", 0.5), ("early_stopping", "true")):
         with pytest.raises(ConfigError, match="--num-beams"):
             terminal.generate(SETTINGS, options(prompt="x", **{name: value}))
-    with pytest.raises(InvalidParameter, match="temperature"):
+    with pytest.raises(ConfigError, match="--temperature: .* beam search"):
         terminal.generate(SETTINGS, options(prompt="x", num_beams=2, temperature=0.5))
 
 
 @pytest.mark.parametrize("run", [terminal.generate, terminal.chat])
 def test_wrong_flags_are_told_before_the_model_is_loaded(run: Any) -> None:
-    with pytest.raises(InvalidParameter, match="top_p"):
+    with pytest.raises(ConfigError, match="--top-p: .* at most 1"):
         run(SETTINGS, options(prompt="x", top_p=2.0))
 
 

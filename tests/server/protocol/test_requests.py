@@ -256,9 +256,11 @@ def test_fields_of_a_beam_search_need_one(make: Any) -> None:
         {"early_stopping": True},
         {"early_stopping": "never"},
     ):
-        assert refused(make, **fields)["param"] == next(iter(fields))
+        error = refused(make, **fields)
+        assert error["param"] == next(iter(fields)) and "use_beam_search: true" in error["msg"]
         assert make(use_beam_search=True, **fields).beams is not None
     assert make(best_of=2, n=2).beams is None
+    assert "best_of may only be 3, which" in refused(make, best_of=2, n=3)["msg"]
     assert refused(make, use_beam_search=True, n=4, best_of=3)["param"] == "best_of"
     assert make(use_beam_search=True, n=4).beams == BeamParams(4, 4)
     wanted = BeamParams(6, 2, -0.5, "never")

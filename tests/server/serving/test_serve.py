@@ -228,6 +228,24 @@ async def test_an_engine_that_dies_ends_it_after_its_requests_were_told(started:
         await task
 
 
+async def test_a_watch_that_fails_ends_it(
+    started: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that nobody watches would go on without an engine."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("a plan of nothing")
+
+    monkeypatch.setattr(serve, "spare_the_collector", fail)
+    engine, task, _ = await started()
+    engine.loaded.set_result(None)
+    with pytest.raises(EngineDead, match="a plan of nothing"):  # serve() leaves with 1 then
+        await task
+    assert engine.is_stopped
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
 @pytest.mark.parametrize("state", ["loading", "ready"])
 def test_a_second_signal_and_one_while_loading_end_it_at_once(state: str) -> None:
     """In a process of its own, because that is what ends."""
