@@ -314,8 +314,8 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
 }
 
 /* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of
- * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is
- * in_features rounded up to 64. */
+ * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is in_features rounded up to
+ * 128, and num_tokens is rounded up to 8 if it is more than 1. */
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
