@@ -55,7 +55,7 @@ def answer_to(prompt: list[int], params: SamplingParams) -> Script:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    model = FakeModel(max_model_len=5000)
+    model = FakeModel(max_model_len=2_000_000)
     model.tokenizer.tool_template = HERMES
     with LiveServer(FakeAsyncEngine(answer_to, model)) as server:
         yield server
