@@ -33,7 +33,8 @@ CONTEXT = 512
 NO_REFERENCE = (
     "The model is quantized already, at least in part, so there is nothing to compare it with. Name the "
     "checkpoint from which the model was made (--against ORIGINAL). Or name the model itself (--against "
-    "MODEL): the figures are then the cost of activations, keys and values, without that of the quantized weights."
+    "MODEL): the figures are then the cost of activations, keys and values, without that of the quantized "
+    "weights."
 )
 DEQUANTIZED = (
     "The reference has quantized tensors itself, dequantized. Of tensors that the model has from it, the "
