@@ -26,22 +26,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class UpperPlane:
+class _Half:
+    """What both planes have of the whole matrix."""
+
+    group_size: int = 0
+
+    @property
+    def whole(self) -> Int8:
+        """The format that has both halves."""
+        return Int8(self.group_size)
+
+    def holds(self, entry: TensorEntry) -> bool:
+        return self.whole.holds(entry)
+
+    def scheme(self) -> dict[str, Any] | None:
+        return None
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        return self.whole.check(source, tensor)
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        return self.whole.dequantize(source, part, exact)
+
+
+@dataclass(frozen=True)
+class UpperPlane(_Half):
     """The upper four bits of INT8, and the scales. The lower bits are not there: the matrix alone has the
     middle of each step (PlanesTensor)."""
 
-    group_size: int = 0
     is_matrix: ClassVar[bool] = True
     operand_types: ClassVar[tuple[type, ...]] = (PlanesTensor,)
 
     @property
     def name(self) -> str:
         return f"{self.whole.name} in planes"
-
-    @property
-    def whole(self) -> Int8:
-        """The format that has both halves."""
-        return Int8(self.group_size)
 
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         return self.whole.components(shape)[0], _plane(UPPER, shape)
@@ -50,17 +68,8 @@ class UpperPlane:
         scale, upper = arrays
         return PlanesTensor(upper, None, scale)
 
-    def holds(self, entry: TensorEntry) -> bool:
-        return self.whole.holds(entry)
-
     def grouped(self, tensor: TensorSpec, group_size: int) -> UpperPlane:
         return UpperPlane(group_size)
-
-    def scheme(self) -> dict[str, Any] | None:
-        return None
-
-    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return self.whole.check(source, tensor)
 
     def fill(
         self,
@@ -73,9 +82,6 @@ class UpperPlane:
         scale, upper = arrays
         return _fill(source, tensor, _Plane(upper, scale, self.group_size, True), num_threads, with_loss)
 
-    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
-        return self.whole.dequantize(source, part, exact)
-
     def from_rows(self, rows: Tensor) -> PlanesTensor:
         return PlanesTensor.of(self.whole.from_rows(rows))
 
@@ -86,10 +92,9 @@ class UpperPlane:
 
 
 @dataclass(frozen=True)
-class LowerPlane:
+class LowerPlane(_Half):
     """The lower four bits of INT8. No token is multiplied by them alone."""
 
-    group_size: int = 0
     is_matrix: ClassVar[bool] = False
     operand_types: ClassVar[tuple[type, ...]] = (Tensor,)
 
@@ -97,28 +102,14 @@ class LowerPlane:
     def name(self) -> str:
         return f"{self.whole.name}, lower plane"
 
-    @property
-    def whole(self) -> Int8:
-        """The format that has both halves."""
-        return Int8(self.group_size)
-
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         return (_plane(LOWER, shape),)
 
     def operand(self, arrays: Sequence[Tensor]) -> Tensor:
         return arrays[0]
 
-    def holds(self, entry: TensorEntry) -> bool:
-        return self.whole.holds(entry)
-
     def grouped(self, tensor: TensorSpec, group_size: int) -> LowerPlane:
         return LowerPlane(group_size)
-
-    def scheme(self) -> dict[str, Any] | None:
-        return None
-
-    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
-        return self.whole.check(source, tensor)
 
     def fill(
         self,
@@ -130,9 +121,6 @@ class LowerPlane:
     ) -> dict[str, Loss]:
         _fill(source, tensor, _Plane(arrays[0], None, self.group_size, False), num_threads)
         return {}  # the upper plane has told the loss
-
-    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
-        return self.whole.dequantize(source, part, exact)
 
     def from_rows(self, rows: Tensor) -> PlanesTensor:
         raise TypeError("a lower plane is no matrix")
