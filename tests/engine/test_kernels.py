@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import pytest
@@ -523,3 +524,8 @@ def test_threads_come_and_go() -> None:
         assert native.set_num_threads(number) == number
         for _ in range(20):
             assert torch.equal(native.linear(x, weight), expected)
+
+
+def test_a_library_of_older_sources_is_told() -> None:
+    with pytest.raises(ConfigError, match="compiled from older sources: it has no penstock_set_num_threads"):
+        cpu.open_library(Path("libc.so.6"))

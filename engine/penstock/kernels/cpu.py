@@ -318,10 +318,18 @@ def load_library(build: str | None) -> tuple[str, ctypes.CDLL]:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """A build of cpu.c, loaded, with the types of its functions' parameters."""
+    """A build of cpu.c, loaded, with the types of its functions' parameters.
+
+    Raises ConfigError for a build of older sources, which lacks a function.
+    """
     library = ctypes.CDLL(str(path))
     for name, types in _SIGNATURES.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise ConfigError(
+                f"{path} was compiled from older sources: it has no {name}. Compile the kernels again: "
+                "make install, or pip install -e ."
+            )
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
     library.penstock_read.restype, library.penstock_tune.restype = _N, _I
