@@ -33,7 +33,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 
 # torch is installed first and alone: with the other packages, pip could choose another, much larger build.
 $(INSTALLED): pyproject.toml setup.py clients/python/pyproject.toml docker/constraints.txt \
-		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h)
+		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h engine/penstock/kernels/cpu/*/*.[ch])
 	$(PYTHON) -m venv $(CLEAR) $(VENV)
 	$(PIP_INSTALL) $(TORCH)
 	$(PIP_INSTALL) -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python

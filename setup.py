@@ -30,8 +30,8 @@ MACHINES = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
 def extension(name: str, flags: list[str]) -> Extension:
     return Extension(
         f"penstock.kernels._cpu_{name}",
-        sources=[f"{KERNELS}/cpu/build_{name}.c"],
-        depends=[f"{KERNELS}/cpu.c", *sorted(glob(f"{KERNELS}/cpu/*.h"))],
+        sources=[f"{KERNELS}/cpu/builds/{name}.c"],
+        depends=[f"{KERNELS}/cpu.c", *sorted(glob(f"{KERNELS}/cpu/**/*.h", recursive=True))],
         extra_compile_args=FLAGS + flags,
         extra_link_args=["-pthread", "-lm"],
         optional=True,
@@ -42,4 +42,7 @@ if platform.system() == "Darwin":
     # A Python for two architectures would compile for both, and each build knows the instructions of one.
     os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 BUILDS = MACHINES.get(platform.machine(), {}) | {"generic": []}
-setup(ext_modules=[extension(name, flags) for name, flags in BUILDS.items()])
+setup(
+    ext_modules=[extension(name, flags) for name, flags in BUILDS.items()],
+    options={"build_ext": {"parallel": os.cpu_count()}},  # the builds at the same time
+)

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 from penstock.config import EngineConfig
 from penstock.engine_thread import EngineStatus
 from penstock.errors import EngineDead, RequestError
-from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
-from penstock.generation.request import RequestOutput
-from penstock.generation.request_limits import BeamRoom, RequestLimits
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.requests.request import RequestOutput
+from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.sequence import FinishReason
-from penstock.memory.cost import UNKNOWN
-from penstock.memory.plan import LayerPlacement, MemoryPlan
+from penstock.memory.planning.cost import UNKNOWN
+from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
 from penstock.spec import ModelSpec
 from penstock.text.prompt_forms import PromptForms
@@ -129,10 +129,13 @@ class FakeModel:
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
-        self.streamer = SimpleNamespace(current_layer=None)
+        self.streamer = SimpleNamespace(
+            current_layer=None, layer_places={}, tiers=SimpleNamespace(nearest_experts=None)
+        )
         self.plan = PLAN
         self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN)
         self.spec = model_spec()
+        self.model = SimpleNamespace(is_invariant=True, spec=self.spec)
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)

@@ -12,13 +12,14 @@ from import_graph import ImportGraph
 ROOT = Path(__file__).parent.parent
 #: Lowest first; rooms of one level don't know each other.
 LEVELS: list[set[str]] = [
-    {"penstock.errors"},
+    {"penstock.errors", "penstock.state_layout"},
     {"penstock.config", "penstock.spec", "penstock.metrics"},
     {"penstock.memory", "penstock.kernels", "penstock.text"},
     {"penstock.weights"},
     {"penstock.model"},
-    {"penstock.generation", "penstock.unquantized"},
+    {"penstock.generation", "penstock.unquantized", "penstock.calibration"},
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
+    {"penstock.draft_model"},
     {"penstock.engine", "penstock.request_stream"},
     {"penstock.engine_thread"},
     {"penstock.async_engine", "penstock.evaluate"},
@@ -38,17 +39,23 @@ LEVELS: list[set[str]] = [
 PURE = (
     "penstock.config",
     "penstock.spec",
-    "penstock.memory.budgets",
-    "penstock.memory.plan",
-    "penstock.memory.planner",
-    "penstock.memory.cost",
+    "penstock.state_layout",
+    "penstock.memory.planning.budgets",
+    "penstock.memory.planning.plan",
+    "penstock.memory.planning.planner",
+    "penstock.memory.planning.cost",
+    "penstock.memory.planning.expert_demand",
+    "penstock.memory.planning.popularity",
+    "penstock.memory.planning.state_slots",
+    "penstock.weights.tiers.expert_policy",
     "penstock.weights.tiers.policies",
+    "penstock.weights.tiers.use_counts",
     "penstock.generation.beam_search",
-    "penstock.generation.generation_request",
+    "penstock.generation.requests.generation_request",
     "penstock.generation.sequence",
     *(
-        f"penstock.generation.scheduling.{path.stem}"
-        for path in sorted((ROOT / "engine/penstock/generation/scheduling").glob("[!_]*.py"))
+        ".".join(path.relative_to(ROOT / "engine").with_suffix("").parts)
+        for path in sorted((ROOT / "engine/penstock/generation/scheduling").rglob("[!_]*.py"))
     ),
 )
 OURS = ("penstock", "penstock_server", "penstock_client")
@@ -128,3 +135,10 @@ def test_no_drawers() -> None:
     """Names that say nothing about what is inside."""
     names = {path.name for path, _ in ALL}
     assert not names & {"utils.py", "common.py", "helpers.py", "base.py", "manager.py"}
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path, _ in ALL}), ids=lambda path: path.name)
+def test_rooms_are_no_halls(folder: Path) -> None:
+    """A reader sees what a folder has at one glance."""
+    names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(names) <= 15, f"{folder} has {len(names)} files"

@@ -71,8 +71,11 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """The exit code; None while the process runs."""
-        if self.returncode is None and select.select([self._keeper], [], [], 0)[0]:
-            self.wait()
+        if self.returncode is None:
+            poller = select.poll()
+            poller.register(self._keeper, select.POLLIN)
+            if poller.poll(0):
+                self.wait()
         return self.returncode
 
     def wait(self) -> int:

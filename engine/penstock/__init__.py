@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from penstock.engine import Completion, Engine
     from penstock.engine_thread import EngineStatus
     from penstock.generation.beam_search import BeamParams
-    from penstock.generation.generation_request import (
+    from penstock.generation.grammars.blanks import Blanks
+    from penstock.generation.grammars.grammar import Grammar
+    from penstock.generation.logprobs import TokenLogprobs
+    from penstock.generation.requests.generation_request import (
         MAX_LOGPROBS,
         GenerationRequest,
         SamplingParams,
         ValidRequest,
         without_draws,
     )
-    from penstock.generation.grammars.blanks import Blanks
-    from penstock.generation.grammars.grammar import Grammar
-    from penstock.generation.logprobs import TokenLogprobs
-    from penstock.generation.prompt_embeds import PromptEmbeds
-    from penstock.generation.request import RequestOutput
+    from penstock.generation.requests.prompt_embeds import PromptEmbeds
+    from penstock.generation.requests.request import RequestOutput
     from penstock.generation.sequence import FinishReason
     from penstock.request_stream import RequestStream
     from penstock.text.chat import can_chat, render_chat
@@ -49,20 +49,20 @@ _HOMES = {
     "EngineStatus": "penstock.engine_thread",
     "FinishReason": "penstock.generation.sequence",
     "FormedPrompt": "penstock.text.prompt_forms",
-    "GenerationRequest": "penstock.generation.generation_request",
+    "GenerationRequest": "penstock.generation.requests.generation_request",
     "Grammar": "penstock.generation.grammars.grammar",
-    "MAX_LOGPROBS": "penstock.generation.generation_request",
-    "PromptEmbeds": "penstock.generation.prompt_embeds",
+    "MAX_LOGPROBS": "penstock.generation.requests.generation_request",
+    "PromptEmbeds": "penstock.generation.requests.prompt_embeds",
     "PromptForms": "penstock.text.prompt_forms",
-    "RequestOutput": "penstock.generation.request",
+    "RequestOutput": "penstock.generation.requests.request",
     "RequestStream": "penstock.request_stream",
-    "SamplingParams": "penstock.generation.generation_request",
+    "SamplingParams": "penstock.generation.requests.generation_request",
     "TokenLogprobs": "penstock.generation.logprobs",
     "Tokenizer": "penstock.text.tokenizer",
-    "ValidRequest": "penstock.generation.generation_request",
+    "ValidRequest": "penstock.generation.requests.generation_request",
     "can_chat": "penstock.text.chat",
     "render_chat": "penstock.text.chat",
-    "without_draws": "penstock.generation.generation_request",
+    "without_draws": "penstock.generation.requests.generation_request",
 }
 
 __all__ = [

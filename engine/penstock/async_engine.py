@@ -16,7 +16,7 @@ from functools import partial
 from penstock.engine import Engine
 from penstock.engine_thread import Abort, EngineStatus, EngineThread
 from penstock.errors import EngineDead, EngineStopped, QueueFull
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.request_stream import OpenStreams, RequestStream
 
 

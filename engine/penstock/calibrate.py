@@ -1,103 +1,34 @@
 """Calibration: quantizes a model's matrices one after the other, by the inputs that each matrix has while a
 text is computed (GPTQ): those that it gets from the unquantized model, and those that it gets from matrices
 that are quantized already. Takes memory for one layer as the checkpoint has it, for the text's hidden states
-twice, and some 36 bytes for each pair of inputs of the widest matrix: 7.4 GB for 14336 inputs."""
+twice, and some 36 bytes for each pair of inputs of the widest matrix: 7.4 GB for 14336 inputs. With experts,
+each token's state is there twice for each of its experts, too."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from penstock.calibration.heard_experts import HeardExperts
+from penstock.calibration.listening_kernels import ExactMatrix, ListeningKernels
+from penstock.calibration.text_states import TextStates
 from penstock.errors import ConfigError, WrongTensor
-from penstock.kernels import (
-    BatchLayout,
-    ForwardingKernels,
-    Int4Tensor,
-    Kernels,
-    LayerKV,
-    Matrix,
-    QuantizedTensor,
-)
+from penstock.kernels import Int4Tensor, Kernels, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
-from penstock.memory.kv_cache import kv_views
+from penstock.model.families.mixture_frame import MixtureSpec
 from penstock.model.registry import OpenModel
-from penstock.spec import FLOAT32, RopeSpec
 from penstock.weights.conversion.gptq import compensate_int4, compensate_int8, plan_turns
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
 
-#: Tokens of one sequence, and sequences of a step.
-LENGTH, STEP_SEQS = 512, 2
-BLOCK_SIZE = 16
+#: Tokens of one sequence.
+LENGTH = 512
 #: Float32 numbers of a matrix that are rounded at a time; rows are independent of each other.
 CHUNK_ELEMENTS = 1 << 24
 #: The formats that are calibrated.
 KNOWN = ((QuantizedTensor,), (Int4Tensor,))
-
-
-class ExactMatrix(NamedTuple):
-    """A matrix as the checkpoint has it."""
-
-    weight: Tensor  # of any floating dtype [out_features, in_features]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    def rows(self, start: int, stop: int) -> ExactMatrix:
-        """A view of the output channels from `start` to `stop`."""
-        return ExactMatrix(self.weight[start:stop])
-
-    def look_up(self, row_ids: Tensor) -> Tensor:
-        """Rows (int64 [num_rows]) as float32 [num_rows, in_features]."""
-        return self.weight[row_ids].float()
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> ExactMatrix:
-        """The matrix with `function` applied to its tensor."""
-        return ExactMatrix(function(self.weight))
-
-    def dequantize(self) -> Tensor:
-        """The matrix as float32 [out_features, in_features]."""
-        return self.weight.float()
-
-
-class _Heard(Exception):
-    """All inputs of the wanted matrix are there; what would be computed from them is not needed."""
-
-
-class _ListeningKernels(ForwardingKernels):
-    """Kernels that multiply by exact matrices, too, and hear the inputs of one matrix."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        super().__init__(kernels)
-        self._address, self._num_tokens = 0, 0
-        self._inputs: list[Tensor] = []
-
-    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if _address(weight) == self._address:
-            self._inputs.append(x)
-            if sum(map(len, self._inputs)) == self._num_tokens:
-                raise _Heard
-        if not isinstance(weight, ExactMatrix):
-            return super().linear(x, weight, bias)
-        y = x @ weight.dequantize().t()
-        return y if bias is None else y + bias
-
-    def inputs(self, matrix: Matrix, num_tokens: int, compute: Callable[[], object]) -> Tensor | None:
-        """The inputs of a matrix, float32 [num_tokens, in_features], while compute() computes a layer; None
-        if the layer does not multiply all tokens by the matrix."""
-        self._address, self._num_tokens = _address(matrix), num_tokens
-        try:
-            compute()
-        except _Heard:
-            return torch.cat(self._inputs)
-        finally:
-            self._address, self._inputs = 0, []
-        return None
 
 
 class Calibration:
@@ -123,19 +54,21 @@ class Calibration:
         self.name: str | None = (
             f"GPTQ with drift, large inputs first, by {len(ids)} sequences of {length}, {digest}"
         )
-        self._store = opened.store
-        self._kernels = _ListeningKernels(kernels)
-        self._family = opened.family(opened.spec, self._kernels, length)
-        self._ids = torch.tensor(ids)
-        spec, blocks = opened.spec, STEP_SEQS * -(-length // BLOCK_SIZE)
-        heads, dim = spec.num_kv_heads, spec.head_dim
-        buffer = torch.zeros(blocks * BLOCK_SIZE * FLOAT32.bytes_per_token(heads, dim), dtype=torch.uint8)
-        self._kv = LayerKV(FLOAT32, kv_views(FLOAT32, buffer, blocks, BLOCK_SIZE, heads, dim))
-        #: Hidden states of the text, STEP_SEQS sequences at a time: by matrices that are quantized already,
-        #: and by the unquantized ones.
-        self._hidden: list[Tensor] = []
-        self._exact: list[Tensor] = []
+        self._store, self._spec = opened.store, opened.spec
+        self._kernels = ListeningKernels(kernels)
+        self._text = TextStates(opened, self._kernels, torch.tensor(ids))
         self._layers = {tensors: index for index, tensors in enumerate(self._store.tensors.layers)}
+        stack = self._store.tensors.stacks[-1]
+        #: The layer and the number of each expert, and how many of a layer are still to come.
+        self._experts = {
+            tensors: (index, number)
+            for index, experts in enumerate(stack.experts)
+            for number, tensors in enumerate(experts)
+        }
+        self._num_missing = [len(experts) for experts in stack.experts] or [0] * len(stack.layers)
+        #: Of the layer in work: both paths' experts, and both paths' own weights.
+        self._heard: list[HeardExperts] = []
+        self._own: list[LayerWeights] = []
 
     # Not inference mode: views made in it can't be written to by the store's other threads.
     @torch.no_grad()
@@ -145,31 +78,88 @@ class Calibration:
         embedding first, then layer after layer."""
         errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
         if tensors == self._store.tensors.embedding:
-            self._embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
-        index = self._layers.get(tensors)
-        if index is not None:
-            weights, exact = _views(tensors, buffer), self._exact_weights(tensors, buffer)
-            for tensor in tensors:
-                if tensor.is_matrix:
-                    self._calibrate(index, tensor, weights, exact)
-            self._go_on(index, weights, exact)
+            self._text.embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
+        self._take(tensors, buffer, is_calibrated=True)
         return errors
 
     @torch.no_grad()
     def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
         """Take over tensors that an earlier run has converted; `buffer` holds them as the files do."""
-        index = self._layers.get(tensors)
         if tensors == self._store.tensors.embedding:
-            self._embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
-        elif index is not None:
-            self._go_on(index, _views(tensors, buffer), self._exact_weights(tensors, buffer))
+            self._text.embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
+        self._take(tensors, buffer, is_calibrated=False)
 
-    def _embed(self, weights: LayerWeights, exact: LayerWeights) -> None:
-        length = self._ids.shape[1]
-        for ids in torch.split(self._ids, STEP_SEQS):
-            positions = torch.arange(length).repeat(len(ids))
-            self._hidden.append(self._family.embed(weights, ids.flatten(), positions))
-            self._exact.append(self._family.embed(exact, ids.flatten(), positions))
+    def _take(self, tensors: tuple[TensorSpec, ...], buffer: Tensor, is_calibrated: bool) -> None:
+        """A layer's own tensors, or an expert's, of which `buffer` has the rounded ones."""
+        if tensors not in self._layers and tensors not in self._experts:
+            return
+        weights, exact = _views(tensors, buffer), self._exact_weights(tensors, buffer)
+        if tensors in self._layers:
+            self._take_layer(self._layers[tensors], tensors, weights, exact, is_calibrated)
+        else:
+            self._take_expert(*self._experts[tensors], tensors, (weights, exact), is_calibrated)
+
+    def _take_layer(
+        self,
+        index: int,
+        tensors: tuple[TensorSpec, ...],
+        weights: LayerWeights,
+        exact: LayerWeights,
+        is_calibrated: bool,
+    ) -> None:
+        if self._num_missing[index]:
+            gate_up = next(
+                each for each in self._store.tensors.stacks[-1].experts[index][0] if each.name == "gate_up"
+            )
+            self._heard = [HeardExperts(gate_up.shape[1], gate_up.shape[0]) for _ in range(2)]
+            weights, exact = (
+                own.asking(heard.silent) for own, heard in zip((weights, exact), self._heard, strict=True)
+            )
+        for tensor in tensors:
+            if tensor.is_matrix and is_calibrated:
+                self._calibrate(index, tensor, weights, exact)
+        if not self._num_missing[index]:
+            self._text.go_on(index, weights, exact)
+            return
+        # The buffer of the layer is overwritten while experts come.
+        self._own = [own.map(torch.clone) for own in (weights, exact)]
+        weights, exact = (
+            own.asking(heard.hearing) for own, heard in zip(self._own, self._heard, strict=True)
+        )
+        for _ in self._text.compute(index, weights, exact):
+            pass
+
+    def _take_expert(
+        self,
+        index: int,
+        number: int,
+        tensors: tuple[TensorSpec, ...],
+        both: tuple[LayerWeights, LayerWeights],
+        is_calibrated: bool,
+    ) -> None:
+        """An expert is quantized by the rows that it gets, without drift: for a token, the two paths may
+        choose different experts."""
+        spec = self._spec
+        assert isinstance(spec, MixtureSpec)
+        for heard, weights in zip(self._heard, both, strict=True):
+            x = heard.rows(number)
+            if x is None:
+                continue
+            is_own = weights is both[0] and is_calibrated
+            for tensor in (each for each in tensors if each.is_matrix):
+                matrix = weights.matrix(tensor.name)
+                if is_own:
+                    self._compensate(tensor, matrix, x.t() @ x, torch.zeros(x.shape[1], x.shape[1]))
+                x = self._kernels.linear(x, matrix, weights.optional(f"{tensor.name}.bias"))
+                x = spec.mixture.activate(self._kernels, x) if tensor.name == "gate_up" else x
+            heard.answer(number, x)
+        self._num_missing[index] -= 1
+        if not self._num_missing[index]:
+            weights, exact = (
+                own.asking(heard.answering) for own, heard in zip(self._own, self._heard, strict=True)
+            )
+            self._text.go_on(index, weights, exact)
+            self._heard, self._own = [], []
 
     def _exact_weights(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
         """A layer's weights, or the embedding's, with the matrices as the checkpoint has them."""
@@ -180,36 +170,17 @@ class Calibration:
                 weights = weights.joined(tensor.name, ExactMatrix(rows))
         return weights
 
-    def _layer(self, index: int, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        length = self._ids.shape[1]
-        layout = _layout(hidden.shape[0] // length, length, self._family.spec.rope)
-        return self._family.layer(index, weights, hidden, self._kv, layout)
-
-    def _go_on(self, index: int, weights: LayerWeights, exact: LayerWeights) -> None:
-        """Compute one layer for the whole text."""
-        for part in range(len(self._hidden)):
-            self._hidden[part] = self._layer(index, weights, self._hidden[part])
-            self._exact[part] = self._layer(index, exact, self._exact[part])
-
-    def _inputs(self, index: int, name: str, weights: LayerWeights, hidden: Tensor) -> Tensor | None:
-        """The inputs of a layer's matrix for some sequences."""
-        return self._kernels.inputs(
-            weights.matrix(name), len(hidden), lambda: self._layer(index, weights, hidden)
-        )
-
     def _calibrate(self, index: int, tensor: TensorSpec, weights: LayerWeights, exact: LayerWeights) -> None:
         """Quantize one matrix by its inputs. The matrices that the layer uses before it are quantized."""
         width = tensor.shape[1]
         hessian, drift = torch.zeros(width, width), torch.zeros(width, width)
-        for hidden, exact_hidden in zip(self._hidden, self._exact, strict=True):
-            x = self._inputs(index, tensor.name, weights, hidden)
-            wanted = self._inputs(index, tensor.name, exact, exact_hidden)
+        for x, wanted in self._text.inputs(index, tensor.name, weights, exact):
             if x is None or wanted is None:
                 return
             hessian.addmm_(x.t(), x)
             drift.addmm_((wanted - x).t(), x)
         # The fewer tokens there are for each input, the more of the drift is chance.
-        num_tokens = self._ids.numel()
+        num_tokens = self._text.ids.numel()
         drift *= num_tokens / (num_tokens + width)
         self._compensate(tensor, weights.matrix(tensor.name), hessian, drift)
 
@@ -236,6 +207,21 @@ def _check(opened: OpenModel) -> None:
             f"{opened.spec.architecture} sees its prompts both ways, and only decoders that see a text "
             "one way are calibrated so far; convert without --calibrate"
         )
+    if opened.store.tensors.stacks[-1].experts and not isinstance(opened.spec, MixtureSpec):
+        raise ConfigError(
+            f"{opened.spec.architecture} has experts that transformers' modules compute, and calibration "
+            "knows those of Penstock's own families; convert without --calibrate"
+        )
+    if opened.spec.latent_dim:
+        raise ConfigError(
+            f"{opened.spec.architecture} has latent attention, which multiplies by a matrix's transpose, and "
+            "calibration knows the inputs of whole matrices alone; convert without --calibrate"
+        )
+    if opened.spec.state_bytes:
+        raise ConfigError(
+            f"{opened.spec.architecture} has recurrent states, and calibration computes attention alone; "
+            "convert without --calibrate"
+        )
     if opened.store.is_quantized:
         raise ConfigError(
             "the checkpoint is quantized already; calibrate where the unquantized one is converted"
@@ -260,28 +246,5 @@ def _sequences(token_ids: list[int], length: int, prefix: tuple[int, ...]) -> li
     return [[*prefix, *token_ids[start : start + own]] for start in starts]
 
 
-def _address(matrix: Matrix) -> int:
-    """Where a matrix lies."""
-    assert isinstance(matrix, QuantizedTensor | Int4Tensor | ExactMatrix)
-    return matrix[0].data_ptr()
-
-
 def _views(tensors: tuple[TensorSpec, ...], buffer: Tensor) -> LayerWeights:
     return LayerWeights.views(UnitLayout.of(tensors), buffer)
-
-
-def _layout(num_seqs: int, length: int, rope: RopeSpec | None) -> BatchLayout:
-    """A batch of whole sequences of one length, each in blocks of its own."""
-    width = -(-length // BLOCK_SIZE)
-    tables = torch.arange(num_seqs * width, dtype=torch.int32).view(num_seqs, width)
-    positions = torch.arange(length)
-    slots = (tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)[:, :length]
-    rope_length = rope.frequency_length(length, length) if rope is not None else 0
-    return BatchLayout(
-        positions=positions.repeat(num_seqs),
-        slot_mapping=slots.flatten(),
-        block_tables=tables,
-        query_start=torch.arange(num_seqs + 1, dtype=torch.int32) * length,
-        context_lens=torch.full((num_seqs,), length, dtype=torch.int32),
-        rope_lengths=torch.full((num_seqs * length,), rope_length) if rope_length else None,
-    )

@@ -17,6 +17,8 @@ WeightBits = Literal["int8", "int4", "planes"]
 #: Inputs that share a scale in 4 bits, where no number is given.
 INT4_GROUP_SIZE = 64
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+ModelImpl = Literal["auto", "penstock", "transformers"]
+SpeculationMode = Literal["auto", "off"]
 
 
 #: The values that parameters of a KernelTuning may have.
@@ -103,6 +105,9 @@ class EngineConfig:
     num_kv_tokens: int | None = None
     #: The size of the KV cache as a share, between 0 and 1, of the budget of the device that computes.
     kv_cache_share: float | None = None
+    #: Bytes for recurrent states, in models that have some. None: an eighth of the budget of the device that
+    #: computes, or less if this is more than `max_num_seqs` sequences need.
+    state_bytes: int | None = None
     #: Tokens per KV block.
     block_size: int = 16
     #: Longest sequence in tokens, prompt and answer together. None: the context that the model was made for,
@@ -130,6 +135,15 @@ class EngineConfig:
     #: Parameters of the native kernels for the processor. None: those that were measured on this machine, or
     #: without measurements the defaults.
     kernel_tuning: KernelTuning | None = None
+    #: Whose code computes the layers: a family of Penstock's own ("penstock"), transformers' modules with our
+    #: products and attention in them ("transformers"), or "auto": the own family if there is one.
+    model_impl: ModelImpl = "auto"
+    #: Compute guesses of the next tokens in the same step where they should pay ("auto"), or never ("off").
+    #: Guesses come from prompt and answer. No answer depends on them.
+    speculation: SpeculationMode = "auto"
+    #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
+    #: memory, within the budget, and has the same vocabulary.
+    draft_model: str | None = None
     #: Refuse to start if something can't be as it was planned (memory that can't be pinned, a disk without
     #: direct reads, a budget larger than the free memory). False: warn, and start.
     strict_plan: bool = False
@@ -151,6 +165,8 @@ class EngineConfig:
             ("kv_dtype", KVDtype),
             ("kernels", KernelChoice),
             ("device", DeviceChoice),
+            ("model_impl", ModelImpl),
+            ("speculation", SpeculationMode),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(
@@ -177,6 +193,7 @@ class EngineConfig:
             ("device_memory_bytes", 1),
             ("kv_cache_bytes", 1),
             ("num_kv_tokens", 1),
+            ("state_bytes", 1),
             ("max_model_len", 2),
             ("max_num_seqs", 1),
             ("max_queued_seqs", 0),

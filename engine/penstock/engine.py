@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
+from penstock.draft_model import DraftModel
 from penstock.errors import CheckpointError
+from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
+from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
-from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.model_inputs import ModelInputs
-from penstock.generation.request import RequestOutput
-from penstock.generation.request_limits import BeamRoom, RequestLimits
-from penstock.generation.request_table import RequestTable
+from penstock.generation.prompt_frame import PromptFrame
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.requests.request import RequestOutput
+from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
+from penstock.generation.requests.request_table import RequestTable
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.block_manager import BlockManager
-from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
 from penstock.loader import Model, load_model
-from penstock.memory.cost import Predict
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import MemoryPlan
+from penstock.memory.planning.cost import Predict
+from penstock.memory.planning.plan import MemoryPlan
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 
@@ -72,11 +77,13 @@ class Engine:
         plan: MemoryPlan,
         config: ResolvedConfig,
         predict: Predict,
-        drafter: Drafter = NO_DRAFTS,
+        drafter: Drafter | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
+        self._draft_model = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -100,24 +107,18 @@ class Engine:
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
+        states = StatePool(plan.num_state_slots, plan.num_state_sequences)
         self.scheduler = Scheduler(
-            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states),
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
             self.meter.predict_s,
             model.spec.rope,
-            drafter,
+            drafter or _drafter(config, self.meter, draft_model),
         )
-        self.requests = RequestTable(
-            self.scheduler,
-            self.tokenizer,
-            self.grammars,
-            self.max_model_len,
-            model.spec.decoder_start,
-            model.spec.soft_prompt,
-            model.spec.sees_prompt_both_ways,
-        )
+        frame = PromptFrame.of(model.spec)
+        self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
 
     @classmethod
     def load(
@@ -132,7 +133,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         hardware: HardwareProfile | None = None,
         cache_folder: Path | None = None,
-        drafter: Drafter = NO_DRAFTS,
+        drafter: Drafter | None = None,
     ) -> Engine:
         """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
@@ -140,17 +141,26 @@ class Engine:
         the loading. load() returns when all these layers are in memory. If not `is_patient`, it returns at
         once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own.
         `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
-        kernels that are compiled for a GPU. `drafter` guesses tokens ahead: guesses change how many steps an
-        answer takes, and nothing else. Raises kinds of CheckpointError if the files are at fault, and
-        CapacityError if something does not fit.
+        kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
+        config.speculation says: guesses change how many steps an answer takes, and nothing else. Raises kinds
+        of CheckpointError if the files are at fault, and CapacityError if something does not fit.
         """
-        loaded = load_model(
-            model, config or EngineConfig(), offline, revision, tokenizer, hardware, cache_folder
-        )
-        engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter)
+        config = config or EngineConfig()
+        with contextlib.ExitStack() as undo:
+            draft_model = None
+            if config.draft_model is not None and config.speculation != "off":
+                draft_model = DraftModel.load(config.draft_model, config, offline, hardware, tokenizer)
+                undo.callback(draft_model.close)
+                config, hardware = draft_model.leave(config, hardware)
+            loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
+            undo.callback(loaded.model.close)
+            if draft_model is not None:
+                draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
+            engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
+            undo.pop_all()
         if is_patient:
             try:
-                engine.streamer.wait_until_loaded(report_progress)
+                engine.streamer.tiers.wait_until_loaded(report_progress)
             except BaseException:
                 engine.close()
                 raise
@@ -161,6 +171,8 @@ class Engine:
         host's memory is freed when the engine object is gone."""
         self.grammars.close()
         self.model.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -221,7 +233,7 @@ class Engine:
             self.scheduler.rollback(batch)
             raise
         outputs = self.requests.deliver(self.scheduler.update(batch, chosen))
-        self.meter.record(batch, outputs)
+        self.meter.record(batch, chosen, outputs)
         self.meter.look_at(self.scheduler)
         return outputs
 
@@ -244,3 +256,8 @@ class Engine:
             for request_id in completions:
                 self.abort(request_id)
         return list(completions.values())
+
+
+def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | None) -> Drafter:
+    """Guesses pay only where the time of a step is known before."""
+    return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model)

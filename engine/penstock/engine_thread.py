@@ -12,7 +12,7 @@ from typing import Literal
 
 from penstock.engine import Engine
 from penstock.errors import EngineStopped, PenstockError, RequestFailed, StepFailed
-from penstock.generation.generation_request import ValidRequest
+from penstock.generation.requests.generation_request import ValidRequest
 from penstock.request_stream import OpenStreams
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from torch.nn.functional import nll_loss
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
 from penstock.generation.chosen import NOTHING
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.sequence import FinishReason
 from penstock.generation.sequence import Sequence as TokenSequence

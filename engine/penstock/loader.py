@@ -17,7 +17,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.generation.executor import Executor
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
-from penstock.memory.cost import Predict, predict_step
+from penstock.memory import kept_uses
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import (
     HardwareProfile,
@@ -26,12 +26,14 @@ from penstock.memory.hardware import (
 )
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.lane import Lane, find_lane
-from penstock.memory.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
-from penstock.memory.planner import USUAL_TOKENS, context, plan_memory
+from penstock.memory.planning.cost import Predict, predict_step
+from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
+from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
-from penstock.spec import KV_LAYOUTS, KVLayout, ModelFootprint, ModelSpec
+from penstock.model.through_transformers.family import ThroughTransformers
+from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
@@ -41,6 +43,7 @@ from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.readers import StoreReader
+from penstock.weights.tiers.use_counts import UseCounts
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +62,19 @@ class Model:
     max_model_len: int
     #: The KV cache has room for fewer tokens than the model's context, so that max_model_len is less.
     is_context_cut: bool
+    #: A request gets the same bits in any company.
+    is_invariant: bool
     #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
     default_sampling: dict[str, object]
+    #: Where the uses of experts are kept, if they are.
+    uses_file: Path | None = None
 
     def close(self) -> None:
         """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
-        is freed when this object and all views of its weights are gone."""
+        is freed when this object and all views of its weights are gone. Keeps the uses of experts."""
+        experts = self.streamer.tiers.nearest_experts
+        if experts is not None and self.uses_file is not None and experts.uses.num_uses:
+            kept_uses.write(self.uses_file, experts.uses.counts)
         self.streamer.close()
         self.store.close()
 
@@ -92,7 +102,12 @@ def load_model(
     """Load a model by its name. Engine.load() describes the arguments and the errors."""
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_model(
-        folder, config.ignore_unexpected_tensors, config.group_size, config.allow_pickle, config.weights
+        folder,
+        config.ignore_unexpected_tensors,
+        config.group_size,
+        config.allow_pickle,
+        config.weights,
+        model_impl=config.model_impl,
     )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)
@@ -126,25 +141,40 @@ def assemble(
         if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
             config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
         kernels, config = _kernels(config, lane, cache_folder, kernels)
-        kv_layout = kv_layout or KV_LAYOUTS[config.kv_dtype]
+        kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
         tensors = opened.store.tensors
-        _require(kernels, tensors, kv_layout)
+        _require(kernels, opened.spec, tensors, kv_layout)
         hardware = lane.describe(hardware or capacities())
-        size = footprint(opened.spec, tensors, kv_layout)
+        uses_file, uses = _kept_uses(opened, cache_folder)
+        size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), uses)
         activation_bytes = _measure_activations(
             opened, kernels, config, kv_layout, context(size, config), lane
         )
         plan = plan_memory(size, hardware, config, activation_bytes)
         max_model_len = _max_model_len(opened.spec, config, plan)
+        if plan.num_state_sequences:
+            config = replace(config, max_num_seqs=min(config.max_num_seqs, plan.num_state_sequences))
         resolved = ResolvedConfig.of(config, max_model_len)
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
         reader = StoreReader(opened.store, resolved.num_threads, direct)
         undo.callback(reader.close)
         executor, streamer = _begin_reading(
-            opened, reader, plan, resolved, kernels, kv_layout, lane, size.experts.count_per_token, undo
+            opened,
+            reader,
+            plan,
+            resolved,
+            kernels,
+            kv_layout,
+            lane,
+            UseCounts(size.experts.count_per_token, uses),
+            undo,
         )
         _compare(plan, reader, streamer, resolved)
+        family = executor.family
+        # Our own families promise the same bits in any company, and tests show it.
+        is_invariant = not isinstance(family, ThroughTransformers) or family.is_invariant(tensors, kv_layout)
         undo.pop_all()
+    _tell_who_computes(opened.spec, is_invariant)
     is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
     model = Model(
         opened.spec,
@@ -154,13 +184,39 @@ def assemble(
         executor,
         max_model_len,
         is_context_cut,
+        is_invariant,
         default_sampling or {},
+        uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
 
 
-def _require(kernels: Kernels, tensors: ModelTensors, kv_layout: KVLayout) -> None:
-    """Raises ConfigError if the kernels lack a format of the weights, or the layout of keys and values."""
+def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
+    """Log that layers are computed by other people's code."""
+    if spec.implementation != "transformers":
+        return
+    logger.info("the layers of %s are computed by transformers' modules", spec.architecture)
+    if not is_invariant:
+        logger.warning(
+            "%s is not batch invariant: what other requests compute at the same time may change the last "
+            "bits of a request's numbers, and so a token now and then",
+            spec.architecture,
+        )  # fmt: skip
+
+
+def _kept_uses(opened: OpenModel, cache_folder: Path | None) -> tuple[Path | None, dict[UnitKey, float]]:
+    """The file in which the uses of the model's experts are kept, and the uses. None without experts."""
+    if cache_folder is None or not opened.spec.num_experts_per_token:
+        return None, {}
+    file, units = kept_uses.path_of(cache_folder, opened.store.checkpoint.folder), opened.store.units
+    # Another model may have been in the folder before.
+    return file, {key: count for key, count in kept_uses.read(file).items() if key in units}
+
+
+def _require(kernels: Kernels, spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout) -> None:
+    """Raises ConfigError if the kernels lack a format of the weights, the layout of keys and values, or
+    recurrent states."""
+    kernels.traits.require_recurrence(spec.state_bytes)
     types = {kind for tensor in tensors.multiplied for kind in tensor.format.operand_types}
     kernels.traits.require(tensors.group_size, kv_layout, types)
 
@@ -229,7 +285,7 @@ def _begin_reading(
     kernels: Kernels,
     kv_layout: KVLayout,
     lane: Lane,
-    num_experts_per_sweep: int,
+    uses: UseCounts[UnitKey],
     undo: contextlib.ExitStack,
 ) -> tuple[Executor, LayerStreamer]:
     """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
@@ -237,12 +293,12 @@ def _begin_reading(
     spec, tensors = opened.spec, opened.store.tensors
     embedding_there, head_there = reader.begin(tensors.embedding), reader.begin(tensors.head)
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
-    streamer = LayerStreamer(tensors, reader, lane, plan.tiers, num_experts_per_sweep)
+    streamer = LayerStreamer(tensors, reader, lane, plan.tiers, uses)
     undo.callback(streamer.close)
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
-    pool = MemoryPool("KV cache", plan.kv_bytes, lane.allocate)
-    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool)
+    pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
+    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool, plan.num_state_slots)
     embedding = embedding_there()
     head = with_head(tensors, head_there(), embedding).map(lane.upload)
     return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer

@@ -19,17 +19,14 @@ from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import (
     HardwareProfile,
     KernelProfile,
-    Measure,
     ProductRates,
     capacities,
-    hardware_profile,
-    machine_key,
     num_physical_cores,
 )
-from penstock.memory.kept_rates import BUSY_SHARE
 from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import find_lane
-from penstock.memory.other_work import now, others_share
+from penstock.memory.machine_rates import Measure, hardware_profile, machine_key
+from penstock.memory.other_work import is_busy, now, others_share
 from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
@@ -98,7 +95,7 @@ def _tune(config: EngineConfig, build: str, num_cores: int) -> tuple[KernelTunin
     before = now()
     found = tune(trials(build, num_threads), kernels.linear, _weights(), config.rows_per_token)
     share = others_share(before, now(), num_cores)
-    return (found if share <= BUSY_SHARE else KernelTuning()), share
+    return (KernelTuning() if is_busy(share) else found), share
 
 
 def _memory_read_gbps(num_threads: int) -> float:

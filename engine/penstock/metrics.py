@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 #: Bounds of the histogram of tokens per step; vLLM's buckets.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
+#: Places of a chain of guesses that are counted apart.
+NUM_PLACES = 8
+
 
 @dataclass
 class Traffic:
@@ -36,6 +39,12 @@ class StepStats:
     predicted_s: float = 0.0
     #: The tokens of num_sampled that a grammar forced: they took no step of their own.
     num_fast_forwarded: int = 0
+    #: Guesses of next tokens, and those that were right.
+    num_drafts: int = 0
+    num_right_drafts: int = 0
+    #: Experts that layers asked for, each once in a layer, and those that were where they are computed.
+    num_experts: int = 0
+    num_expert_hits: int = 0
 
 
 @dataclass
@@ -52,6 +61,12 @@ class EngineMetrics:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     fast_forwarded_tokens: int = 0
+    #: Guesses of next tokens, those that were right, and how many chains of guesses there were.
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_chains: int = 0
+    #: The chains that were right at each of the first places.
+    accepted_by_place: list[int] = field(default_factory=lambda: [0] * NUM_PLACES)
     #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -87,5 +102,13 @@ class EngineMetrics:
         self.streamed_bytes += step.streamed_bytes
         self.generated_tokens += step.num_sampled
         self.fast_forwarded_tokens += step.num_fast_forwarded
+        self.draft_tokens += step.num_drafts
+        self.accepted_tokens += step.num_right_drafts
         self.step_tokens += step.num_tokens
         self.steps_by_tokens[bisect.bisect_left(STEP_TOKENS, step.num_tokens)] += 1
+
+    def record_chain(self, num_right: int) -> None:
+        """Of a chain of guesses the first `num_right` were right."""
+        self.draft_chains += 1
+        for place in range(min(num_right, NUM_PLACES)):
+            self.accepted_by_place[place] += 1

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from penstock.errors import InvalidParameter, PenstockError, QueueTimeout
-from penstock.generation.request import RequestOutput
+from penstock.generation.requests.request import RequestOutput
 
 #: Requests from which the rate is taken.
 RATE_WINDOW = 256

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
+
+from penstock.state_layout import NO_STATE, StateLayout
 
 #: The stack of a model that has only one.
 DECODER = "decoder"
@@ -38,6 +40,8 @@ class RopeSpec:
     #: Two scalings ("longrope", "dynamic") have other frequencies for long sequences. short_length is the
     #: length of the longest sequence that is still a short one. 0: one set of frequencies serves all lengths.
     short_length: int = 0
+    #: The pairs that are rotated are the dimensions (2i, 2i + 1); otherwise (i, i + rotary_dim / 2).
+    is_interleaved: bool = False
 
     def frequency_length(self, num_prompt_tokens: int, num_tokens: int) -> int:
         """The sequence length to which the frequencies of a sequence's computed tokens belong. 0 stands for
@@ -110,13 +114,29 @@ def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
 
 
 FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
-#: The layout of each choice of EngineConfig.kv_dtype.
-KV_LAYOUTS: dict[str, KVLayout] = {layout.name: layout for layout in (FLOAT16, FLOAT32)}
+
+
+def _latent_layout(dtype: str, item_bytes: int) -> KVLayout:
+    """One row per token, from which the keys and the values of all heads follow: a latent, and behind it the
+    part of a key that rope has turned (MLA, arXiv 2405.04434). The row is the key of the one KV head, and its
+    first ModelSpec.latent_dim numbers are the value. Tokens lie last, as in K of the plain layouts."""
+    return KVLayout(
+        f"latent {dtype}", (KVPart("latent", dtype, item_bytes, ("heads", "head_dim", "tokens")),)
+    )
+
+
+LATENT_FLOAT16, LATENT_FLOAT32 = _latent_layout("float16", 2), _latent_layout("float32", 4)
+#: The layout of each choice of EngineConfig.kv_dtype, and that of models that cache a latent.
+KV_LAYOUTS: dict[str, KVLayout] = {"float16": FLOAT16, "float32": FLOAT32}
+LATENT_LAYOUTS: dict[str, KVLayout] = {"float16": LATENT_FLOAT16, "float32": LATENT_FLOAT32}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """The shape of a model. Families add their own constants by subclassing."""
+
+    #: Whose code computes the layers, as in EngineConfig.model_impl.
+    implementation: ClassVar[str] = "penstock"
 
     architecture: str
     hidden_size: int
@@ -146,10 +166,43 @@ class ModelSpec:
     never_first: tuple[int, ...] = ()
     #: Per layer: the number of last tokens that a token attends to, itself included. 0: all tokens.
     sliding_windows: tuple[int, ...] = ()
+    #: Per layer: tokens are cut into chunks of so many, and a token attends to its own chunk alone. 0: to
+    #: all tokens.
+    attention_chunks: tuple[int, ...] = ()
+    #: Above 0, a token's keys and values are one row, whose first latent_dim numbers are the value. Then
+    #: head_dim is the width of the row, and num_kv_heads is 1.
+    latent_dim: int = 0
+    #: Per layer, where layers differ: its rope, or None. () if all layers have `rope`. Only the frequencies
+    #: of `rope` may depend on a sequence's length.
+    layer_ropes: tuple[RopeSpec | None, ...] = ()
+    #: Per layer: the recurrent state of a sequence. () if no layer has one.
+    states: tuple[StateLayout, ...] = ()
+    #: Layers without attention. They have no keys and values.
+    layers_without_kv: frozenset[int] = frozenset()
 
-    def kv_bytes_per_token(self, layout: KVLayout = FLOAT16) -> int:
-        """Bytes of K and V of one token over all layers."""
-        return self.num_layers * layout.bytes_per_token(self.num_kv_heads, self.head_dim)
+    def kv_layout(self, kv_dtype: str) -> KVLayout:
+        """The layout of a choice of EngineConfig.kv_dtype."""
+        return (LATENT_LAYOUTS if self.latent_dim else KV_LAYOUTS)[kv_dtype]
+
+    def kv_bytes_per_token(self, layout: KVLayout | None = None) -> int:
+        """Bytes of K and V of one token over all layers; without a layout, in float16."""
+        layout = layout or self.kv_layout("float16")
+        num_layers = self.num_layers - len(self.layers_without_kv)
+        return num_layers * layout.bytes_per_token(self.num_kv_heads, self.head_dim)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's recurrent states over all layers; 0 for a model without."""
+        return sum(layout.num_bytes for layout in self.states)
+
+    def state_layout(self, layer_index: int) -> StateLayout:
+        """The recurrent state of a layer."""
+        return self.states[layer_index] if self.states else NO_STATE
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a row of the embedding, and of a vector in place of a token."""
+        return self.hidden_size
 
     @property
     def has_encoder(self) -> bool:
@@ -158,6 +211,23 @@ class ModelSpec:
     def sliding_window(self, layer_index: int) -> int:
         """The window of a layer in tokens; 0 is no window."""
         return self.sliding_windows[layer_index] if self.sliding_windows else 0
+
+    def attention_chunk(self, layer_index: int) -> int:
+        """The chunk of a layer in tokens; 0: the layer's attention is not chunked."""
+        return self.attention_chunks[layer_index] if self.attention_chunks else 0
+
+    def rope_of(self, layer_index: int) -> RopeSpec | None:
+        """The rope of a layer."""
+        return self.layer_ropes[layer_index] if self.layer_ropes else self.rope
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """All ropes that differ. Each has tables of its own."""
+        different: list[RopeSpec] = []
+        for rope in (self.rope, *self.layer_ropes):
+            if rope is not None and rope not in different:
+                different.append(rope)
+        return tuple(different)
 
 
 @dataclass(frozen=True)
@@ -170,6 +240,10 @@ class ExpertFootprint:
     #: The number of experts in all layers together, and of those that one token passes through.
     count: int = 0
     count_per_token: int = 0
+    #: The experts of one layer.
+    per_layer: int = 1
+    #: The popularity of a layer's experts as it was learned, the most popular first; (): as it usually is.
+    weights: tuple[float, ...] = ()
 
 
 NO_EXPERTS = ExpertFootprint()
@@ -197,16 +271,23 @@ class ModelFootprint:
     #: Bytes of the embedding's matrix, if the head shares it. A GPU needs a copy of these bytes, since the
     #: embedding lies on the host.
     shared_head_bytes: int = 0
-    #: Rope's tables lie beside the weights.
-    rope: RopeSpec | None = None
+    #: The tables of these ropes lie beside the weights.
+    ropes: tuple[RopeSpec, ...] = ()
     experts: ExpertFootprint = NO_EXPERTS
     #: The first so many dense units are swept once for each request (Stack.is_encoder), the others in each
     #: step.
     num_encoder_layers: int = 0
+    #: The last so many of these units are no layers of the encoder, but the projections that make keys and
+    #: values of the encoded input for the decoder's cross-attention (the stack CROSS).
+    num_cross_units: int = 0
     #: Elements of the matrices of those first units; layer_elements does not count them.
     encoder_elements: int = 0
     #: The dense units that are lower planes, by their places in layer_bytes.
     lower_planes: frozenset[int] = frozenset()
+    #: ModelSpec.implementation
+    implementation: str = "penstock"
+    #: ModelSpec.state_bytes
+    state_bytes: int = 0
 
     @property
     def encoder_bytes(self) -> int:

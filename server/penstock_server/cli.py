@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _needs_model(options: argparse.Namespace) -> bool:
-    has_others = getattr(options, "shape", None) is not None or getattr(options, "table", False)
+    has_others = getattr(options, "shape", None) is not None or _wants_table(options)
     return options.command not in ("hardware", "doctor") and not has_others
 
 
@@ -65,12 +65,17 @@ def _check_contradictions(options: argparse.Namespace) -> None:
 
 
 def _check_table(options: argparse.Namespace) -> None:
-    """Raises ConfigError for flags that name a model or a machine beside --table."""
+    """Raises ConfigError for flags that name a model or a machine beside a table."""
     names = ("model", "revision", "shape", "card", "price_per_hour", "json")
     others = [name for name in names if getattr(options, name, None)]
-    if getattr(options, "table", False) and others:
+    if _wants_table(options) and others:
         flags = ["MODEL" if name == "model" else f"--{name.replace('_', '-')}" for name in others]
-        raise ConfigError(f"--table shows known models on known machines: leave out {' and '.join(flags)}")
+        raise ConfigError(f"the tables show known models and machines: leave out {' and '.join(flags)}")
+
+
+def _wants_table(options: argparse.Namespace) -> bool:
+    """Whether a command prints a table that no model has a part in."""
+    return getattr(options, "table", False) or getattr(options, "architectures", False)
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> int:
@@ -110,8 +115,10 @@ def _eval(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _plan(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands import model_table, plan_report
+    from penstock_server.commands import architecture_table, model_table, plan_report
 
+    if options.architectures:
+        return architecture_table.run_architectures(settings)
     if options.table:
         return model_table.run_table(settings)
     return plan_report.run_plan(settings, options.shape, options.card, options.price_per_hour, options.json)
@@ -132,7 +139,8 @@ def _doctor(options: argparse.Namespace, settings: Settings) -> int:
 def _bench(options: argparse.Namespace, settings: Settings) -> int:
     from penstock_server.commands.benchmark import run_bench
 
-    return run_bench(settings, options.shape, tuple(options.sequences), options.prompt, options.json)
+    sequences, popularity = tuple(options.sequences), options.expert_popularity
+    return run_bench(settings, options.shape, sequences, options.prompt, options.json, popularity)
 
 
 def _convert(options: argparse.Namespace, settings: Settings) -> int:

@@ -17,7 +17,8 @@ from typing import cast
 import torch
 
 from penstock.kernels import QuantizedTensor
-from penstock.kernels.cpu import NativeKernels, compiled_builds
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.memory_reader import memory_readers
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import num_physical_cores

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.measure import measure_hardware
 from penstock.memory.direct_io import DirectReader, PopulatedAhead, aligned_buffer
 from penstock.memory.pages import PAGE

@@ -5,18 +5,22 @@ peer_llama_cpp.py says how), all in turn in one run. Prints a card, and one JSON
 
     make bench            (or: python tests/bench/decode.py [--activations int8] [--peers llama.cpp]
                                                             [--shape solar-10.7b]
-                                                            [--weights int4 --peers int8])
+                                                            [--weights int4 --peers int8]
+                                                            [--sequences 1 8] [--no-prompt] [--build avx2]
+                                                            [--busy-cores 1])
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +31,9 @@ from synthetic import step_weight_bytes, synthetic_engine
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.kernels import cpu_builds
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.known_shapes import find_shape
 
@@ -175,7 +181,23 @@ class LlamaCpp:
         return seconds
 
 
-def measure(engine: Engine, peers: dict[str, Peer]) -> dict[str, Any]:
+@contextmanager
+def busy(num_cores: int) -> Iterator[None]:
+    """Meanwhile, a process on each of the first `num_cores` cores computes without end."""
+    spin = "import os, sys; os.sched_setaffinity(0, [int(sys.argv[1])])\nwhile True: pass"
+    cores = sorted(os.sched_getaffinity(0))[:num_cores]
+    others = [subprocess.Popen([sys.executable, "-c", spin, str(core)]) for core in cores]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def measure(
+    engine: Engine, peers: dict[str, Peer], batches: Sequence[int], has_prompt: bool
+) -> dict[str, Any]:
     """Rounds of everything in turn, so that a drift of the machine meets all alike; medians."""
     samples: dict[str, list[float]] = {}
 
@@ -189,13 +211,15 @@ def measure(engine: Engine, peers: dict[str, Peer]) -> dict[str, Any]:
         note("memory_read_gbps", memory_read_gbps())
         note("int8_gops", int8_gops(num_threads))
         for name, peer in peers.items():
-            for num_seqs in BATCHES:
+            for num_seqs in batches:
                 note(f"{name}_decode_{num_seqs}_s", peer.decode_step_s(num_seqs, 4))
-            note(f"{name}_prompt_s", peer.prompt_s())
+            if has_prompt:
+                note(f"{name}_prompt_s", peer.prompt_s())
         torch.set_num_threads(own_threads)
-        for num_seqs in BATCHES:
+        for num_seqs in batches:
             note(f"decode_{num_seqs}_s", decode_step_s(engine, num_seqs, 12 if num_seqs < 32 else 6))
-        note("prompt_s", prompt_s(engine))
+        if has_prompt:
+            note("prompt_s", prompt_s(engine))
         note("outside_matrices", outside_matrices(engine))
     return {name: statistics.median(values) for name, values in samples.items()}
 
@@ -216,7 +240,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
             for name in peers
         )
 
-    for num_seqs in BATCHES:
+    for num_seqs in [each for each in BATCHES if f"decode_{each}_s" in m]:
         seconds = m[f"decode_{num_seqs}_s"]
         floor = max(
             weight_bytes / m["memory_read_gbps"] / 1e9,
@@ -228,11 +252,11 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
             f"step, {floor / seconds:4.0%} of the floor ({weight_bytes / seconds / 1e9:.1f} GB/s)"
             + beside(f"decode_{num_seqs}_s", num_seqs)
         )
-    seconds = m["prompt_s"]
-    floor = 2 * rows * PROMPT * layer_elements(engine) / m["int8_gops"] / 1e9
-    m["prompt_floor_share"] = floor / seconds
-    line = f"prompt of {PROMPT}: {PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"
-    print(line + beside("prompt_s", PROMPT))
+    if (seconds := m.get("prompt_s", 0.0)) > 0:
+        floor = 2 * rows * PROMPT * layer_elements(engine) / m["int8_gops"] / 1e9
+        m["prompt_floor_share"] = floor / seconds
+        rate = f"{PROMPT / seconds:.0f} tokens/s, {floor / seconds:.0%} of the INT8 ceiling"
+        print(f"prompt of {PROMPT}: {rate}{beside('prompt_s', PROMPT)}")
     print(f"outside the matrices: {m['outside_matrices']:.1%} of a step with one sequence")
     print(json.dumps({"bench": f"decode {shape}", "activations": activations, **m}))
 
@@ -263,7 +287,13 @@ def main() -> None:
     )
     parser.add_argument("--weights", choices=("int8", "int4"), default="int8")
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128))
+    parser.add_argument("--sequences", nargs="*", type=int, choices=BATCHES, default=BATCHES)
+    parser.add_argument("--no-prompt", action="store_true", help="leave the prompt of 512 out")
+    parser.add_argument("--build", choices=compiled_builds(), help="of cpu.c; the best one unless told")
+    parser.add_argument("--busy-cores", type=int, default=0, help="cores on which another process computes")
     options = parser.parse_args()
+    if options.build:
+        cpu_builds.compiled_builds = lambda: [options.build]
     config = EngineConfig(
         activations=options.activations,
         kernels=options.kernels,
@@ -278,7 +308,9 @@ def main() -> None:
         "int8": lambda: Int8(shape, config),
     }
     peers = {name: makers[name]() for name in options.peers}
-    report(engine, options.shape, options.activations, peers, measure(engine, peers))
+    with busy(options.busy_cores):
+        measured = measure(engine, peers, options.sequences, not options.no_prompt)
+    report(engine, options.shape, options.activations, peers, measured)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.cuda import CudaKernels
-from penstock.kernels.cuda_launcher import CudaLauncher
-from penstock.kernels.nvrtc import find_nvrtc, source
+from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.cuda.launcher import CudaLauncher
+from penstock.kernels.cuda.nvrtc import find_nvrtc, source
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
 from penstock.spec import FLOAT16

@@ -17,7 +17,8 @@ from ceilings import int8_gops, memory_read_gbps, weights
 from torch import Tensor
 
 from penstock.kernels import Int4Tensor, Matrix, PlanesTensor, QuantizedTensor
-from penstock.kernels.cpu import NativeKernels, compiled_builds
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.memory.hardware import num_physical_cores
 
 NUM_TOKENS, GROUP_SIZES = (1, 8, 32, 512), (0, 128, 32)

@@ -40,7 +40,7 @@ def serve_penstock(port: Any) -> None:
     from fakes import FakeModel
     from penstock import GenerationRequest, demo_model
     from penstock.async_engine import AsyncEngine
-    from penstock.generation.request import RequestOutput
+    from penstock.generation.requests.request import RequestOutput
     from penstock.generation.sequence import FinishReason
     from penstock.text.tokenizer import Tokenizer
     from penstock_server.api.app import create_app

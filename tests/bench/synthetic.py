@@ -63,7 +63,7 @@ def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens:
     config = replace(config, num_kv_tokens=num_kv_tokens, enable_prefix_caching=False, device="cpu")
     loaded = assemble(OpenModel(family, spec, store), NoText(), config, HostLane())
     engine = Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
-    engine.streamer.wait_until_loaded()
+    engine.streamer.tiers.wait_until_loaded()
     return engine
 
 

@@ -34,6 +34,15 @@ def save_published_cpm2(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()  # CPM-2 was published without any config
 
 
+def save_tuned_cpm2(folder: Path, num_vectors: int) -> Tensor:
+    """What CPM-2-Finetune saves after prompt tuning, without most of the model: the encoder's soft prompt,
+    which is returned, is the same in the files of all ranks."""
+    vectors = torch.randn(num_vectors, _T5["d_model"], generator=torch.Generator().manual_seed(5)).half()
+    model = {"word_embeds.weight": torch.zeros(2, 2), "encoder.prompt_embeds.weight": vectors}
+    save_ranks([model, model], folder)
+    return vectors.float()
+
+
 def save_published_eva(folder: Path) -> None:
     """A folder of the hub: EVA's config, and T5's tensors in a .bin."""
     _fill_up(save_eva(folder), EVA_SIZE)
@@ -121,6 +130,31 @@ class Twin:
         )
         model.load_state_dict(tensors | {"lm_head.weight": tensors["transformer.wte.weight"]})
         return cls(model.eval(), *cpm1(folder))
+
+    @torch.inference_mode()
+    def after_vectors(
+        self, parts: Sequence[str | range], vectors: Tensor, min_tokens: int, max_tokens: int
+    ) -> tuple[str, str]:
+        """CPM-2-Finetune's form: rows of its soft prompt among texts, the first sentinel written by force;
+        any sentinel ends the answer, behind `min_tokens` tokens."""
+        words = self.model.shared.weight
+        source = torch.cat(
+            [words[self.encode(part)] if isinstance(part, str) else vectors[list(part)] for part in parts]
+        )
+        first = CPM2_SIZE - NUM_SENTINELS
+        answer = [START, first]
+        while len(answer) < max_tokens + 2:
+            logits = self.model(inputs_embeds=source[None], decoder_input_ids=torch.tensor([answer])).logits[
+                0, -1
+            ]
+            logits[UNKNOWN] = -torch.inf
+            if len(answer) < min_tokens + 2:
+                logits[[END, *range(first, CPM2_SIZE)]] = -torch.inf
+            token = int(logits.argmax())
+            if token == END or token >= first:
+                return self.decode(answer[2:]), "stop"
+            answer.append(token)
+        return self.decode(answer[2:]), "length"
 
     @torch.inference_mode()
     def _next(self, source: list[int], answer: list[int], forbidden: set[int]) -> int:

@@ -11,10 +11,10 @@ import pytest
 from fakes import FakeAsyncEngine
 from penstock.config import EngineConfig
 from penstock.engine_thread import EngineStatus
-from penstock.memory.cards import find_card
-from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.planner import plan_memory
+from penstock.memory.planning.cards import find_card
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
 from penstock_server.commands.plan_report import footprint_of
@@ -23,12 +23,12 @@ from .browser import OpenPage, answer, expect, say, serving, wait_until_done
 from .server_process import ServerProcess
 
 
-def planned_engine(card: str | None = None) -> FakeAsyncEngine:
-    """A fake that claims to be a SOLAR-10.7B planned into 6 GiB on an invented machine."""
+def planned_engine(card: str | None = None, shape: str = "solar-10.7b") -> FakeAsyncEngine:
+    """A fake that claims to be a model of that shape planned into 6 GiB on an invented machine."""
     hardware = HardwareProfile(2, 24 << 30, 20 << 30, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
     hardware = replace(hardware, device=find_card(card)) if card else hardware
     config = EngineConfig(host_memory_bytes=6 << 30)
-    size = footprint_of(find_shape("solar-10.7b"), config)
+    size = footprint_of(find_shape(shape), config)
     engine = FakeAsyncEngine()
     plan = engine.model.plan = plan_memory(size, hardware, config)
     engine.model.meter.predict = lambda *tokens: predict_step(plan, size, hardware, config, *tokens)
@@ -80,6 +80,17 @@ def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
         page = open_page(url)
         expect(page.locator(".lane b")).to_have_text(["Disk", "RAM", "GPU"])
         expect(page.locator(".reading dt")).to_contain_text(["From disk", "To the GPU"])
+
+
+def test_an_encoder_is_counted_as_a_reader_counts_it(open_page: OpenPage) -> None:
+    with serving(planned_engine(shape="cpm-2")) as url:
+        page = open_page(url)
+        strip = page.get_by_role("img", name=re.compile("layers"))
+        expect(strip).to_have_accessible_name(re.compile("^48 layers, 24 cross-attention projections, "))
+        page.get_by_role("button", name="What lies where").click()
+        region = page.get_by_role("region", name="What lies where")
+        expect(region).to_contain_text("24 encoder layers")
+        expect(region).to_contain_text("24 cross-attention projections")
 
 
 def test_nobody_asks_while_nobody_looks(open_page: OpenPage) -> None:

@@ -79,6 +79,8 @@ def test_streamed_is_whole(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     for usage in (last.usage, whole.usage):
         usage.prompt_tokens_details = None  # the second time the prompt is in the cache
+        # How many guesses a step takes depends on how fast the machine is at that moment.
+        usage.completion_tokens_details = None
     assert last.usage == whole.usage
 
 

@@ -27,6 +27,7 @@ from .students_models import (
     save_published_cpm1,
     save_published_cpm2,
     save_published_eva,
+    save_tuned_cpm2,
 )
 
 PIECES = ["今天天气", "，我们去", "散步吧！"]
@@ -143,6 +144,32 @@ def test_a_dialogue_with_eva(tmp_path: Path) -> None:
     answer = choice["message"]["content"], choice["finish_reason"]
     assert answer == Twin.of_t5(folder, eva).talk(texts, 12)
     assert len(answer[0]) > 1
+
+
+def test_soft_prompts_of_cpm2(cpm2_folder: Path, tmp_path: Path) -> None:
+    """As CPM-2-Finetune leaves them, in front of a text and where the ids below 0 say."""
+    vectors, twin = save_tuned_cpm2(tmp_path / "lcqmc", 7), Twin.of_t5(cpm2_folder, cpm2)
+    settings = Settings(model=str(cpm2_folder), soft_prompt=(f"lcqmc={tmp_path / 'lcqmc'}",))
+    ids = [twin.encode(piece) for piece in PIECES[:2]]
+    around = [-1, -2, *ids[0], -3, -4, -5, *ids[1], -7]
+    wanted = {"soft_prompt": "lcqmc", "temperature": 0, "min_tokens": 5, "max_tokens": 12}
+    with TestClient(create_app(ServedEngine.of(settings), settings)) as client:
+        wait_until_ready(client)
+        found = [
+            client.post("/v1/completions", json=wanted | {"prompt": prompt}).json()
+            for prompt in (PIECES[0], around)
+        ]
+        refused = client.post("/v1/completions", json={"prompt": "a", "soft_prompt": "c3"})
+    parts: list[list[str | range]] = [
+        [range(7), PIECES[0]],
+        [range(2), PIECES[0], range(2, 5), PIECES[1], range(6, 7)],
+    ]
+    expected = [twin.after_vectors(each, vectors, 5, 12) for each in parts]
+    choices = [body["choices"][0] for body in found]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == expected
+    assert expected[0] != expected[1] and all(len(text) > 1 for text, _ in expected)
+    assert [body["usage"]["prompt_tokens"] for body in found] == [7 + len(ids[0]), len(around)]
+    assert refused.status_code == 400 and "there are: lcqmc" in refused.json()["error"]["message"]
 
 
 def test_cpm1_continues_a_text(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 from compiled import compiled
 
-from penstock.kernels import cpu
-from penstock.kernels.cpu import NativeKernels, builds_of
+from penstock.kernels import cpu, cpu_builds
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import builds_of
 
 COMPILER, QEMU = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
 BUILDS = [name for name, _ in builds_of("aarch64")] if COMPILER and QEMU else []
@@ -26,7 +27,7 @@ FLAGS = {
 }
 COMMON_FLAGS = ("-Og", "-g0", "-std=gnu11", "-pthread", "-static", "-Wall", "-Wextra", "-Werror",
                 "-Wno-psabi", "-Wno-cast-function-type")  # fmt: skip
-FUNCTIONS = list(cpu._SIGNATURES)
+FUNCTIONS = list(cpu_builds._SIGNATURES)
 
 #: The bytes of each argument that is a buffer, by its place.
 Sizes = dict[int, int]
@@ -91,8 +92,8 @@ def _attention_sizes(a: tuple[Any, ...]) -> Sizes:
     partials = cpu._partial_bytes(tokens * heads, max_blocks * block, width, False)
     return {0: _rows(tokens, a[1], heads * width), 2: 4 * tokens * heads * width, 5: cache, 6: cache,
             11: 4 * sequences * max_blocks, 13: 4 * (sequences + 1), 14: 4 * sequences, 15: 4 * sequences,
-            20: 4 * heads, 21: 4 * heads * (2 * a[22] + 1), 24: 8 * heads, 25: 8 * tokens,
-            26: partials}  # fmt: skip
+            21: 4 * heads, 22: 4 * heads * (2 * a[23] + 1), 25: 8 * heads, 26: 4 * heads, 28: 8 * tokens,
+            29: partials}  # fmt: skip
 
 
 #: Of each function: the sizes of its buffers, and the places of those that it writes.
@@ -131,7 +132,7 @@ class ArmLibrary:
 
     def _call(self, name: str, *arguments: Any) -> int:
         sizes_of, written = BUFFERS.get(name, (lambda a: {}, set()))
-        sizes, kinds = sizes_of(arguments), cpu._SIGNATURES[name]
+        sizes, kinds = sizes_of(arguments), cpu_builds._SIGNATURES[name]
         parts = [struct.pack("=ii", FUNCTIONS.index(name), len(arguments))]
         for place, (kind, value) in enumerate(zip(kinds, arguments, strict=True)):
             if kind is ctypes.c_float:

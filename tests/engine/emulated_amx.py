@@ -10,7 +10,8 @@ from pathlib import Path
 from compiled import compiled
 
 from penstock.kernels import cpu
-from penstock.kernels.cpu import NativeKernels, compiled_builds, open_library
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds, open_library
 
 COMPILER = shutil.which("cc") if "avx512" in compiled_builds() else None
 FLAGS = (

@@ -10,7 +10,8 @@ from pathlib import Path
 from compiled import compiled
 
 from penstock.kernels import cpu
-from penstock.kernels.cpu import NativeKernels, compiled_builds, open_library
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds, open_library
 
 #: None where the build itself runs, too: nothing is compiled then.
 COMPILER = shutil.which("cc") if "avx2" in compiled_builds() and "avxvnni" not in compiled_builds() else None

@@ -182,6 +182,7 @@ static inline unsigned short float_to_half(float value) {
     value = fabsf(value);
     if (std::isnan(value)) return 0x7fff;
     if (value >= 65520.0f) return sign | 0x7c00;
+    if (value == 0.0f) return sign; /* frexpf would give it the exponent of 0.5 */
     int exponent;
     frexpf(value, &exponent); /* value < 2^exponent; a unit in the last place is 2^(exponent - 11) */
     exponent = std::max(exponent, -13);
@@ -216,9 +217,9 @@ static void launch(void (*body)(void **), unsigned x, unsigned y, unsigned z, un
             for (blockIdx.x = 0; blockIdx.x < x; blockIdx.x++) run_block();
 }
 
-/* One function for each kernel; `kinds` are the types of its parameters as cuda_launcher.py packs them. */
+/* One function for each kernel; `kinds` are the types of its parameters as launcher.py packs them. */
 #define EMULATE(name, kinds)                                                                       \
-    static_assert(takes(name, kinds), "cuda_launcher.py passes other arguments to " #name);        \
+    static_assert(takes(name, kinds), "launcher.py passes other arguments to " #name);        \
     extern "C" __attribute__((visibility("default"))) void emulate_##name(                         \
         unsigned x, unsigned y, unsigned z, unsigned num_threads, void **arguments, int order) {   \
         launch([](void **values) { call(name, values); }, x, y, z, num_threads, arguments, order); \

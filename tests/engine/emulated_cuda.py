@@ -14,9 +14,9 @@ import torch
 from compiled import compiled
 from torch import Tensor
 
-from penstock.kernels.cuda import CudaKernels
-from penstock.kernels.cuda_launcher import SIGNATURES, pack
-from penstock.kernels.nvrtc import source
+from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.cuda.launcher import SIGNATURES, pack
+from penstock.kernels.cuda.nvrtc import source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 #: No fused multiply-add, as on the device; what a GPU refuses (misaligned loads) or what C++ leaves open ends
@@ -32,7 +32,7 @@ FLAGS = (
 
 @functools.cache
 def library(program: str | None = None, kernels: tuple[str, ...] = tuple(SIGNATURES)) -> ctypes.CDLL:
-    """Every kernel that cuda_launcher.py knows, from the .cu files, or some kernels from another text."""
+    """Every kernel that launcher.py knows, from the .cu files, or some kernels from another text."""
     assert COMPILER is not None
     wrappers = "\n".join(f'EMULATE({name}, "{SIGNATURES[name]}")' for name in kernels)
     text = f'#include "emulated_cuda.h"\n{program or source()}\n#include "fake_cuda_driver.h"\n{wrappers}\n'

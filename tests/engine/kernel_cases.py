@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from penstock.kernels.cuda_launcher import CudaLauncher
+from penstock.kernels.cuda.launcher import CudaLauncher
+from penstock.kernels.cuda.nvrtc import compile_kernels
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
-from penstock.kernels.nvrtc import compile_kernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV, QuantizedTensor
-from penstock.spec import FLOAT16, FLOAT32
+from penstock.spec import FLOAT16, FLOAT32, LATENT_FLOAT16, LATENT_FLOAT32
 
 
 def random_matrix(rows: int, columns: int, generator: torch.Generator) -> QuantizedTensor:
@@ -59,6 +59,20 @@ def paged_batch(
     return torch.randn(sum(new), heads[0], head_dim, generator=generator), kv, layout
 
 
+def latent_batch(
+    generator: torch.Generator,
+    sequences: list[tuple[int, int]],
+    num_heads: int,
+    row_dim: int,
+    dtype: torch.dtype,
+    block_size: int = 16,
+) -> tuple[Tensor, LayerKV, BatchLayout]:
+    """paged_batch() with one row per token, which is the key and the value of all heads."""
+    q, kv, layout = paged_batch(generator, sequences, (num_heads, 1), row_dim, dtype, block_size)
+    form = LATENT_FLOAT16 if dtype == torch.float16 else LATENT_FLOAT32
+    return q, LayerKV(form, kv.parts[:1]), layout
+
+
 def with_prefixes(layout: BatchLayout) -> BatchLayout:
     """Every token sees the first two thirds of its sequence, also what is behind the token."""
     return dataclasses.replace(layout, prefix_lens=(2 * layout.context_lens + 2) // 3)
@@ -85,6 +99,8 @@ ATTENTION = {
     "window": AttentionSpec(6, 0.2, window=19),
     "softcap": AttentionSpec(6, 0.5, softcap=3.0),
     "alibi": AttentionSpec(6, 0.2, alibi_slopes=torch.linspace(0.01, 0.7, 6)),
+    "chunks": AttentionSpec(6, 0.2, chunk=19),
+    "window, sinks": AttentionSpec(6, 0.2, window=19, sinks=torch.linspace(-3, 5, 6)),
 }
 
 

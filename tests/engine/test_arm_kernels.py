@@ -10,7 +10,7 @@ import torch
 from arm_kernels import BUILDS, arm_kernels
 from kernel_cases import ATTENTION
 
-from penstock.kernels.cpu import cpuinfo_flags
+from penstock.kernels.cpu_builds import cpuinfo_flags
 from penstock.kernels.operands import QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
 
@@ -75,7 +75,7 @@ def test_extremes(build: str) -> None:
 
 def test_what_is_no_product_equals_the_reference(build: str = "neon") -> None:
     test_kernels.test_norms_equal_the_reference_to_rounding(build, 100)
-    for function in ("silu", "gelu", "gelu_tanh", "relu"):
+    for function in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         test_kernels.test_activations_equal_the_reference_to_rounding(build, function)
     for choice in (False, True):
         test_kernels.test_rope_equals_the_reference(build, choice)

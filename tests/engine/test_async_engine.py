@@ -32,9 +32,9 @@ from penstock.errors import (
     RequestFailed,
     StepFailed,
 )
-from penstock.generation.generation_request import GenerationRequest, SamplingParams, ValidRequest
 from penstock.generation.model_inputs import ModelInputs
-from penstock.generation.request import RequestOutput
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.request_stream import RequestStream, retry_after_s
 from penstock.spec import UnitKey
@@ -210,11 +210,11 @@ def test_leaving_a_stream_frees_its_sequence(tiny_llama: Path) -> None:
         endless = SamplingParams(temperature=0, ignore_eos=True, max_tokens=200)
         async with engine.generate([5] * 40, endless) as stream:
             await anext(stream)
-            assert manager.num_free < manager.num_blocks
+            assert manager.pool.num_free < manager.num_blocks
         stream.abort()  # once more: nothing happens
         # A later request is carried out after the abort before it.
         assert [output async for output in engine.generate([5], PARAMS)]
-        assert manager.num_free == manager.num_blocks
+        assert manager.pool.num_free == manager.num_blocks
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
         await engine.stop()

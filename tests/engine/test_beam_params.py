@@ -16,8 +16,8 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter, NoTokenLeft, TooFewAnswers
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import FinishReason
 
 PROMPT = "Once upon a time"
@@ -128,7 +128,7 @@ def test_fewer_answers_than_asked_for_are_an_error_that_says_so(engine: Engine) 
         search(engine, BeamParams(4, 3), grammar=grammar)
     with pytest.raises(NoTokenLeft, match="allowed_token_ids and no_repeat_ngram_size leave no token"):
         search(engine, BeamParams(2), allowed_token_ids=(70, 71), no_repeat_ngram_size=1)
-    assert not engine.has_work and engine.scheduler.block_manager.num_free == engine.plan.num_kv_blocks
+    assert not engine.has_work and engine.scheduler.block_manager.pool.num_free == engine.plan.num_kv_blocks
 
 
 def test_an_aborted_search_frees_everything(engine: Engine) -> None:

@@ -32,7 +32,7 @@ from transformers import (
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.spec import KV_LAYOUTS
 from penstock.text.tokenizer import NoText
 

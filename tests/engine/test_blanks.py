@@ -13,9 +13,9 @@ from test_encoder_decoder import PROMPTS, VOCAB_SIZE, build, load
 from penstock.engine import Completion, Engine
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammars.blanks import BlankMatcher, Blanks
 from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import FinishReason
 
 SENTINELS = tuple(range(VOCAB_SIZE - 10, VOCAB_SIZE))

@@ -6,7 +6,7 @@ import hashlib
 import random
 import struct
 
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.block_keys import full_key, tail_key
 from penstock.generation.sequence import Sequence
 
@@ -15,7 +15,9 @@ SIZE = 16
 
 def sequence(prompt: list[int], salt: str = "", rope_length: int = 0) -> Sequence:
     request = GenerationRequest(prompt, SamplingParams(), cache_salt=salt)
-    return Sequence(0, request, len(prompt) + 100, rope_length=rope_length)
+    made = Sequence(0, request, len(prompt) + 100)
+    made.follow_length(rope_length)
+    return made
 
 
 def plain_key(salt: str, rope_length: int, token_ids: list[int]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.memory.cards import CARDS, card_notes, find_card
+from penstock.memory.planning.cards import CARDS, card_notes, find_card
 
 
 @pytest.mark.parametrize(

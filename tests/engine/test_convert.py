@@ -20,12 +20,12 @@ from units import layer_bytes, layer_key
 from penstock.config import EngineConfig, WeightBits
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.safetensors_header import read_header
-from penstock.weights.conversion import layer_file, whole_file
+from penstock.weights.conversion import whole_file
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.manifest import MANIFEST, verify
 from penstock.weights.conversion.unit_files import unit_files
@@ -43,7 +43,9 @@ KINDS = [
     "Gemma 2",
     "GPT-NeoX",
     "GPT-2",
-    "OPT",
+    "OPT, norms behind, narrow embedding",
+    "StableLM, parallel, head norms",
+    "Phi",
     "BLOOM, untied",
     "Qwen3",
 ]
@@ -80,8 +82,11 @@ def same_but_for_the_source(one: dict[str, bytes], other: dict[str, bytes]) -> b
     }
 
 
-@pytest.mark.parametrize("group_size", [None, 32])
-@pytest.mark.parametrize("kind", KINDS)
+#: Each kind with a scale per channel or with groups, in turn.
+SCALED = [(kind, (None, 32)[index % 2]) for index, kind in enumerate(KINDS)]
+
+
+@pytest.mark.parametrize(("kind", "group_size"), [*SCALED, (KINDS[0], 32)])
 def test_a_converted_model_computes_the_same_bits(kind: str, group_size: int | None, tmp_path: Path) -> None:
     build(kind, tmp_path / "source")
     convert(store_of(tmp_path / "source", group_size), tmp_path / "target")
@@ -100,8 +105,10 @@ def test_a_converted_model_computes_the_same_bits(kind: str, group_size: int | N
     assert answers[0] == answers[1] == answers[2]
 
 
-@pytest.mark.parametrize("group_size", [None, 32])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "GPT-2"])  # whose layers are no Linear
+@pytest.mark.parametrize(
+    ("kind", "group_size"),
+    [scaled for scaled in [*SCALED, (KINDS[0], 32)] if scaled[0] != "GPT-2"],  # whose layers are no Linear
+)
 def test_transformers_opens_it_and_computes_the_same(
     kind: str, group_size: int | None, tmp_path: Path
 ) -> None:
@@ -470,11 +477,11 @@ def test_half_written_files_have_another_name(tmp_path: Path, monkeypatch: pytes
     def fdatasync(descriptor: int) -> None:
         seen.append(sorted(path.name for path in tmp_path.iterdir()))
         if len(seen) == 1:
-            layer_file.write(tmp_path / "x", b"other", torch.zeros(3, dtype=torch.uint8))
+            whole_file.write(tmp_path / "x", [b"other", bytes(3)])
             assert (tmp_path / "x").read_bytes() == b"other" + bytes(3)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    layer_file.write(tmp_path / "x", b"head", torch.arange(10, dtype=torch.uint8))
+    whole_file.write(tmp_path / "x", [b"head", bytes(range(10))])
     assert [len(names) for names in seen] == [1, 2] and not any("x" in names for names in seen)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"head" + bytes(range(10))

@@ -1,5 +1,5 @@
 """Checkpoints in 4 bits of other tools, as folders: the same bits before and after, the numbers of
-compressed-tensors' package, and refusals where it has no words for a format."""
+compressed-tensors' package, and our own form where it has no words for a format."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_convert import GREEDY, PROMPTS, Ids
+from test_formats_in import edit_config
 from test_formats_int4 import (
     awq,
     awq_config,
@@ -25,7 +26,7 @@ from torch import Tensor
 from units import layer_key
 
 from penstock import Engine, EngineConfig
-from penstock.errors import ConfigError
+from penstock.errors import UnsupportedModel, WrongTensor
 from penstock.memory.direct_io import aligned_buffer
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
@@ -139,20 +140,40 @@ def test_transformers_opens_a_mixture(tmp_path: Path, monkeypatch: pytest.Monkey
         torch.testing.assert_close(theirs(ids).logits, UnquantizedModel(opened).forward(ids).logits)
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("Q4_K", "these minima are not"), ("IQ4_XS", "a table of 16"), ("desc_act", "group by group")],
-)
-def test_what_has_no_words_is_refused(
-    kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ4_XS", "desc_act"])
+def test_what_has_no_words_is_in_our_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, and one read a layer. transformers refuses the folder."""
     if kind == "desc_act":
         order = {"sym": True, "desc_act": True, "checkpoint_format": "gptq_v2"}
         found = lambda weight: gptq(weight, 32, **order), gptq_config(32, **order), "Llama"
         monkeypatch.setitem(PACKED, kind, found)
         path = write_packed(kind, tmp_path / "source")
     else:
-        path = write_mixture(tmp_path, monkeypatch, attn_output=kind)
-    with pytest.raises(ConfigError, match=f"without loss.*{reason}.*Serve the checkpoint itself"):
-        convert(open_model(path).store, tmp_path / "target")
-    assert not (tmp_path / "target").exists()
+        path = write_mixture(tmp_path, monkeypatch, attn_output=kind, token_embd=kind)
+    store = open_model(path).store
+    convert(store, tmp_path / "target")
+    converted = open_model(tmp_path / "target").store
+    for key, unit in store.units.items():
+        buffers = [torch.zeros(unit.num_bytes, dtype=torch.uint8) for _ in range(2)]
+        for each, buffer in zip((store, converted), buffers, strict=True):
+            each.read_unit(key, buffer)
+        assert torch.equal(*buffers) and converted.contiguous_unit(key) is not None
+    ids = torch.tensor([PROMPTS[1]])
+    logits = [UnquantizedModel(open_model(each)).forward(ids).logits for each in (path, tmp_path / "target")]
+    assert torch.equal(*logits)
+    assert (
+        "quant_method" not in json.loads((tmp_path / "target/config.json").read_text())["quantization_config"]
+    )
+
+
+def test_codes_of_another_form_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_mixture(tmp_path, monkeypatch, attn_output="Q4_K")
+    convert(open_model(path).store, tmp_path / "target")
+    file = tmp_path / "target/model-layer-00001.safetensors"
+    tensors, name = load_file(file), "model.layers.1.self_attn.o_proj.weight_sub_scale"
+    save_file(tensors | {name: tensors[name][:5].clone()}, file)
+    with pytest.raises(WrongTensor, match="o_proj.weight_sub_scale .* does not fit"):
+        open_model(tmp_path / "target")
+    edit_config(tmp_path / "target", quantization_config={"penstock": "codes", "version": 2})
+    with pytest.raises(UnsupportedModel, match="4-bit codes of version 2"):
+        open_model(tmp_path / "target")

@@ -7,13 +7,21 @@ from dataclasses import replace
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.memory.cost import ELEMENT_S, LAYER_OVERHEAD_S, MeasuredSteps, StepPrediction, predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
-from penstock.memory.planner import plan_memory
+from penstock.memory.planning.cost import (
+    ELEMENT_S,
+    LAYER_OVERHEAD_S,
+    MeasuredSteps,
+    StepPrediction,
+    predict_step,
+)
+from penstock.memory.planning.expert_demand import ExpertDemand
+from penstock.memory.planning.planner import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
-from penstock.spec import ModelFootprint
+from penstock.spec import NO_EXPERTS, ExpertFootprint, ModelFootprint
+from penstock.weights.formats.model_formats import in_int4
 
 GIB = 1 << 30
 MACHINE = HardwareProfile(
@@ -53,7 +61,7 @@ def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> No
 
 def test_four_bits_save_reading_and_no_arithmetic() -> None:
     family = find_family(config := find_shape("solar-10.7b"))
-    tensors = family.model_tensors(family.read_spec(config)).in_int4(64)
+    tensors = in_int4(family.model_tensors(family.read_spec(config)), 64)
     size, settings = footprint(family.read_spec(config), tensors), EngineConfig(host_memory_bytes=20 * GIB)
     plan = plan_memory(size, MACHINE, settings)
     for num_tokens, least, most in ((1, 0.5, 0.55), (512, 0.97, 1.0)):
@@ -144,3 +152,39 @@ def test_it_never_falls_with_more_tokens_and_knows_nothing_at_first() -> None:
     steps.record(50, 1.0)
     times = [steps.predict_s(n) for n in range(1, 200)]
     assert times == sorted(times) and times[0] == 1.0
+
+
+# ------------------------------------------------------------ experts
+
+#: 10 layers of 64 experts, of which a token passes through 4. An expert has 1 MB.
+EXPERTS = ExpertFootprint(10**6, 10**6, 640, 40, 64)
+
+
+def mixture_step(
+    num_slots: int, num_tokens: int = 1, demand: ExpertDemand | None = None, disk: float = 2.0
+) -> StepPrediction:
+    """Two GB of everything else, which is resident; memory 20 GB/s."""
+    size = replace(solar(), layer_bytes=(2 * 10**8,) * 10, head_bytes=0, head_elements=0, experts=EXPERTS)
+    hardware = HardwareProfile(2, 64 * GIB, 64 * GIB, 20.0, 10**6, DiskProfile(disk, 1 << 20, 8, True))
+    config = EngineConfig(num_kv_tokens=4096)
+    plan = plan_memory(replace(size, experts=NO_EXPERTS), hardware, config)
+    plan = replace(plan, num_expert_slots=num_slots, expert_slot_bytes=10**6)
+    return predict_step(plan, size, hardware, config, num_tokens, 1, 0, demand)
+
+
+def test_missing_experts_are_read_after_their_router() -> None:
+    """100 ms for everything else, and then 20 MB from the disk in 10 ms."""
+    step = mixture_step(320, demand=ExpertDemand(40, 20, 20))
+    assert step.terms["disk"] == pytest.approx(0.01)
+    assert step.terms["experts"] == pytest.approx(0.11) == step.floor_s
+    assert step.binding == "experts" and step.experts.hit_rate == 0.5
+    slow = mixture_step(320, demand=ExpertDemand(40, 20, 20), disk=0.1)
+    assert slow.floor_s == pytest.approx(0.3)
+
+
+def test_more_slots_hit_more_and_more_tokens_share_experts() -> None:
+    rates = [mixture_step(slots).experts.hit_rate for slots in (20, 80, 160, 320, 640)]
+    assert rates == sorted(rates) and rates[-1] == 1.0 and rates[0] < 0.4
+    assert "experts" not in mixture_step(640).terms
+    one, eight = mixture_step(320).experts, mixture_step(320, 8).experts
+    assert one.num_asked == pytest.approx(40) and 40 < eight.num_asked < 8 * 40

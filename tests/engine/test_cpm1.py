@@ -10,9 +10,9 @@ import pytest
 from cpm_folders import SENTENCES, save_cpm1, save_cpm1_model
 
 from penstock.engine import Engine
-from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.sequence import FinishReason
 from penstock.model.registry import open_model
 from penstock.text.tokenizer import Tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import ConfigError, InvalidParameter, UnsupportedModel
+from penstock.errors import ConfigError, InvalidConfig, InvalidParameter, UnsupportedModel
 from penstock.evaluate import Window, evaluate
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model.registry import find_family, open_model
 from penstock.unquantized import UnquantizedModel
@@ -38,11 +39,17 @@ SMALL: dict[str, Any] = {
 #: name -> (config, whether the head is the embedding's first rows)
 MODELS: dict[str, tuple[dict[str, Any], bool]] = {
     "CPM-Ant": (SMALL, True),
-    "own head": (SMALL, False),
+    "compressed, own head": (
+        SMALL | {"num_hidden_layers": 5, "mask_modules": [
+            [False, True], [True, True], [True, False], [False, False], [True, False]
+        ]}, False,
+    ),
     "one layer, 3 heads, wide": (
         SMALL | {"num_hidden_layers": 1, "num_attention_heads": 3, "dim_head": 24, "hidden_size": 48}, True,
     ),
 }  # fmt: skip
+#: The parts of a layer, in the order of mask_modules.
+PARTS = ("self_att", "ffn")
 TOLERANCE = {"float32": 5e-4, "float16": 2e-3}
 #: Inputs of one token and of far more than have a distance of their own. Token 0 is padding to transformers.
 GENERATOR = random.Random(5)
@@ -73,7 +80,22 @@ def build(name: str, folder: Path, **more: int) -> Any:
                 model.cpmant.input_embedding.weight[: sizes["vocab_size"]].clone()
             )
     model.save_pretrained(folder)
+    leave_out(model, folder, sizes.get("mask_modules", []))
     return dequantized(model, folder)
+
+
+def leave_out(model: Any, folder: Path, lacks: list[list[bool]]) -> None:
+    """Take parts of layers out of a saved model. In transformers' model they add nothing to the hidden state,
+    as matrices of zeros do."""
+    file, tensors = folder / "model.safetensors", load_file(folder / "model.safetensors")
+    parts = [(index, part) for index, pair in enumerate(lacks) for part in compress(PARTS, pair)]
+    for index, part in parts:
+        tensors = {name: value for name, value in tensors.items() if f".{index}.{part}." not in name}
+    save_file(tensors, file, {"format": "pt"})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in tensors and name.endswith(("attention_out.weight", "w_out.weight")):
+                parameter.zero_()
 
 
 def dequantized(model: Any, folder: Path) -> Any:
@@ -157,7 +179,7 @@ def test_any_company_gives_the_same_bits(built: tuple[Path, Any], tmp_path: Path
         together = answer(other, PROMPTS * 2)
         check_equal(name, alone * 2, together)
         assert (other.metrics.num_preemptions > 0) == (name == "preempted")
-        assert other.scheduler.block_manager.num_free == other.plan.num_kv_blocks
+        assert other.scheduler.block_manager.pool.num_free == other.plan.num_kv_blocks
         other.close()
 
 
@@ -283,8 +305,11 @@ def test_configs(usual: Path) -> None:
     published = {key: config[key] for key in config if not key.startswith(("prompt_", "segment_", "pos"))}
     spec = read(published | {"vocab_size": 30720})
     assert spec.soft_prompt == tuple(range(30720 + 64, 30720 + 96)) and spec.vocab_size == 30720
-    for change in ({"mask_modules": [[True, False]]}, {"prompt_types": 2}, {"segment_types": 2}):
+    for change in ({"prompt_types": 2}, {"segment_types": 2}):
         with pytest.raises(UnsupportedModel):
             read(config | change)
+    for wrong in ([[True, False]], [[0, 1]] * 3, [[True, True]] * 3, {"0": [True, False]}):
+        with pytest.raises(InvalidConfig, match="mask_modules"):
+            read(config | {"mask_modules": wrong})
     with pytest.raises(UnsupportedModel, match="CPM-Bee is not supported.*openbmb/cpm-ant-10b"):
         find_family({"architectures": ["CpmBeeForCausalLM"], "model_type": "cpmbee"})

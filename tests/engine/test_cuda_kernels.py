@@ -35,9 +35,12 @@ from torch import Tensor
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Int4Tensor, Kernels, StackedMatrix, choose_kernels, cuda_linear, int_mm, nvrtc
-from penstock.kernels.cuda import SPLIT_KEYS, CudaKernels
-from penstock.kernels.cuda_launcher import CudaLauncher
+from penstock.kernels import Int4Tensor, Kernels, StackedMatrix, choose_kernels, int_mm
+from penstock.kernels.cuda import linear as cuda_linear
+from penstock.kernels.cuda import nvrtc
+from penstock.kernels.cuda.attention import SPLIT_KEYS
+from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels
@@ -339,7 +342,8 @@ def attend_in_steps(
 
 @pytest.mark.parametrize(
     ("case", "heads", "head_dim"),
-    [("plain", (6, 2), 64), ("window", (6, 2), 64), ("softcap", (6, 1), 256), ("alibi", (6, 6), 96)],
+    [("plain", (6, 2), 64), ("window", (6, 2), 64), ("softcap", (6, 1), 256), ("alibi", (6, 6), 96)]
+    + [("chunks", (6, 3), 64), ("window, sinks", (6, 2), 128)],
 )
 def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
     launcher: EmulatedLauncher | CudaLauncher,
@@ -348,7 +352,8 @@ def test_a_long_context_is_the_same_in_any_chunks_and_any_number_of_blocks(
     """Three splits of keys, the first of them beyond the window. With many multiprocessors each split has its
     block, with none one block has them all."""
     generator, spec = torch.Generator().manual_seed(0), ATTENTION[case]
-    spec = dataclasses.replace(spec, scale=0.1, window=150 if case == "window" else 0)
+    window, chunk = 150 if "window" in case else 0, 290 if case == "chunks" else 0
+    spec = dataclasses.replace(spec, scale=0.1, window=window, chunk=chunk)
     context = 2 * SPLIT_KEYS + 38
     q, kv, layout = paged_batch(generator, [(context, 20)], heads, head_dim, torch.float16)
     mine = kernels_of(launcher)

@@ -1,9 +1,10 @@
 """Units that are asked for: each is what it should be, none is overwritten while it is lent, and what stays
-is what policies.victim() says."""
+is what expert_policy.py says."""
 
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -16,7 +17,8 @@ from penstock.memory.pages import PAGE
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.demand_tier import DemandTier
-from penstock.weights.tiers.policies import met_last, next_in_cycle, victim
+from penstock.weights.tiers.policies import met_last, next_in_cycle
+from penstock.weights.tiers.use_counts import UseCounts
 
 
 def expert(number: int) -> UnitKey:
@@ -52,14 +54,15 @@ class Reader:
 def tier_of(num_experts: int, num_slots: int, num_per_sweep: int, reader: Reader) -> DemandTier:
     sizes = {expert(number): PAGE for number in range(num_experts)}
     pool = MemoryPool("experts", DemandTier.pool_bytes(sizes, num_slots))
-    return DemandTier(sizes, reader, pool, num_slots, num_per_sweep)
+    return DemandTier(sizes, reader, pool, num_slots, UseCounts(num_per_sweep))
 
 
 def gathered(tier: DemandTier, numbers: list[int]) -> list[int]:
     found = []
-    for key, arrival in tier.gather([expert(number) for number in numbers]):
-        assert key.expert is not None and (arrival.buffer == key.expert).all()
-        found.append(key.expert)
+    for group in tier.gather([expert(number) for number in numbers]):
+        for key, arrival in group:
+            assert key.expert is not None and (arrival.buffer == key.expert).all()
+            found.append(key.expert)
     return found
 
 
@@ -87,20 +90,33 @@ def test_what_is_there_comes_first_and_is_not_read_again() -> None:
     gathered(tier, [3, 5])
     reader.may_read.clear()
     found = tier.gather([expert(number) for number in (1, 5, 2, 3)])
-    assert [next(found)[0].expert, next(found)[0].expert] == [5, 3]
+    assert [key.expert for key, _ in next(found)] == [5, 3]
     reader.may_read.set()
-    assert {key.expert for key, _ in found} == {1, 2}
+    assert {key.expert for group in found for key, _ in group} == {1, 2}
     assert sorted(reader.order) == [1, 2, 3, 5] and tier.num_hits == 2
     tier.close()
 
 
+def test_reads_are_under_way_while_a_group_is_computed() -> None:
+    """All that is missing was asked for when the first group is lent, and nobody has to ask again."""
+    reader = Reader()
+    tier = tier_of(8, 6, 2, reader)
+    gathered(tier, [0, 1])
+    reader.may_read.clear()
+    found = tier.gather([expert(number) for number in (2, 0, 3, 1, 4)])
+    assert [key.expert for key, _ in next(found)] == [0, 1] and reader.order == [0, 1, 2, 3, 4]
+    reader.may_read.set()
+    assert {key.expert for group in found for key, _ in group} == {2, 3, 4}
+    tier.close()
+
+
 def test_more_than_there_are_slots_for() -> None:
-    """One that is lent keeps its place until the next one is asked for."""
+    """What is lent keeps its place until the next group is asked for."""
     reader = Reader()
     tier = tier_of(8, 2, 8, reader)
-    for key, arrival in tier.gather([expert(number) for number in range(8)]):
-        before = key.expert
-        assert (arrival.buffer == before).all()
+    for group in tier.gather([expert(number) for number in range(8)]):
+        time.sleep(0.001)  # the next reads go on meanwhile, into other slots
+        assert all((arrival.buffer == key.expert).all() for key, arrival in group)
     assert len(reader.order) == 8
     tier.close()
 
@@ -183,11 +199,11 @@ def test_what_a_user_who_is_gone_had_is_taken_back() -> None:
     reader = Reader()
     tier = tier_of(4, 2, 2, reader)
     gone = [tier.gather([expert(number)]) for number in (0, 1)]
-    buffers = [next(each)[1].buffer for each in gone]
+    buffers = [next(each)[0][1].buffer for each in gone]
     assert {buffer.data_ptr() for buffer in tier.take_back()} == {buffer.data_ptr() for buffer in buffers}
     assert gathered(tier, [2]) == [2]
     present = tier.gather([expert(2)])
-    _, arrival = next(present)
+    ((_, arrival),) = next(present)
     for each in gone:
         each.close()
     assert gathered(tier, [0, 1, 3]) and (arrival.buffer == 2).all() and arrival.is_lent
@@ -261,5 +277,3 @@ def test_policies_are_functions_of_numbers() -> None:
     indexes = {key: index for index, key in enumerate(cycle)}
     assert met_last("cAd", indexes, 3, 2) == "A" and met_last("cd", indexes, 3, 2) == "c"
     assert met_last("cd", indexes, 0, 2) == "d"
-    assert victim({"a": 3, "b": 1}, 4, 4) == "b" and victim({"a": 3, "b": 1}, 4, 5) == "a"
-    assert victim({}, 4, 4) is None

@@ -13,7 +13,7 @@ import transformers
 
 import penstock.demo_model
 from penstock.engine import Engine
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 
 FOLDER = Path(penstock.demo_model.__file__ or "").parent

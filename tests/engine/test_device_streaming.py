@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import CapacityError, CorruptFile
 from penstock.memory.pages import PAGE
-from penstock.memory.plan import TierPlan, resident_layers
+from penstock.memory.planning.plan import TierPlan, resident_layers
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import ModelTensors, TensorSpec, decoder_only
 
@@ -126,9 +126,9 @@ def test_stalls_are_what_computing_waits_for() -> None:
     machine = FakeMachine(disk_rate=1e3 * PAGE, link_rate=PAGE)
     streamer = stream(machine, 10, set(), set(range(10)))
     list(sweep(streamer, machine, 0.25))
-    before = streamer.stall_s
+    before = streamer.lane.link.stall_s
     list(sweep(streamer, machine, 0.25))
-    assert streamer.stall_s - before == pytest.approx(10 * 0.75, rel=0.1)
+    assert streamer.lane.link.stall_s - before == pytest.approx(10 * 0.75, rel=0.1)
     streamer.close()
 
 
@@ -155,7 +155,7 @@ def test_loading_reports_layers_of_both_tiers() -> None:
     machine = FakeMachine()
     streamer = stream(machine, 6, {0, 3}, {1, 2, 4})
     seen: list[tuple[int, int]] = []
-    streamer.wait_until_loaded(lambda done, total: seen.append((done, total)))
+    streamer.tiers.wait_until_loaded(lambda done, total: seen.append((done, total)))
     assert seen == [(count, 5) for count in range(1, 6)]
     streamer.close()
 
@@ -165,7 +165,7 @@ def test_a_device_that_fails_is_told_and_nobody_waits_for_ever(monkeypatch: pyte
     for name in ("copy", "wait_copied"):
         machine = FakeMachine()
         streamer = stream(machine, 6, resident=set(), pinned=set())
-        streamer.wait_until_loaded()
+        streamer.tiers.wait_until_loaded()
         assert list(sweep(streamer, machine)) == list(range(6))
 
         def fail(*_: object) -> None:

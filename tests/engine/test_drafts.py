@@ -15,16 +15,17 @@ from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import FinishReason, Sequence
 
 VOCAB_SIZE = 278
 CHAIN = 6
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows what follows each seed and prompt: of `length` guesses so many are right."""
 
     def __init__(
@@ -34,7 +35,7 @@ class Oracle:
         self.length, self.num_right = length, num_right
         self.num_proposed = 0
 
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
         found = {sequence: self.guess(sequence) for sequence in sequences}
         self.num_proposed += sum(map(len, found.values()))
         return found
@@ -48,13 +49,13 @@ class Oracle:
         ]
 
 
-class Dice:
+class Dice(Drafter):
     """Random tokens, for random sequences, often more than have room; now and then what an oracle says."""
 
     def __init__(self, oracle: Oracle) -> None:
         self.dice, self.oracle = random.Random(0), oracle
 
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
         return {sequence: self.guess(sequence) for sequence in sequences if self.dice.random() < 0.8}
 
     def guess(self, sequence: Sequence) -> list[int]:
@@ -113,7 +114,7 @@ def load(folder: Path, drafter: Oracle | Dice, **config: object) -> Engine:
 
 def check_all_is_free(engine: Engine) -> None:
     manager = engine.scheduler.block_manager
-    assert manager.num_free == manager.num_blocks and not engine.has_work
+    assert manager.pool.num_free == manager.num_blocks and not engine.has_work
 
 
 CONFIGS: dict[str, dict[str, object]] = {

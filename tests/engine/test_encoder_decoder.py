@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import InvalidParameter, UnexpectedTensor
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.model.registry import open_model
 from penstock.spec import DECODER, ENCODER, UnitKey
 from penstock.text.tokenizer import NoText
@@ -300,7 +300,7 @@ def test_requests_come_and_go(built: tuple[Path, Any]) -> None:
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
             assert output.num_prompt_tokens == len(PROMPTS[int(output.request_id)]) + 1
     assert [tokens[str(index)] for index in (0, 1, 2, 4)] == [expected[index] for index in (0, 1, 2, 4)]
-    assert engine.scheduler.block_manager.num_free == engine.plan.num_kv_blocks
+    assert engine.scheduler.block_manager.pool.num_free == engine.plan.num_kv_blocks
 
 
 @ONE

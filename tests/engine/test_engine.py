@@ -28,13 +28,13 @@ from penstock.errors import (
     QueueTimeout,
     RequestFailed,
 )
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.model_inputs import ModelInputs
-from penstock.generation.request import RequestOutput
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.kernels import cpu
-from penstock.memory.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.text.tokenizer import NoText
 from warm_python import run_warm
 
@@ -337,7 +337,7 @@ def test_aborts_free_blocks_wherever_the_request_is(tiny_llama: Path) -> None:
     assert [output.request_id for output in engine.step()] == ["other"]
     engine.abort("other")
     assert engine.step() == [] and not engine.has_work
-    assert engine.scheduler.block_manager.num_free == engine.scheduler.block_manager.num_blocks
+    assert engine.scheduler.block_manager.pool.num_free == engine.scheduler.block_manager.num_blocks
 
 
 def test_requests_end_when_their_time_is_up(tiny_llama: Path) -> None:

@@ -28,7 +28,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
 from penstock.evaluate import Fidelity, Window, _Tally, evaluate, windows
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.model.registry import find_family, open_model
 from penstock.text.tokenizer import NoText, Tokenizer
 from penstock.unquantized import UnquantizedModel
@@ -128,7 +128,7 @@ def plain_loss(model: transformers.PreTrainedModel, pieces: list[Window]) -> tup
     return total, sum(piece.num_scored for piece in pieces)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2, untied", "GPT-2", "BLOOM"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2, untied", "GPT-2", "BLOOM", "Mixtral"])
 def test_the_references_perplexity_is_transformers(name: str, tmp_path: Path) -> None:
     model = build(name, tmp_path)
     pieces = [Window(w.token_ids, n) for w, n in zip(random_windows([40, 40, 17]), (39, 11, 16), strict=True)]

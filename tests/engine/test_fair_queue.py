@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling import token_counters
 from penstock.generation.scheduling.fair_queue import FairQueue
 from penstock.generation.sequence import Sequence

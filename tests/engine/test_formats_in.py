@@ -17,7 +17,7 @@ from units import layer_key, read_layer
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import CheckpointError, MissingTensor, UnexpectedTensor, UnsupportedModel, WrongTensor
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion.convert import convert
@@ -240,7 +240,7 @@ def test_gptq_is_kept(group_size: int, is_first: bool, act_order: bool, tmp_path
 def test_gptq_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gptq("Llama", tmp_path, 32)
     whole = read_layer(open_model(tmp_path).store).matrix("gate_up")
-    monkeypatch.setattr("penstock.weights.weight_format.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("penstock.weights.formats.weight_format.CHUNK_BYTES", 1000)
     pieces = read_layer(open_model(tmp_path).store).matrix("gate_up")
     assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
 
@@ -355,7 +355,6 @@ FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
     "Marlin": ({"quant_method": "gptq", "bits": 8, "is_marlin_format": True}, "gptq.*marlin"),
     "GPTQ in bytes": ({"quant_method": "gptq", "bits": 8, "pack_dtype": "int8"}, "gptq.*in int8"),
     "AWQ with 3 bits": ({"quant_method": "awq", "bits": 3}, "awq with 3 bits"),
-    "MXFP4": ({"quant_method": "mxfp4"}, "mxfp4"),
     "ModelOpt": ({"quant_algo": "NVFP4"}, "NVFP4"),
 }
 

@@ -28,6 +28,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import open_checkpoint
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.packed_int4 import DequantizedRows
+from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
 from penstock.weights.store import planned_tensors
 
@@ -61,7 +62,7 @@ def quantized_model(
 ) -> Any:
     """A tiny model whose linear layers (but for the head) `pack` has made tensors of; returns transformers'
     model with the weights that these stand for. `pack` takes and returns [out_features, in_features]."""
-    model = build(kind, folder, **SIZES)
+    model = build(kind, folder, **(SIZES | changes.pop("sizes", {})))
     tensors = load_file(folder / "model.safetensors")
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and (name != "lm_head" or changes.get("lm_head")):
@@ -356,6 +357,33 @@ def test_fp8_becomes_int8_in_groups(kind: str, tmp_path: Path, caplog: pytest.Lo
     assert "has FP8 weights, which become INT8: quantized again, which loses 0.0" in caplog.text
 
 
+def test_fp8_of_two_widths_is_converted_in_two_group_sizes(tmp_path: Path) -> None:
+    """192 inputs are three groups of 64, and not whole groups of 128. The converted folder has the same
+    integers, and its config.json alone says how many bytes each layer takes."""
+
+    def pack(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
+        stored, scale, dense = fp8(weight, len(weight), weight.shape[1])
+        return {f"{name}weight": stored, f"{name}weight_scale": scale.view(())}, dense
+
+    source, target = tmp_path / "fp8", tmp_path / "int8"
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    quantized_model("Llama", source, pack, **config, sizes={"hidden_size": 256, "intermediate_size": 192})
+    opened = open_model(source)
+    convert(opened.store, target)
+    found = open_model(target)
+    for key in opened.store.units:
+        size = max(opened.store.units[key].num_bytes, found.store.units[key].num_bytes)
+        buffers = torch.zeros(2, size, dtype=torch.uint8)
+        opened.store.read_unit(key, buffers[0])
+        found.store.read_unit(key, buffers[1])
+        assert torch.equal(buffers[0], buffers[1])
+    layer = read_layer(found.store, 1)
+    assert [layer.matrix(name).scale.shape[1] for name in ("gate_up", "down")] == [2, 3]
+    written = found.store.checkpoint.config
+    planned = planned_tensors(found.family.model_tensors(found.spec), written, "int8", None)
+    assert planned.units == found.store.tensors.units
+
+
 # ---- what is refused, and files that make no sense
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -427,6 +455,27 @@ def test_faults_are_named(fault: str, tmp_path: Path) -> None:
     write_folder(tmp_path, {f"a.{name}": tensor for name, tensor in tensors.items()}, config)
     with pytest.raises(kind, match=message), open_checkpoint(tmp_path) as checkpoint:
         checkpoint.read("a.weight")
+
+
+def test_groups_out_of_order_need_their_order(tmp_path: Path) -> None:
+    """Where one group has all inputs, their order is of no importance."""
+    for bits, groups, name in ((4, 3, "a"), (4, 1, "b"), (8, 3, "c"), (8, 1, "d")):
+        shape = (96 * bits // 32, 16)
+        tensors = {
+            "a.qweight": torch.zeros(shape).int(),
+            "a.scales": torch.ones(groups, 16).half(),
+            "a.qzeros": torch.full((groups, 16 * bits // 32), 0x7F7F7F7F if bits == 8 else 0x77777777).int(),
+        }
+        write_folder(
+            tmp_path / name,
+            tensors,
+            gptq_config(-1 if groups == 1 else 32, bits=bits, sym=True, desc_act=True),
+        )
+        if groups == 1:
+            open_checkpoint(tmp_path / name).close()
+            continue
+        with pytest.raises(MissingTensor, match=r"a\.g_idx is missing.* set desc_act to false"):
+            open_checkpoint(tmp_path / name)
 
 
 def test_awq_knows_no_groups_of_inputs(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.conversion.convert import convert
+from penstock.weights.formats.model_formats import has_int4
 from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.quantize import quantize
 from warm_python import run_warm
@@ -49,7 +50,13 @@ KINDS = [
     "Phi-3, part of a head, window",
     "Phi-3, rope longrope",
     "Gemma 2",
+    "Gemma 3",
 ]
+#: The numbers of these models that no file tells: the scale of scores, and which layers have a window.
+CHANGES: dict[str, dict[str, Any]] = {
+    "Gemma 2": {"query_pre_attn_scalar": 16},
+    "Gemma 3": {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "sliding_window_pattern": 6},
+}
 TOKENS = [f"word{index}" for index in range(160)]
 
 
@@ -69,7 +76,7 @@ def write_gguf(
 ) -> None:
     """A model of transformers as llama.cpp's converter writes it; `changes` are of its metadata."""
     config = model.config
-    name = config.model_type
+    name = config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, name)
     for key, value in (numbers(model) | {"tokenizer.ggml.eos_token_id": 1} | (changes or {})).items():
         full = key if key.startswith(("tokenizer.", "split.")) else f"{name}.{key}"
@@ -85,7 +92,7 @@ def write_gguf(
         if is_tied and parameter == "lm_head.weight":
             continue
         stored = exchanged(parameter, weight, config) if name == "llama" else weight
-        stored = stored + 1 if name == "gemma2" and "norm" in parameter else stored
+        stored = stored + 1 if name in ("gemma2", "gemma3") and "norm" in parameter else stored
         dtype = gguf.GGMLQuantizationType[kind if weight.dim() == 2 else "F32"]
         data = gguf.quants.quantize(stored.contiguous().numpy(), dtype)
         writer.add_tensor(names.get_name(parameter, (".weight", ".bias")), data, raw_dtype=dtype)
@@ -96,7 +103,7 @@ def numbers(model: Any) -> dict[str, Any]:
     """Metadata, by the names of the specification."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters
+    rope = full_rope(config)
     found: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -124,8 +131,13 @@ def numbers(model: Any) -> dict[str, Any]:
     return found
 
 
+def full_rope(config: Any) -> Any:
+    """The rope of layers without a window; a file has no other."""
+    return config.rope_parameters.get("full_attention", config.rope_parameters)
+
+
 def rope_tensors(config: Any) -> dict[str, Any]:
-    rope = config.rope_parameters
+    rope = full_rope(config)
     if rope["rope_type"] == "longrope":
         parts = {part: torch.tensor(rope[f"{part}_factor"]).numpy() for part in ("long", "short")}
         return {f"rope_factors_{part}.weight": factors for part, factors in parts.items()}
@@ -157,7 +169,7 @@ def stored_as(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 def make(kind: str, folder: Path, of: str = "Q8_0", group_size: int = 32) -> Any:
     """Writes folder/model.gguf; returns transformers' model with the matrices that the engine should have."""
-    model = build(kind, folder / "source", **({"query_pre_attn_scalar": 16} if kind == "Gemma 2" else {}))
+    model = build(kind, folder / "source", **CHANGES.get(kind, {}))
     write_gguf(model, folder / "model.gguf", of)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
@@ -198,6 +210,16 @@ def test_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
     assert_computes(tmp_path / "model.gguf", expected, group_size=32)
 
 
+def test_a_group_size_that_codes_do_not_have_is_refused(tmp_path: Path) -> None:
+    """Codes of 4 bits come with scales of their own."""
+    path = tmp_path / "model.gguf"
+    write_gguf(build("Llama", tmp_path / "source", hidden_size=128, intermediate_size=256), path, "Q4_0")
+    with pytest.raises(ConfigError, match="scales per 32 inputs, which --group-size 64 can't change"):
+        open_model(path, group_size=64)
+    for group_size in (None, 32):
+        assert has_int4(open_model(path, group_size=group_size).store.tensors)
+
+
 def test_blocks_are_kept_as_groups(tmp_path: Path) -> None:
     """Integers and scales of the file itself."""
     make("Qwen2", tmp_path)
@@ -214,7 +236,7 @@ def test_blocks_are_kept_as_groups(tmp_path: Path) -> None:
 def test_reading_in_small_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make("Llama", tmp_path)
     whole = read_layer(open_model(tmp_path / "model.gguf").store).matrix("qkv")
-    monkeypatch.setattr("penstock.weights.weight_format.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("penstock.weights.formats.weight_format.CHUNK_BYTES", 1000)
     pieces = read_layer(open_model(tmp_path / "model.gguf").store).matrix("qkv")
     assert torch.equal(whole.qweight, pieces.qweight) and torch.equal(whole.scale, pieces.scale)
 
@@ -321,7 +343,7 @@ def test_converted_it_computes_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Llama, rope llama3", "Phi-3, rope longrope", "Gemma 2"])
 def test_the_unquantized_twin_is_what_the_file_says(kind: str, tmp_path: Path) -> None:
     """transformers computes by our config and from our decoded tensors."""
-    model = build(kind, tmp_path / "source", **({"query_pre_attn_scalar": 16} if kind == "Gemma 2" else {}))
+    model = build(kind, tmp_path / "source", **CHANGES.get(kind, {}))
     write_gguf(model, tmp_path / "model.gguf", "F32")
     ids = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
     computed = UnquantizedModel(open_model(tmp_path / "model.gguf")).forward(ids)
@@ -435,7 +457,7 @@ def test_a_tokenizer_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.Mo
 # ---- what is refused
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "experts": ({"expert_count": 8}, "mixture of experts"),
+    "experts": ({"expert_count": 8}, "has nothing for llama.expert_used_count"),
     "rope": ({"rope.scaling.type": "su", "rope.scaling.factor": 2.0}, "rope scaling 'su'"),
     "half of each head": ({"rope.dimension_count": 8}, "rotates 50% of each head"),
     "long values": ({"attention.value_length": 32}, "different lengths"),

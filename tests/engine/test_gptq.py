@@ -15,6 +15,7 @@ from penstock.config import EngineConfig, WeightBits
 from penstock.errors import ConfigError
 from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels
 from penstock.model.registry import open_model
+from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.gptq import DAMPING, compensate_int4, compensate_int8, plan_turns
 from penstock.weights.quantize import quantize
@@ -155,6 +156,33 @@ def test_layers_are_compensated_by_what_they_see(
             assert 0 < share < (0.02 if bits == "int8" else 0.3), (index, name)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits", "group_size"),
+    [("Qwen2-MoE", "int8", None), ("gpt-oss", "int4", 32)],
+)
+def test_experts_are_compensated_by_their_own_rows(
+    kind: str, bits: WeightBits, group_size: int | None, tmp_path: Path
+) -> None:
+    """The exact path through stand-ins of experts is transformers' model; each expert's integers are
+    neighbours of what plain rounding gives."""
+    build(kind, tmp_path / "source", num_hidden_layers=2)
+    store, calibration = calibrated(tmp_path / "source", group_size, bits)
+    convert(store, tmp_path / "out", rounding=calibration)
+    theirs = UnquantizedModel(open_model(tmp_path / "source")).forward(calibration._text.ids).hidden[-1]
+    mine = torch.cat(calibration._text.exact).view(theirs.shape)
+    assert float((mine - theirs).norm() / theirs.norm()) < 1e-3
+    found = open_model(tmp_path / "out").store
+    plain = open_model(tmp_path / "source", group_size=group_size, weights=bits).store
+    shares = []
+    for key in (key for key in plain.units if key.expert is not None):
+        units = [each.read_unit(key, torch.empty(plain.units[key].num_bytes, dtype=torch.uint8))
+                 for each in (found, plain)]  # fmt: skip
+        for name in ("gate_up", "down"):
+            own, rounded = (unit.matrix(name).dequantize() for unit in units)
+            shares.append(float((own - rounded).norm() / rounded.norm()))
+    assert sorted(shares)[len(shares) // 2] > 0 and max(shares) < (0.02 if bits == "int8" else 0.3)
+
+
 def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
     build("Llama", tmp_path / "source")
     opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig(), 1)
@@ -177,12 +205,13 @@ def test_each_sequence_begins_as_prompts_do(tmp_path: Path) -> None:
     assert found.name != Calibration(opened, kernels, TEXT, len(written)).name
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral"])
 def test_a_calibrated_conversion_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And tensors are large enough for several threads."""
     monkeypatch.setattr("penstock.weights.tensor_quantizer.CHUNK_BYTES", 1000)
-    build("Llama", tmp_path / "source")
+    build(kind, tmp_path / "source", num_hidden_layers=2)
     folders = [tmp_path / "whole", tmp_path / "stopped"]
     store, calibration = calibrated(tmp_path / "source")
     convert(store, folders[0], rounding=calibration)

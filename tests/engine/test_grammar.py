@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import InvalidParameter
-from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammars.grammar import MAX_GRAMMAR_CHARS, Grammar
+from penstock.generation.requests.generation_request import SamplingParams
 
 
 def test_grammars_are_values() -> None:

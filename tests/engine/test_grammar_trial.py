@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,18 @@ def test_a_closed_trial_begins_again(trial: GrammarTrial) -> None:
     trial.close()
     trial.close()
     assert trial.passes("regex", "a+")
+
+
+def test_a_server_of_many_connections_reads_grammars(trial: GrammarTrial) -> None:
+    """The pipes to the process get descriptors from 1024 on, which select() refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip(f"a process may have {hard} descriptors here")
+    trial.close()
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert trial.passes("regex", "a+")
+        trial.close()

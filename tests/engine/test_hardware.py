@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +14,9 @@ import torch
 
 from penstock.errors import CapacityError
 from penstock.memory import kept_rates, rates
-from penstock.memory.hardware import (
-    DiskProfile,
-    Measure,
-    ProductRates,
-    free_memory_bytes,
-    hardware_profile,
-    num_physical_cores,
-)
+from penstock.memory.hardware import DiskProfile, ProductRates, free_memory_bytes, num_physical_cores
+from penstock.memory.machine_rates import Measure, hardware_profile, kept_shares
+from penstock.memory.other_work import Moment
 from penstock.memory.pools import MemoryPool
 from penstock.memory.rates import (
     BLOCKS,
@@ -73,6 +71,12 @@ def test_the_least_limit_on_the_way_up_counts_and_page_cache_is_free(tmp_path: P
     assert free_memory_bytes(meminfo(tmp_path, 1000), root, own) == 9999
 
 
+def beside(share: float) -> Callable[[], Moment]:
+    """A clock: a second from look to look, in which other work takes `share` of the cores."""
+    busy_s = share * num_physical_cores()
+    return (Moment(float(second), second * busy_s, 0.0) for second in itertools.count()).__next__
+
+
 class Measured:
     """Counts what was measured."""
 
@@ -93,7 +97,7 @@ class Measured:
 
     @property
     def measure(self) -> Measure:
-        return Measure("native 1", self.memory, self.products, self.disk)
+        return Measure("native 1", self.memory, self.products, self.disk, now=beside(0.0))
 
 
 def test_rates_are_measured_once(tmp_path: Path) -> None:
@@ -170,10 +174,18 @@ def test_what_is_known_of_a_disk_counts_where_it_is_not_measured(tmp_path: Path)
 
 #: What a machine gave when it was idle, and while another program had both cores.
 IDLE = Measure(
-    "k", lambda _: 46.0, lambda _: ((2, 40.0), (512, 0.83)), lambda _: DiskProfile(2.4, 4, 4, True)
+    "k",
+    lambda _: 46.0,
+    lambda _: ((2, 40.0), (512, 0.83)),
+    lambda _: DiskProfile(2.4, 4, 4, True),
+    now=beside(0.02),
 )
 BUSY = Measure(
-    "k", lambda _: 44.0, lambda _: ((2, 41.0), (512, 0.33)), lambda _: DiskProfile(0.9, 1, 2, True)
+    "k",
+    lambda _: 44.0,
+    lambda _: ((2, 41.0), (512, 0.33)),
+    lambda _: DiskProfile(0.9, 1, 2, True),
+    now=beside(0.6),
 )
 
 
@@ -203,7 +215,7 @@ def test_a_machine_that_became_slower_can_be_measured_again(
     cache = tmp_path / "hardware.json"
     hardware_profile(tmp_path, IDLE, cache)
     forced = hardware_profile(tmp_path, BUSY, cache, is_forced=True, keeps_better=False)
-    assert "the new rates are kept, as asked for" in caplog.text
+    assert "the new rates are kept, as asked for" in caplog.text and "Other work took 60%" in caplog.text
     assert hardware_profile(tmp_path, IDLE, cache).int8_gops == forced.int8_gops == 2 * 512 * 0.33
     # A better measurement replaces it at once, and small differences are not worth a word.
     del caplog.records[:]
@@ -211,6 +223,48 @@ def test_a_machine_that_became_slower_can_be_measured_again(
     slightly = replace(IDLE, disk=lambda _: DiskProfile(2.0, 4, 4, True))
     hardware_profile(tmp_path, slightly, cache, is_forced=True)
     assert hardware_profile(tmp_path, BUSY, cache).disk == DiskProfile(2.4, 4, 4, True) and not caplog.records
+
+
+def test_rates_remember_a_busy_hour(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every profile with such rates says so, until the rates are measured on a quiet machine."""
+    cache = tmp_path / "hardware.json"
+    for _ in range(2):  # measured, and from the cache
+        busy = hardware_profile(tmp_path, BUSY, cache)
+        assert busy.others_share == pytest.approx(0.6)
+        assert "other work took 60% of the cores" in busy.notes[0] and "hardware --remeasure" in busy.notes[0]
+    assert kept_shares(cache, tmp_path, "k") == [pytest.approx(0.6)] * 2
+    assert hardware_profile(None, IDLE, cache, is_forced=True).notes == []
+    half = hardware_profile(tmp_path, IDLE, cache)
+    assert half.notes and half.int8_gops == 2 * 512 * 0.83, "the disk's rate is still that of the busy hour"
+    hardware_profile(tmp_path, IDLE, cache, is_forced=True)
+    hardware_profile(tmp_path, BUSY, cache, is_forced=True)  # as `penstock bench` in a busy hour
+    quiet = hardware_profile(tmp_path, BUSY, cache)
+    assert quiet.notes == [] and quiet.others_share == pytest.approx(0.02)
+    assert kept_shares(cache, tmp_path, "another") == [pytest.approx(0.02)]
+    del caplog.records[:]
+    same = replace(IDLE, now=beside(0.6))  # `penstock hardware --remeasure`, with the same rates
+    assert hardware_profile(tmp_path, same, cache, is_forced=True, keeps_better=False).notes
+    assert "the new rates are kept, as asked for. Other work took 60%" in caplog.text
+    assert hardware_profile(tmp_path, IDLE, cache).notes
+
+
+def test_a_file_that_does_not_know_other_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As one of an earlier Penstock: its rates serve, and only a quiet measurement makes them known."""
+    cache = tmp_path / "hardware.json"
+    hardware_profile(None, IDLE, cache)
+    for share in (None, "much", 7, True):
+        content = json.loads(cache.read_text())
+        content["others_share"] = dict.fromkeys(content["rates"], share)
+        cache.write_text(json.dumps(content))
+        assert hardware_profile(None, BUSY, cache).others_share is None
+    del content["others_share"]
+    cache.write_text(json.dumps(content))
+    old = hardware_profile(None, BUSY, cache)
+    assert (old.int8_gops, old.others_share, old.notes) == (2 * 512 * 0.83, None, [])
+    hardware_profile(None, BUSY, cache, is_forced=True)
+    assert hardware_profile(None, IDLE, cache).others_share is None
+    hardware_profile(None, IDLE, cache, is_forced=True)
+    assert hardware_profile(None, BUSY, cache).others_share == pytest.approx(0.02)
 
 
 def test_a_disk_that_is_read_in_another_way_is_another_disk() -> None:

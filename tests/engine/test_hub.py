@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import errors
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from penstock.errors import CheckpointNotFound, DownloadError, UnsafeCheckpoint
-from penstock.weights.checkpoints.hub import DEMO_FOLDER, find_config, find_model
+from penstock.weights.checkpoints.hub import SHIPPED, find_config, find_model
 
 #: The files of some repositories.
 FILES = {
@@ -38,7 +40,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
 def test_folders_and_the_demo_never_ask_the_hub(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
     assert find_model(tmp_path) == tmp_path
     assert find_model(str(tmp_path)) == tmp_path
-    assert find_model("demo") == DEMO_FOLDER and (DEMO_FOLDER / "config.json").is_file()
+    for name, folder in SHIPPED.items():
+        assert find_model(name) == folder and (folder / "config.json").is_file()
     assert hub == []
 
 
@@ -73,13 +76,32 @@ def test_offline_and_not_cached_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(DownloadError, match=r"owner/name.*--offline"):
         find_model("owner/name", offline=True)
-    with pytest.raises(DownloadError, match="can't be reached"):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(DownloadError, match="can't be reached at https://hub.example: check") as unreachable:
         find_model("owner/name")
+    for name in ("HTTPS_PROXY", "HF_ENDPOINT", "HF_HUB_OFFLINE", "the path of its folder"):
+        assert name in str(unreachable.value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE .* forbids fetching: set it to 0"):
+        find_model("owner/name")
+
+
+def test_a_proxy_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors of the library by which huggingface_hub speaks HTTP are no OSErrors."""
+    refusal = errors.HTTPError("407 Proxy Authentication Required")  # type: ignore[attr-defined]
+    assert not isinstance(refusal, OSError)
+
+    def refuse(repository: str, **options: Any) -> str:
+        raise refusal
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(DownloadError, match="407.*HTTPS_PROXY"):
+        find_config("owner/name")
 
 
 def test_offline_really_touches_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The real huggingface_hub, with every way to open a connection forbidden."""
-    import socket
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a connection was tried")

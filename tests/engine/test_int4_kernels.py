@@ -16,7 +16,8 @@ from emulated_avxvnni import emulated_avxvnni_kernels
 from torch import Tensor
 
 from penstock.kernels import Kernels, QuantizedTensor, StackedMatrix
-from penstock.kernels.cpu import NativeKernels, compiled_builds
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.int4_tensor import CODEBOOKS, Int4Tensor
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.reference import ReferenceKernels, quantize_activations

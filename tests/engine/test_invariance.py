@@ -1,4 +1,4 @@
-"""The promise, for every family: token ids and log-probabilities of a request are those it gets alone,
+"""The promise, for every kind of layer: token ids and log-probabilities of a request are those it gets alone,
 whatever its company, the chunks of its prompt, the moment it came, preemptions, streaming and threads, and
 whoever computed the beginning of its prompt.
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from test_convert import Ids
-from tiny_models import MODELS, VOCAB_SIZE, build
+from tiny_models import RECURRENT, VOCAB_SIZE, WHOLE, build
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
 
@@ -30,7 +30,7 @@ CROSSING: list[tuple[str, dict[str, int]]] = [
     ("Phi-3, rope longrope", {"original_max_position_embeddings": 40}),
     ("Llama, rope dynamic", {"max_position_embeddings": 48}),
 ]
-EVERY = [(name, {}) for name in MODELS] + CROSSING
+EVERY = [(name, {}) for name in WHOLE] + CROSSING
 
 
 def requests(dice: random.Random) -> list[tuple[list[int], SamplingParams]]:
@@ -117,7 +117,8 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(
 
 
 @pytest.mark.parametrize(
-    ("name", "num_resident"), [(name, (1, None)[index % 2]) for index, name in enumerate(MODELS)]
+    ("name", "num_resident"),
+    [(name, (1, None)[index % 2]) for index, name in enumerate(WHOLE) if name not in RECURRENT],
 )
 def test_a_prompt_that_others_computed_gives_what_it_gives_alone(
     name: str, num_resident: int | None, converted: Converted
@@ -148,3 +149,31 @@ def test_a_prompt_that_others_computed_gives_what_it_gives_alone(
         # Whole blocks: of the prompt and the answer but for its last token, and of what two prompts share.
         whole = (len(prompt) + 7) // 16 + (len(prompt) - 1) // 16
         assert engine.metrics.prefix_cache_hits == again + 16 * whole
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name in RECURRENT])
+def test_a_state_that_others_left_gives_what_a_prompt_gives_alone(name: str, converted: Converted) -> None:
+    """The same prompt again, a conversation going on behind an answer, and prompts that begin alike."""
+    model = converted(name)
+    dice = random.Random(name)
+    prompt = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.choice((39, 48)))]
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=20, ignore_eos=True, logprobs=2)
+
+    def others(answer: list[int]) -> list[list[int]]:
+        return [prompt, [*prompt, *answer, 5], *([*prompt[:20], each] * 2 for each in (3, 4, 5))]
+
+    with Engine.load(model, PLAIN, tokenizer=Ids()) as engine:
+        first = engine.generate([prompt], params)[0]
+        expected = [engine.generate([each], params)[0] for each in others(first.token_ids)]
+        assert engine.metrics.prefix_cache_queries == 0
+    config = EngineConfig(max_model_len=96, max_num_batched_tokens=dice.choice((7, 64)))
+    hits = []
+    with Engine.load(model, config, tokenizer=Ids()) as engine:
+        assert engine.generate([prompt], params)[0] == first
+        for each, completion in zip(others(first.token_ids), expected, strict=True):
+            before = engine.metrics.prefix_cache_hits
+            assert engine.generate([each], params)[0] == completion
+            hits.append(engine.metrics.prefix_cache_hits - before)
+    # The last block of the prompt, and of the answer but for its last token. The first of the prompts that
+    # begin alike leaves a state where they part.
+    assert hits == [(len(prompt) - 1) // 16 * 16, (len(prompt) + 19) // 16 * 16, 0, 16, 16]

@@ -22,7 +22,8 @@ from penstock.config import TUNING_RANGES, EngineConfig, KernelTuning
 from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.kernels import QuantizedTensor, choose_kernels, native_build
-from penstock.kernels.cpu import NativeKernels, compiled_builds, load_library
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.reference import ReferenceKernels
 from penstock.kernels.tuning import Trial, apply, set_parameters, trials, tune
 from penstock.memory import kept_rates

@@ -32,9 +32,10 @@ from kernel_cases import (
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, cpu
-from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels, compiled_builds
-from penstock.kernels.cuda import CudaKernels
+from penstock.kernels import Kernels, RouterFunction, cpu, cpu_builds
+from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import MAX_IN_FEATURES, AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
@@ -291,6 +292,23 @@ def test_what_is_no_number_is_not_hidden(kind: str, activations: str, value: flo
     assert torch.equal(y[[0, 2]], expected[[0, 2]])
 
 
+@pytest.mark.parametrize("kind", ["torch", *FAST])
+@pytest.mark.parametrize("function", ["none", "softmax", "sigmoid"])
+def test_router_scores_equal_the_reference_in_any_company(kind: str, function: RouterFunction) -> None:
+    """Numbers of experts and inputs that fill no tile, and rows that lie apart."""
+    generator, mine = torch.Generator().manual_seed(0), kernels(kind)
+    for num_experts, num_inputs in ((1, 33), (5, 64), (60, 71), (130, 256)):
+        x = torch.randn(9, num_inputs + 3, generator=generator)[:, :num_inputs]
+        weight = torch.randn(num_experts, num_inputs, generator=generator) / 4
+        bias = torch.randn(num_experts, generator=generator) if num_experts != 5 else None
+        y = mine.router_scores(x, weight, bias, function)
+        close(y, ReferenceKernels().router_scores(x, weight, bias, function), 1e-5)
+        for row in range(9):
+            assert torch.equal(mine.router_scores(x[row : row + 1], weight, bias, function)[0], y[row])
+    x[4, 7] = math.nan
+    assert mine.router_scores(x, weight, None, "softmax")[4].isnan().all()
+
+
 @pytest.mark.parametrize(("activations", "limit"), [("int16", 5e-4), ("int8", 0.2)])
 def test_outlier_channels_keep_their_neighbours_exact(activations: str, limit: float) -> None:
     """Six channels 60 times the rest, against the same INT8 weights in float64. INT8 activations lose
@@ -340,12 +358,13 @@ def test_norms_equal_the_reference_to_rounding(kind: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", FAST)
-@pytest.mark.parametrize("function", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("function", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 def test_activations_equal_the_reference_to_rounding(kind: str, function: str) -> None:
     x = torch.cat([torch.linspace(-100, 100, 3001), torch.linspace(-1, 1, 999)]).view(8, 500)
     native, reference = kernels(kind), ReferenceKernels()
     close(native.activation(x, function), reference.activation(x, function))
     close(native.gated_activation(x, function), reference.gated_activation(x, function))
+    assert native.activation(torch.full((1, 37), torch.nan), function).isnan().all()
 
 
 @pytest.mark.parametrize("kind", FAST)
@@ -386,6 +405,13 @@ def test_biases_by_distance_and_prefixes_equal_the_reference(kind: str, boundary
 CUT = [(2 * SPLIT_KEYS + 5, 3), (SPLIT_KEYS, 1), (7, 7), (SPLIT_KEYS + 1, 2)]
 
 
+#: What a token sees begins in one part and ends in another.
+WIDE = {
+    "wide window": AttentionSpec(6, 0.2, window=SPLIT_KEYS + 35),
+    "wide chunks, sinks": AttentionSpec(6, 0.2, chunk=SPLIT_KEYS - 35, sinks=torch.linspace(-3, 5, 6)),
+}
+
+
 @pytest.mark.skipif(not AMX_COMPILER, reason="no AVX512-VNNI, or no compiler")
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @pytest.mark.parametrize("num_groups", [1, 5, 10, 20])
@@ -404,7 +430,7 @@ def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
 
 
 @pytest.mark.parametrize("kind", BUILDS)
-@pytest.mark.parametrize("case", [*ATTENTION, "wide window"])
+@pytest.mark.parametrize("case", [*ATTENTION, *WIDE])
 @pytest.mark.parametrize(
     ("heads", "head_dim", "block_size"),
     [((6, 2), 64, 16), ((6, 1), 40, 16), ((6, 6), 32, 16), ((6, 3), 128, 48)],
@@ -420,7 +446,7 @@ def test_parts_of_a_long_context_are_merged(
     """Whether threads share a sequence's parts or one walks through them: the same bits, and the reference's
     numbers; and the bits that each token gets when it comes alone."""
     # The first sequence's first token sees whole chunks of keys, the tokens beside it not all of the first.
-    spec = ATTENTION.get(case) or AttentionSpec(6, 0.2, window=SPLIT_KEYS + 35)
+    spec = ATTENTION.get(case) or WIDE[case]
     q, kv, layout = paged_batch(
         torch.Generator().manual_seed(3), CUT, heads, head_dim, torch.float16, block_size
     )
@@ -528,4 +554,4 @@ def test_threads_come_and_go() -> None:
 
 def test_a_library_of_older_sources_is_told() -> None:
     with pytest.raises(ConfigError, match="compiled from older sources: it has no penstock_set_num_threads"):
-        cpu.open_library(Path("libc.so.6"))
+        cpu_builds.open_library(Path("libc.so.6"))

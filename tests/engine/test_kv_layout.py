@@ -16,10 +16,13 @@ from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.kernels import reference as plain
 from penstock.kernels.reference import ReferenceKernels
+from penstock.model.known_shapes import SHAPES
+from penstock.model.registry import read_spec
+from penstock.model.shapes import footprint
 from penstock.spec import FLOAT16, FLOAT32, KV_LAYOUTS, KVLayout, KVPart
 
 #: The tiny model's.
@@ -157,3 +160,12 @@ def test_a_token_takes_the_bytes_of_all_parts() -> None:
     assert FLOAT32.bytes_per_token(8, 128) == 2 * 8 * 128 * 4
     assert INT8.bytes_per_token(8, 128) == 2 * 8 * (128 + 4)
     assert ROWS.bytes_per_token(8, 128) == 64 * 8
+
+
+def test_a_plan_counts_latents_and_not_the_heads_that_they_stand_for() -> None:
+    """DeepSeek V3 has 61 layers, whose rows have 512 + 64 numbers; its heads would have 128 * (192 + 128)."""
+    config = SHAPES["deepseek-v3"]
+    family, spec = read_spec(config)
+    tensors = family.model_tensors(spec)
+    assert footprint(spec, tensors).kv_bytes_per_token == 61 * 576 * 2
+    assert footprint(spec, tensors, spec.kv_layout("float32")).kv_bytes_per_token == 61 * 576 * 4

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 
 BORDER, NUM_GREEDY = 200, 12
 LONG = SMALL | {"max_position_embeddings": 512}

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from penstock import measure
 from penstock.config import EngineConfig
-from penstock.kernels import Matrix, cpu, fingerprint, nvrtc
-from penstock.kernels.cpu import compiled_builds
+from penstock.kernels import Matrix, cpu_builds, fingerprint
+from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.cuda import nvrtc
 from penstock.kernels.reference import ReferenceKernels
 
 
@@ -78,14 +79,14 @@ def test_rates_are_those_of_the_kernels_that_the_config_asks_for(
 
 def test_other_kernels_have_another_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = [fingerprint(EngineConfig()), fingerprint(EngineConfig(activations="int8"))]
-    monkeypatch.setattr(cpu, "_library_path", lambda build: tmp_path / build)
+    monkeypatch.setattr(cpu_builds, "_library_path", lambda build: tmp_path / build)
     for code in (b"one", b"two"):
-        for build, _ in cpu.BUILDS:
+        for build, _ in cpu_builds.BUILDS:
             (tmp_path / build).write_bytes(code)
         found.append(fingerprint(EngineConfig()))
     found += [fingerprint(EngineConfig(kernels="reference")), fingerprint(EngineConfig(kernels="torch"))]
     assert len(set(found)) == len(found)
-    monkeypatch.setattr(cpu, "_library_path", lambda build: None)
+    monkeypatch.setattr(cpu_builds, "_library_path", lambda build: None)
     assert fingerprint(EngineConfig()) == fingerprint(EngineConfig(kernels="torch"))
     assert not compiled_builds()
 

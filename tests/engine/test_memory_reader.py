@@ -8,7 +8,7 @@ from arm_kernels import BUILDS as ARM_BUILDS
 from arm_kernels import arm_kernels
 
 from penstock.kernels import memory_reader
-from penstock.kernels.cpu import compiled_builds
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.memory_reader import VARIANTS, memory_readers
 
 

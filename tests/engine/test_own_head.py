@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints import own_head
@@ -50,8 +50,10 @@ def other_head(model: transformers.PreTrainedModel) -> Tensor:
 
 
 def from_transformers(folder: Path) -> transformers.PreTrainedModel:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    attention = "sdpa" if config.model_type == "falcon" else "eager"  # as in tiny_models.py
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation=attention
     ).eval()
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
 from penstock.memory.pages import PAGE
-from penstock.memory.plan import MemoryPlan, resident_layers
-from penstock.memory.planner import GPU_SCRATCH_BYTES, NUM_STAGING_SLOTS, plan_memory
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.plan import MemoryPlan, resident_layers
+from penstock.memory.planning.planner import GPU_SCRATCH_BYTES, NUM_STAGING_SLOTS, plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
@@ -55,10 +55,13 @@ footprints = st.builds(
     vocab_size=st.integers(1, 10**5),
     num_encoder_layers=st.integers(0, 1),
     encoder_elements=st.integers(0, 10**10),
-    rope=st.builds(
-        RopeSpec, rotary_dim=st.integers(2, 256), short_length=st.integers(0, 10**5),
-        scaling=st.sampled_from(["default", "longrope", "dynamic"]),
-    ) | st.none(),
+    ropes=st.lists(
+        st.builds(
+            RopeSpec, rotary_dim=st.integers(2, 256), short_length=st.integers(0, 10**5),
+            scaling=st.sampled_from(["default", "longrope", "dynamic"]),
+        ),
+        max_size=2,
+    ).map(tuple),
 )  # fmt: skip
 configs = st.fixed_dictionaries(
     {"max_num_seqs": st.integers(1, 64), "max_num_batched_tokens": st.integers(1, 512)},
@@ -123,8 +126,9 @@ def test_never_over_a_budget_and_every_byte_is_counted(
         assert layer.is_resident == (layer.home == home)
     num_streamed = len(plan.layers) - len(plan.resident)
     assert plan.num_staging_slots == min(NUM_STAGING_SLOTS, num_streamed)
-    num_from_disk = sum(layer.home == "disk" for layer in plan.layers)
-    assert plan.num_host_slots == (min(NUM_STAGING_SLOTS, num_from_disk) if hardware.device else 0)
+    # On their way to the card, all layers pass through the host that don't wait there.
+    num_passing = sum(layer.home != "host" for layer in plan.layers)
+    assert plan.num_host_slots == (min(NUM_STAGING_SLOTS, num_passing) if hardware.device else 0)
     assert plan.kv_bytes == plan.num_kv_blocks * plan.block_size * model.kv_bytes_per_token
     if "num_kv_tokens" in config:
         assert 0 <= plan.num_kv_tokens - config["num_kv_tokens"] < plan.block_size
@@ -274,7 +278,7 @@ def test_cpm_2_on_a_gtx_1060() -> None:
     model, hardware = shape("cpm-2"), machine(16 * GIB, GTX_1060)
     config = EngineConfig(max_num_seqs=4, num_kv_tokens=1024, max_model_len=512)
     plan = plan_memory(model, hardware, config)
-    assert plan.num_encoder_layers == 48 and len(plan.step_layers) == 24
+    assert plan.num_encoder_layers == 48 and len(plan.step_layers) == 24 and plan.num_cross_layers == 24
     assert min(plan.resident) >= 48 and len(plan.resident) == pytest.approx(18, abs=3)
     assert plan.layer_bytes("disk") == 0
     step = predict_step(plan, model, hardware, config, 1, 1)
@@ -335,6 +339,35 @@ def test_what_was_measured_counts_instead_of_the_estimate(
     if plan is not None:
         scratch = GPU_SCRATCH_BYTES if plan.has_gpu else 0
         longest = min(config.get("max_model_len", 10**9), model.max_position_embeddings)
-        tables = model.rope.table_bytes(longest) if model.rope else 0
+        tables = sum(rope.table_bytes(longest) for rope in model.ropes)
         assert plan.workspace_bytes == measured + tables + scratch
         assert plan.is_workspace_measured
+
+
+#: Qwen3-Next-80B-A3B-Instruct, by the numbers that its config.json has.
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 151936,
+    "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "hidden_act": "silu", "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000000, "partial_rotary_factor": 0.25, "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "decoder_sparse_step": 1, "num_experts": 512,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10,
+    "norm_topk_prob": True, "mlp_only_layers": [], "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_states_decide_how_many_sequences_run() -> None:
+    """Three of four layers of Qwen3-Next have a state of 2 MiB and 96 KiB for each sequence."""
+    size = sizes(QWEN3_NEXT)
+    each = 36 * ((32 * 128 * 128 + 3 * 8192) * 4)
+    assert size.state_bytes == each and size.kv_bytes_per_token == 12 * 2 * 2 * 256 * 2
+    config = EngineConfig(num_kv_tokens=4096, max_model_len=4096, host_memory_bytes=16 * GIB)
+    plan = plan_memory(size, machine(20 * GIB), config)
+    assert plan.num_state_slots == 2 * GIB // each == 27 and plan.num_state_sequences == 14
+    assert plan.state_bytes == 27 * each and plan.host_used_bytes <= 16 * GIB
+    assert any("14 sequences run at a time instead of 64" in note for note in plan.notes)
+    without = replace(config, enable_prefix_caching=False, max_num_seqs=4)
+    assert plan_memory(size, machine(20 * GIB), without).num_state_slots == 4
+    with pytest.raises(CapacityError, match="--state-memory"):
+        plan_memory(size, machine(20 * GIB), replace(config, state_bytes=each - 1))

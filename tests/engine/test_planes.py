@@ -19,7 +19,7 @@ from penstock.engine import Engine
 from penstock.errors import ConfigError, UnsupportedModel
 from penstock.kernels import PlanesTensor, QuantizedTensor
 from penstock.memory.pages import PAGE
-from penstock.memory.plan import resident_layers
+from penstock.memory.planning.plan import resident_layers
 from penstock.model.registry import open_model
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.conversion.convert import convert

@@ -30,7 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[Com
     build("Llama", made, num_hidden_layers=4)
     engines.convert_for_streaming(made, folder)
     expected = engines.answer(engines.load(folder, "cpu", kernels="reference"))
-    return folder, engines.little_host_memory(folder, num_layers=3), expected
+    # Two staging slots and three layers that come from disk: a slot is filled again within a sweep.
+    return folder, engines.little_host_memory(folder, num_layers=2), expected
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
@@ -51,11 +52,11 @@ def test_seeded_faults_are_caught(
             answers = engines.answer(engine)
             assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
             assert card.driver.num_registered == 0
+            assert not card.races.found, card.races.found
         except (AssertionError, RuntimeError, ValueError) as error:
             trouble = error
         print(fault, "->", repr(trouble)[:150])
         assert (trouble is not None) == (fault is not None), trouble
-        assert fault is not None or not card.races.found
 
 
 def test_operands_on_two_devices_are_refused(card: PretendedCard) -> None:

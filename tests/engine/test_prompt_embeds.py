@@ -21,8 +21,8 @@ from torch import Tensor
 
 from penstock.engine import Engine
 from penstock.errors import ContextOverflow, InvalidParameter
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.prompt_embeds import PromptEmbeds
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.prompt_embeds import PromptEmbeds
 
 
 class Attack:
@@ -83,6 +83,27 @@ def test_answers_equal_transformers(name: str, tmp_path: Path) -> None:
     for chunk in (96, 10):
         engine = load(tmp_path, kv_dtype="float32", max_num_batched_tokens=chunk)
         assert run(engine, asked(VECTORS, []), asked(VECTORS, IDS)) == expected
+
+
+def test_ids_below_0_say_where_vectors_stand(tmp_path: Path) -> None:
+    """Some vectors twice, others never; a penalty counts tokens alone."""
+    oracle = dequantized(tiny_models.build("Llama", tmp_path), tmp_path)
+    ids = [*IDS[:3], -3, -2, *IDS[3:20], -21, -3, *IDS[20:], -1]
+    table = torch.cat([oracle.get_input_embeddings().weight, VECTORS.flip(0)]).detach()  # -1 is the last row
+
+    def logits_of(tokens: list[int]) -> Tensor:
+        found: Tensor = oracle(inputs_embeds=table[[*ids, *tokens]][None], use_cache=False).logits[0, -1]
+        seen = [*IDS, *tokens]
+        found[seen] = torch.where(found[seen] > 0, found[seen] / 1.5, found[seen] * 1.5)
+        return found
+
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, repetition_penalty=1.5)
+    request = GenerationRequest(ids, params, "around", prompt_embeds=PromptEmbeds.of(VECTORS))
+    for chunk in (96, 10):
+        engine = load(tmp_path, kv_dtype="float32", max_num_batched_tokens=chunk)
+        assert run(engine, asked(VECTORS, IDS), request)[1] == greedy(logits_of)
+    with pytest.raises(InvalidParameter, match=r"0\.\.\d+, or -21\.\.-1 for a vector"):
+        engine.validate(asked(VECTORS, [*ids, -22]))
 
 
 def test_an_encoder_reads_vectors_before_its_tokens(tmp_path: Path) -> None:
@@ -197,7 +218,7 @@ def test_files_that_are_refused(raw: bytes, message: str) -> None:
 def test_requests_that_are_refused(tmp_path: Path) -> None:
     tiny_models.build("Llama", tmp_path)
     engine = load(tmp_path)
-    with pytest.raises(InvalidParameter, match="hidden size is 64"):
+    with pytest.raises(InvalidParameter, match="embedding has size 64"):
         engine.validate(asked(VECTORS[:, :32], IDS))
     with pytest.raises(InvalidParameter, match="empty"):
         engine.validate(asked(None, []))

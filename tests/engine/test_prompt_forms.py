@@ -11,10 +11,11 @@ from cpm_originals import cpm2, eva, lines_of
 from tiny_tokenizers import save_byte_level, save_sentencepiece
 
 from penstock.errors import InvalidParameter
-from penstock.generation.answer import Answer, Gain
 from penstock.generation.chosen import SampledToken
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammars.blanks import Blanks
+from penstock.generation.prompt_frame import PromptFrame
+from penstock.generation.requests.answer import Answer, Gain
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 from penstock.text.chat import can_chat, render_chat
 from penstock.text.detokenizer import Detokenizer
@@ -90,7 +91,7 @@ def test_sentinels_leave_nothing_in_a_blanks_text(is_mt5: bool) -> None:
         stop_token_ids=formed.closers, blanks=Blanks(formed.closers), include_stop_str_in_output=True
     )
     request = GenerationRequest(formed.token_ids, params)
-    sequence = Sequence(0, request, 20, decoder_start=(0, *formed.answer_start))
+    sequence = Sequence(0, request, 20, frame=PromptFrame((0, *formed.answer_start)))
     token_ids, gain = tokenizer.encode("to your", add_special_tokens=False), Gain()
     Answer(sequence, tokenizer).extend(
         [SampledToken(each, None) for each in (*token_ids, *formed.closers)], gain

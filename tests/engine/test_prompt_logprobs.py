@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import FinishReason, Sequence
 
@@ -87,8 +87,13 @@ def test_no_more_rows_than_sequences_go_through_the_head_at_once(tiny_llama: Pat
 
 def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     request = GenerationRequest([5, 6, 7, 8, 9], SamplingParams(prompt_logprobs=0))
-    sequence = Sequence(0, request, 9, num_computed_tokens=1, block_table=[1])
-    other = Sequence(1, GenerationRequest([5, 6], SamplingParams()), 9, block_table=[0])
+    sequence, other = (
+        Sequence(0, request, 9),
+        Sequence(1, GenerationRequest([5, 6], SamplingParams()), 9),
+    )
+    sequence.advance(1)
+    sequence.block_table.append(1)
+    other.block_table.append(0)
     scores = sequence.prompt_scores
     assert scores is not None
     scores.add(1, [TokenLogprobs(6, 0.0), TokenLogprobs(7, 0.0)])

@@ -46,6 +46,7 @@ from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.formats import open_checkpoint, read_config
+from penstock.weights.checkpoints.published.soft_prompt import read_soft_prompt
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.manifest import MANIFEST, verify
 
@@ -316,6 +317,23 @@ def test_cpm2_is_merged_to_mt5(num_ranks: int, t5: Tensors, tmp_path: Path) -> N
     }  # fmt: skip
 
 
+def test_a_soft_prompt_beside_cpm2_is_no_part_of_the_model(
+    t5: Tensors, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vectors = torch.randn(5, 32).half()
+    save_ranks([rank | {"encoder.prompt_embeds.weight": vectors} for rank in cpm2_ranks(t5, 2)], tmp_path)
+    assert read_all(tmp_path).keys() == t5.keys()
+    assert "a soft prompt of 5 vectors" in caplog.text
+    torch.save(vectors, tmp_path / "alone.pt")
+    for path in (tmp_path, tmp_path / "mp_rank_01_model_states.pt", tmp_path / "alone.pt"):
+        assert torch.equal(read_soft_prompt(path), vectors)
+    save_ranks([{"one": vectors, "two": vectors}], tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    for name, message in (("other", "2 tensors"), ("empty", "no file"), ("none", "does not exist")):
+        with pytest.raises(CheckpointNotFound, match=message):
+            read_soft_prompt(tmp_path / name)
+
+
 def read_config_of(folder: Path) -> dict[str, Any]:
     with open_checkpoint(folder, allow_pickle=True) as checkpoint:
         return checkpoint.config
@@ -409,10 +427,13 @@ def test_cpm_lives_published_shapes_need_no_config(
     }  # fmt: skip
     torch.save({name: torch.zeros(shape).half() for name, shape in shapes.items()}, tmp_path / "ant.pt")
     config = read_config_of(tmp_path)
-    assert config["tokenizer_class"] == f"{kind}Tokenizer"
+    assert config["tokenizer_class"] == f"{kind}Tokenizer" and "mask_modules" not in config
     published = {"vocab_size": vocab_size, "num_attention_heads": 32, "dim_head": 128, "dim_ff": 10240}
     published |= {"position_bias_num_buckets": 512, "segment_types": 32, "prompt_length": 32}
     assert config == config | published
+    shapes["encoder.layers.2.ffn.ffn.w_in.w_0.weight"] = (10240, 4)
+    torch.save({name: torch.zeros(shape).half() for name, shape in shapes.items()}, tmp_path / "ant.pt")
+    assert read_config_of(tmp_path)["mask_modules"] == [[False, False], [True, True], [True, False]]
 
 
 def test_cpm_bees_file_is_refused_by_name(tmp_path: Path) -> None:

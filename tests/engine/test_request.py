@@ -20,8 +20,8 @@ from conftest import save_tiny_llama
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter, NoTokenLeft, RequestFailed
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import FinishReason
 
 #: KV bytes of 16 tokens of the tiny model.

@@ -12,8 +12,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from penstock.errors import UnsupportedModel
 from penstock.kernels import BatchLayout
+from penstock.model.families.dense.phi3 import Phi3
 from penstock.model.families.llama import Llama
-from penstock.model.families.phi3 import Phi3
 from penstock.model.rope import RopeTable, read_rope
 from penstock.spec import RopeSpec
 
@@ -35,6 +35,8 @@ SCALINGS: list[dict[str, Any]] = [
     YARN,
     YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.3},
     YARN | {"truncate": False, "attention_factor": None},
+    YARN | {"mscale": 0.7, "mscale_all_dim": 0.4},
+    YARN | {"mscale": 0.7},
 ]
 SHORT, LONG = ([start + 0.3 * i for i in range(HEAD_DIM // 2)] for start in (1.0, 2.0))
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG}
@@ -156,7 +158,6 @@ def test_old_configs_mean_the_same() -> None:
         ({"rope_type": "linear"}, "'linear' lacks its parameter factor"),
         ({"rope_type": "dynamic"}, "'dynamic' lacks its parameter factor"),
         ({"rope_type": "llama3", "factor": 2.0}, "lacks its parameter low_freq_factor"),
-        (YARN | {"mscale": 1.0}, "mscale is not supported"),
     ],
 )
 def test_what_is_not_computed_is_refused(scaling: dict[str, Any], message: str) -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
-from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.spec import RopeSpec
@@ -119,13 +119,13 @@ def next_token(seq: Sequence, ahead: int = 0) -> int:
     return (seq.num_tokens + ahead) % 3 + seq.sequence_id % 2
 
 
-class Guesses:
+class Guesses(Drafter):
     """A drafter that is right as long as it likes, and often guesses more than there is room for."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
 
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
         return {each: self.guess(each) for each in sequences if self.dice.random() < 0.7}
 
     def guess(self, seq: Sequence) -> list[int]:
@@ -341,7 +341,7 @@ def test_equal_prompts_that_come_together_are_computed_once(num_prompt: int, bud
     assert num_prompt + 4 <= num_computed <= num_prompt + 4 + BLOCK_SIZE * (num_steps - 1)
     assert sum(seq.num_cached_tokens for seq in choices) == 5 * num_prompt - num_computed
     run(decider, cache)
-    assert decider.block_manager.num_free == 1000
+    assert decider.block_manager.pool.num_free == 1000
 
 
 def test_a_shared_last_block_is_copied_by_all_but_one() -> None:
@@ -349,10 +349,10 @@ def test_a_shared_last_block_is_copied_by_all_but_one() -> None:
     cache = PlainCache(decider)
     choices = prompt_of(decider, *[list(range(20))] * 4)
     assert not run_step(decider, cache).block_copies
-    assert decider.block_manager.num_free == 18
+    assert decider.block_manager.pool.num_free == 18
     copies = run_step(decider, cache).block_copies
     assert len(copies) == 3 and len({source for source, _ in copies}) == 1
-    assert decider.block_manager.num_free == 15
+    assert decider.block_manager.pool.num_free == 15
     assert len({seq.block_table[0] for seq in choices}) == 1
     assert len({seq.block_table[1] for seq in choices}) == 4
     run(decider, cache)
@@ -428,7 +428,7 @@ def test_a_step_that_was_not_computed_leaves_nothing_to_be_found() -> None:
     batch = decider.schedule()
     cache.compute(batch, is_failing=True)
     decider.rollback(batch)
-    assert decider.block_manager.num_free == 40 and not decider.admission.running
+    assert decider.block_manager.pool.num_free == 40 and not decider.admission.running
     assert [seq.num_computed_tokens for seq in made] == [0, 0, 0]
     # What the first step computed is still there.
     assert sum(sizes(run_step(decider, cache)).values()) <= 52 - 16
@@ -450,7 +450,7 @@ def test_a_sequence_that_outgrows_its_frequencies_is_computed_again_in_its_place
         decider.admission.running == [one] and decider.admission.num_preemptions == one.num_preemptions == 0
     )
     run(decider, cache)
-    assert decider.block_manager.num_free == 40
+    assert decider.block_manager.pool.num_free == 40
 
 
 def test_dynamic_ntk_computes_nothing_again() -> None:
@@ -466,7 +466,7 @@ def test_who_crosses_may_take_blocks_from_the_youngest() -> None:
     cache = PlainCache(decider)
     prompt_of(decider, *[list(range(28))] * 3, num_output=10)
     run(decider, cache)
-    assert decider.admission.num_preemptions and decider.block_manager.num_free == 5
+    assert decider.admission.num_preemptions and decider.block_manager.pool.num_free == 5
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,9 @@ def test_nobody_gives_way_to_a_draft() -> None:
     """Two sequences that have all blocks but one, which both would like for their guesses."""
 
     class Wrong(Guesses):
-        def propose(self, sequences: Iterable[Sequence], num_tokens: int) -> dict[Sequence, list[int]]:
+        def propose(
+            self, sequences: Iterable[Sequence], num_tokens: int, room: int
+        ) -> dict[Sequence, list[int]]:
             return {seq: [9] * 30 for seq in sequences}
 
     decider = scheduler(num_blocks=5, max_num_batched_tokens=100, drafter=Wrong(random.Random(0)))
@@ -542,9 +544,9 @@ def test_nobody_gives_way_to_a_draft() -> None:
         11,
         11,
     ]  # one token is left for the answer's end
-    assert decider.block_manager.num_free == 1
+    assert decider.block_manager.pool.num_free == 1
     run(decider, cache)
-    assert decider.admission.num_preemptions == 0 and decider.block_manager.num_free == 5
+    assert decider.admission.num_preemptions == 0 and decider.block_manager.pool.num_free == 5
 
 
 # ---------------------------------------------------------------- all together
@@ -628,7 +630,7 @@ def test_random_work_ends_whole(
         if step > 40 and not decider.has_work:
             break
     assert all(seq.finish_reason for seq in sequences)
-    assert decider.block_manager.num_free == num_blocks
+    assert decider.block_manager.pool.num_free == num_blocks
     for seq in sequences:
         if seq.finish_reason is FinishReason.LENGTH:
             assert seq.num_tokens == seq.max_total_tokens

@@ -23,7 +23,7 @@ from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import (
     BatchLayout,
     ForwardingKernels,
@@ -45,11 +45,11 @@ from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.conversion.convert import convert
+from penstock.weights.formats.weight_format import Component, Floats, Loss
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import Stack, TensorSpec
-from penstock.weights.weight_format import Component, Floats, Loss
 
 PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(3, 60))]
 CONFIG = EngineConfig(device="cpu", num_kv_tokens=512, max_num_batched_tokens=48)

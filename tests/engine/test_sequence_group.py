@@ -88,7 +88,7 @@ def num_preemptions(dice: random.Random, is_caching: bool) -> int:
         assert run_step(decider, cache, searches), "work, but an empty step: it would spin for ever"
         check_groups(decider, searches)
         assert num_steps < 2000
-    assert decider.block_manager.num_free == 12, "somebody keeps blocks"
+    assert decider.block_manager.pool.num_free == 12, "somebody keeps blocks"
     return decider.admission.num_preemptions
 
 
@@ -110,7 +110,7 @@ def test_the_prompt_is_computed_once_and_its_blocks_are_shared() -> None:
     sizes = [run_step(decider, cache, [search]).num_tokens for _ in range(4)]
     assert sizes == [60, 4, 4, 4]
     # Three full blocks of the prompt, and each member's own last block.
-    assert decider.block_manager.num_blocks - decider.block_manager.num_free == 3 + 4
+    assert decider.block_manager.num_blocks - decider.block_manager.pool.num_free == 3 + 4
     assert len(search.group.members[0].block_table) == -(-64 // BLOCK_SIZE)
 
 
@@ -120,14 +120,14 @@ def test_a_member_that_is_dropped_frees_its_blocks_at_once() -> None:
     search = SteadySearch(decider, sequence(0, 16, 30), 4, random.Random(3))
     for _ in range(3):
         run_step(decider, cache, [search])
-    assert decider.block_manager.num_free == 40 - 1 - 4
+    assert decider.block_manager.pool.num_free == 40 - 1 - 4
     (survivor, *_) = members = search.group.members
     child = branch(survivor)
     child.append(7)
     decider.admission.replace(search.group, [(survivor, child)])
-    assert decider.block_manager.num_free == 40 - 1 - 1 and members != search.group.members
+    assert decider.block_manager.pool.num_free == 40 - 1 - 1 and members != search.group.members
     decider.finish(child, FinishReason.ABORT)
-    assert decider.block_manager.num_free == 40 and not decider.has_work
+    assert decider.block_manager.pool.num_free == 40 and not decider.has_work
 
 
 def test_nobody_gives_way_to_a_group_that_has_no_place_even_then() -> None:

@@ -16,11 +16,12 @@ from units import layer_key
 from penstock.config import EngineConfig, WeightBits
 from penstock.engine import Engine
 from penstock.errors import CheckpointError
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family, open_model
 from penstock.model.shapes import footprint, write_random
 from penstock.weights.conversion import whole_file
+from penstock.weights.formats.model_formats import has_int4, has_planes
 
 #: Parameters as the models' cards state them, in 1e9.
 STATED = {
@@ -28,8 +29,15 @@ STATED = {
     "tinyllama-1.1b": 1.1, "llama-2-7b": 6.74, "llama-2-13b": 13.0, "llama-3-8b": 8.03, "llama-3-70b": 70.6,
     "solar-10.7b": 10.7, "falcon3-10b": 10.3, "mistral-7b": 7.25, "qwen2.5-7b": 7.61, "qwen3-8b": 8.2,
     "qwen3-14b": 14.8, "phi-3-mini": 3.82, "phi-4": 14.7, "gemma-2-9b": 9.24, "gpt2-xl": 1.56,
-    "opt-6.7b": 6.66, "gpt-neox-20b": 20.6, "bloom-7b1": 7.07, "falcon-7b": 6.92,
-    "t5-11b": 11.3, "flan-t5-xxl": 11.1, "flan-ul2": 19.5,
+    "gemma-7b": 8.54, "gemma-3-4b": 3.88, "gemma-3-12b": 11.8, "gemma-3-27b": 27.0,
+    "mistral-small-24b": 23.6, "glm-4-9b": 9.4, "glm-4-32b": 32.6, "olmo-2-7b": 7.3, "olmo-2-13b": 13.7,
+    "granite-3.3-8b": 8.17, "smollm3-3b": 3.08, "command-r7b": 8.03, "exaone-4-32b": 32.0,
+    "seed-oss-36b": 36.2, "apertus-8b": 8.05, "t5-11b": 11.3, "flan-t5-xxl": 11.1, "flan-ul2": 19.5,
+    "qwen2-57b-a14b": 57.4, "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "olmoe-1b-7b": 6.92,
+    "glm-4.5-air": 106.9, "minicpm3-4b": 4.07, "deepseek-v2-lite": 15.7, "deepseek-v3": 671.0,
+    "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
+    "opt-6.7b": 6.66, "gpt-j-6b": 6.05, "gpt-neox-20b": 20.6, "bloom-7b1": 7.07, "falcon-7b": 6.92,
+    "falcon-40b": 41.3, "mpt-7b": 6.65, "phi-2": 2.78, "stablelm-2-12b": 12.1, "starcoder2-15b": 15.7,
 }  # fmt: skip
 
 
@@ -38,9 +46,10 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     config = find_shape(name)
     # transformers has no EVA, which has the matrices of mT5.
     kind = config["architectures"][0].replace("EVAModel", "MT5ForConditionalGeneration")
-    library: Any = minicpm_twin if kind.startswith("MiniCPM") else transformers
+    library: Any = minicpm_twin if kind.startswith("MiniCPMFor") else transformers
     with torch.device("meta"):
-        own_config = getattr(library, re.sub("For.*|LMHeadModel", "Config", kind))(
+        kind_of_config = re.sub("For.*|LMHeadModel", "Config", kind)
+        own_config = getattr(library, kind_of_config.replace("Gemma3", "Gemma3Text"))(
             **{key: value for key, value in config.items() if key != "architectures"}
         )
         model = getattr(library, kind)(own_config)
@@ -58,17 +67,27 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     assert num_parameters / 1e9 == pytest.approx(STATED[name], rel=0.01)
     found = footprint(spec, tensors)
     # Tables of positions stay float32. GPT-2 has matrices [in_features, out_features].
-    is_table = re.compile("wpe|embed_positions|relative_attention_bias|segment_embedding")
+    # So do routers, whose corrections are buffers. transformers merges experts.
+    is_table = re.compile(
+        r"wpe|embed_positions|relative_attention_bias|segment_embedding|(gate|router)\.weight|_proj_bias"
+    )
     matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not is_table.search(n)}
-    vectors = num_parameters - sum(p.numel() for p in matrices.values()) - own_head * spec.hidden_size
-    scales = own_head + sum(p.shape[1 if ".c_" in n else 0] for n, p in matrices.items())
+    experts = [p for p in model.parameters() if p.dim() == 3]
+    num_matrix_elements = sum(p.numel() for p in (*matrices.values(), *experts))
+    vectors = num_parameters - num_matrix_elements - own_head * spec.hidden_size
+    vectors += sum(b.numel() for n, b in model.named_buffers() if n.endswith("correction_bias"))
+    is_gpt2 = kind == "GPT2LMHeadModel"
+    scales = own_head + sum(p.shape[1 if is_gpt2 and ".c_" in n else 0] for n, p in matrices.items())
+    # gpt-oss has experts' matrices as GPT-2 has its own.
+    scales += sum(p.shape[0] * p.shape[2 if kind.startswith("GptOss") else 1] for p in experts)
     layers = sum(unit.num_bytes for unit in tensors.units)
     weights = layers + found.embedding_bytes + found.head_bytes
-    assert weights == num_parameters - vectors + 4 * (vectors + scales)
+    assert weights == num_matrix_elements + own_head * spec.hidden_size + 4 * (vectors + scales)
     assert found.head_elements == config["vocab_size"] * own_config.hidden_size
     if spec.num_encoder_layers == 0:
         assert found.num_layers == own_config.num_hidden_layers
-        assert sum(found.layer_bytes) == layers
+        assert sum(found.layer_bytes) + found.experts.count * found.experts.num_bytes == layers
+        assert found.experts.count * found.experts.elements == sum(p.numel() for p in experts)
     in_layers = {n: p.numel() for n, p in matrices.items() if re.search(r"\.\d+\.", n)}
     # An encoder-decoder makes keys and values of the encoded prompt once, in layers of their own.
     encoded = [n for n in in_layers if re.search(r"^encoder\.|EncDecAttention\.[kv]\.", n)]
@@ -110,7 +129,7 @@ def test_a_random_encoder_decoder_is_a_model(weights: WeightBits, tmp_path: Path
         with Engine.load(
             tmp_path, EngineConfig(num_resident_layers=num_resident), tokenizer=tokenizer
         ) as engine:
-            assert engine.model.store.tensors.has_planes == (weights == "planes")
+            assert has_planes(engine.model.store.tensors) == (weights == "planes")
             asked = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
             answers.append(engine.generate([[1, 2, 3], [4, 5]], asked))
     assert len(answers[0][0].token_ids) == 5
@@ -124,7 +143,7 @@ def test_random_four_bits_are_a_model(tmp_path: Path) -> None:
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, EngineConfig(), tokenizer=tokenizer) as engine:
         tensors = engine.model.store.tensors
-        assert tensors.has_int4 and tensors.group_size == 32
+        assert has_int4(tensors) and tensors.group_size == 32
         (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     assert len(answer.token_ids) == 5
 

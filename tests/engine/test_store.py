@@ -18,16 +18,16 @@ from units import layer_bytes, read_layer
 
 from penstock.errors import ConfigError, UnsupportedModel, WrongTensor
 from penstock.kernels import QuantizedTensor
-from penstock.kernels.cpu import compiled_builds
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.row_quantizer import NativeRowQuantizer
 from penstock.model.registry import find_family, open_model
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.formats.weight_format import FLOAT32, INT8, WeightFormat
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.quantization_error import QuantizationError, quantization_errors
 from penstock.weights.quantize import RowQuantizer, quantize
 from penstock.weights.store import WeightStore
 from penstock.weights.tensors import TensorSpec, UnitLayout
-from penstock.weights.weight_format import FLOAT32, INT8, WeightFormat
 from warm_python import run_warm
 
 
@@ -284,7 +284,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.store import WeightStore
 from penstock.weights.tiers.readers import StoreReader
 from penstock.memory.host_lane import HostLane
-from penstock.memory.plan import TierPlan
+from penstock.memory.planning.plan import TierPlan
 from penstock.weights.streamer import LayerStreamer
 
 torch.set_num_threads(1)

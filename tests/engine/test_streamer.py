@@ -21,7 +21,7 @@ from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
 from penstock.memory.host_lane import HostLane, HostLink
 from penstock.memory.pages import PAGE, round_up
-from penstock.memory.plan import TierPlan
+from penstock.memory.planning.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.layer_weights import LayerWeights
@@ -30,6 +30,7 @@ from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_on
 from penstock.weights.tiers.arrivals import MAX_READS
 from penstock.weights.tiers.cyclic_tier import CyclicTier
 from penstock.weights.tiers.readers import StoreReader
+from penstock.weights.tiers.use_counts import UseCounts
 
 
 def same(mine: LayerWeights, expected: LayerWeights) -> bool:
@@ -237,7 +238,7 @@ def test_closing_asks_for_nothing_more() -> None:
                 self.finish()
 
     reader = Reader(is_eager=False)
-    streamer = LayerStreamer(tensors, reader, HostLane(), (TierPlan(frozenset(), 4, 4),), 1)
+    streamer = LayerStreamer(tensors, reader, HostLane(), (TierPlan(frozenset(), 4, 4),), UseCounts(1))
     reader.finish()
     assert reader.order == [0, 1, 2], "two at a time"
     streamer.close()
@@ -298,7 +299,7 @@ def mixture(num_slots: int) -> tuple[LayerStreamer, RecordingLink]:
     lane.link = link = RecordingLink()
     tensors = ModelTensors((), (Stack(DECODER, layers, (experts,) * 2),), ())
     plan = TierPlan(frozenset(), 1, num_slots)
-    return LayerStreamer(tensors, FakeReader(), lane, (plan,), 2), link
+    return LayerStreamer(tensors, FakeReader(), lane, (plan,), UseCounts(2)), link
 
 
 def test_an_expert_that_a_layer_leaves_early_is_released() -> None:
@@ -333,7 +334,7 @@ def test_experts_of_a_step_that_was_given_up_are_taken_back() -> None:
 def test_progress_counts_resident_layers() -> None:
     seen: list[tuple[int, int]] = []
     streamer = stream(5, {0, 2, 4}, 1, FakeReader())
-    streamer.wait_until_loaded(lambda done, total: seen.append((done, total)))
+    streamer.tiers.wait_until_loaded(lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -343,7 +344,7 @@ def test_waits_for_a_slow_read() -> None:
     timer = threading.Timer(0.05, reader.finish)
     timer.start()
     assert next(sweep(streamer)) == 0
-    assert streamer.stall_s > 0
+    assert streamer.lane.link.stall_s > 0
     assert streamer.tiers.streamed_bytes == PAGE
     while reader.pending:
         reader.finish()

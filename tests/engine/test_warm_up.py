@@ -14,10 +14,11 @@ from tiny_models import build
 
 from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.warm_up import largest_step
 from penstock.kernels import cpu
-from penstock.kernels.cpu import SPLIT_KEYS, compiled_builds
+from penstock.kernels.cpu import SPLIT_KEYS
+from penstock.kernels.cpu_builds import compiled_builds
 
 needs_native = pytest.mark.skipif(not compiled_builds(), reason="no compiled kernels here")
 

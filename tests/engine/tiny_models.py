@@ -41,10 +41,75 @@ GPT2: dict[str, Any] = {
     "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 OPT = NO_GROUPS | {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.14, "pad_token_id": 1}
+OPT_NARROW = OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
+GALACTICA = OPT | {
+    "enable_bias": False,
+    "layer_norm_elementwise_affine": False,
+    "activation_function": "gelu",
+}
 BLOOM: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4,
     "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
 }  # fmt: skip
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "q_lora_rank": 20,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+MIXTURE = SMALL | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+FOUR: dict[str, Any] = SMALL | {"num_hidden_layers": 4}
+GEMMA3_ROPES = {
+    "full_attention": LINEAR_ROPE | {"rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+OLMO3_ROPES = {
+    "full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
+DEEPSEEK = SMALL | {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2,
+    "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+GPT_NEO: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_layers": 3, "num_heads": 4, "window_size": 9,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]], "max_position_embeddings": 192,
+    "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+MPT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "d_model": 96, "n_layers": 2, "n_heads": 6, "max_seq_len": 192,
+    "initializer_range": 0.14, "attn_config": {"clip_qkv": 2.0},
+}  # fmt: skip
+XGLM: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "d_model": 66, "ffn_dim": 96, "num_layers": 2, "attention_heads": 3,
+    "max_position_embeddings": 192, "init_std": 0.14, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1,
+}  # fmt: skip
+FALCON_40B = NO_GROUPS | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_hidden_layers": 2}
+FALCON_RW = NO_GROUPS | {
+    "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "num_attention_heads": 6,
+    "hidden_size": 72, "num_hidden_layers": 2,
+}  # fmt: skip
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+# The last norm of a head makes rounding errors larger where its output is small by chance, but for its eps.
+DELTA: dict[str, Any] = SMALL | {
+    "rms_norm_eps": 1e-3, "head_dim": 24, "num_hidden_layers": 4, "tie_word_embeddings": False,
+    "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 14, "linear_value_head_dim": 20,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+DELTA_MIXTURE = DELTA | {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_hidden_layers": 2,
+    "shared_expert_intermediate_size": 24, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+MAMBA: dict[str, Any] = SMALL | {
+    "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_expand": 2,
+    "mamba_d_conv": 4, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-3,
+}  # fmt: skip
+LFM2 = SMALL | {
+    "conv_L_cache": 3,
+    "block_multiple_of": 24,
+    "hidden_size": 48,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+}
 MINICPM = SMALL | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "tie_word_embeddings": True}
 
 #: name -> (transformers' class name without ForCausalLM etc., config)
@@ -92,12 +157,224 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         MINICPM | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 170}},
     ),
     "MiniCPM, rope dynamic": ("MiniCPM", MINICPM | {"rope_parameters": DYNAMIC_ROPE}),
+    "Qwen2-MoE": (
+        "Qwen2Moe",
+        MIXTURE | {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "num_attention_heads": 4},
+    ),
+    "Qwen3-MoE": ("Qwen3Moe", MIXTURE | {"head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "Qwen3-MoE, not renormalized": ("Qwen3Moe", MIXTURE | {"head_dim": 24, "num_hidden_layers": 1}),
+    "Llama 4": (
+        "Llama4Text",
+        SMALL
+        | {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size_mlp": 80, "head_dim": 16,
+           "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "attention_chunk_size": 20,
+           "no_rope_layer_interval": 3, "floor_scale": 12},
+    ),
+    "GLM-4.5": (
+        "Glm4Moe",
+        DEEPSEEK | {"attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1, "head_dim": 16},
+    ),
+    "dots.llm1": ("Dots1", DEEPSEEK | {"first_k_dense_replace": 2, "norm_topk_prob": False}),
+    "MiniMax-M2": (
+        "MiniMaxM2",
+        SMALL
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 24,
+           "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "ERNIE 4.5 MoE": (
+        "Ernie4_5_Moe",
+        SMALL | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "moe_num_shared_experts": 2},
+    ),
+    "Granite MoE": (
+        "GraniteMoe",
+        SMALL
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "embedding_multiplier": 6.0,
+           "logits_scaling": 4.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1},
+    ),
+    "Hunyuan-A13B": (
+        "HunYuanMoEV1",
+        SMALL | {"num_experts": 5, "moe_topk": 2, "head_dim": 24},
+    ),
+    "LFM2": ("Lfm2", LFM2 | {"full_attn_idxs": [1], "conv_bias": True}),
+    "LFM2, last layer with attention": (
+        "Lfm2",
+        LFM2
+        | {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "conv_L_cache": 4,
+           "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+    ),
+    "LFM2-MoE": (
+        "Lfm2Moe",
+        LFM2
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 1,
+           "layer_types": ["conv", "full_attention", "conv"]},
+    ),
+    "Bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
+    "Granite 4": (
+        "GraniteMoeHybrid",
+        MAMBA
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 5,
+           "num_experts_per_tok": 2, "shared_intermediate_size": 40, "embedding_multiplier": 3.0,
+           "logits_scaling": 2.5, "residual_multiplier": 0.5, "attention_multiplier": 0.2,
+           "mamba_n_groups": 1},
+    ),
+    "Granite 4, no experts, rope": (
+        "GraniteMoeHybrid",
+        MAMBA
+        | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 0,
+           "num_hidden_layers": 2, "shared_intermediate_size": 40, "position_embedding_type": "rope",
+           "mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True},
+    ),
+    "Falcon-H1": (
+        "FalconH1",
+        MAMBA
+        | {"mamba_d_ssm": 96, "mlp_multipliers": [0.7, 1.3], "key_multiplier": 0.6, "num_hidden_layers": 2,
+           "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.1,
+           "ssm_out_multiplier": 0.9, "ssm_multipliers": [0.5, 0.8, 1.2, 1.5, 0.9],
+           "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5},
+    ),
+    "Falcon-H1, norm, biases": (
+        "FalconH1",
+        MAMBA
+        | {"mamba_d_ssm": 72, "mamba_d_head": 12, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+           "mamba_proj_bias": True, "projectors_bias": True, "mlp_bias": True, "attention_bias": True,
+           "num_hidden_layers": 1},
+    ),
+    "Nemotron-H, experts": (
+        "NemotronH",
+        {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention"],
+           "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 12, "head_dim": 24,
+           "layer_norm_epsilon": 1e-3, "n_routed_experts": 6, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40,
+           "routed_scaling_factor": 1.5},
+    ),
+    "Nemotron-H": (
+        "NemotronH",
+        {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
+        | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+           "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 12, "head_dim": 24, "use_bias": True,
+           "layer_norm_epsilon": 1e-3},
+    ),
+    "Qwen3.5": ("Qwen3_5Text", DELTA),
+    "Qwen3.5 MoE": ("Qwen3_5MoeText", DELTA_MIXTURE | {"linear_num_value_heads": 6}),
+    "Qwen3-Next": (
+        "Qwen3Next",
+        DELTA_MIXTURE
+        | {"num_hidden_layers": 3, "attention_bias": True, "mlp_only_layers": [1],
+           "linear_conv_kernel_dim": 3,
+           "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
+    ),
+    "OLMoE": ("Olmoe", SMALL | {"num_experts": 6, "num_experts_per_tok": 2}),
+    "Phi-3.5-MoE": (
+        "Phimoe",
+        SMALL
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True,
+           "router_jitter_noise": 0.3},
+    ),
+    "Mixtral": ("Mixtral", SMALL | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "Gemma": ("Gemma", SMALL | {"head_dim": 16}),
+    "MiniCPM3": ("MiniCPM3", NO_GROUPS | LATENT | {"scale_depth": 1.4, "dim_model_base": 16}),
+    "MiniCPM3, 3 heads, plain queries, biases, rope longrope": (
+        "MiniCPM3",
+        SMALL
+        | LATENT
+        | UNTIED
+        | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": None,
+           "attention_bias": True, "num_hidden_layers": 2, "v_head_dim": None, "scale_depth": None,
+           "rope_parameters": LONGROPE | {"original_max_position_embeddings": 170, "factor": 1.0,
+               "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 5.0]}},
+    ),
+    "DeepSeek V2": (
+        "DeepseekV2",
+        DEEPSEEK
+        | LATENT
+        | {"topk_method": "group_limited_greedy", "first_k_dense_replace": 1,
+           "rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "DeepSeek V2-Lite, biases": (
+        "DeepseekV2",
+        DEEPSEEK
+        | LATENT
+        | {"q_lora_rank": None, "attention_bias": True, "num_hidden_layers": 2, "n_group": None,
+           "topk_group": None},
+    ),
+    "DeepSeek V3": (
+        "DeepseekV3",
+        DEEPSEEK
+        | LATENT
+        | {"first_k_dense_replace": 1, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        SMALL
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 9,
+           "num_hidden_layers": 4, "swiglu_limit": 0.5, "rope_parameters": YARN_ROPE | {"truncate": False}},
+    ),
     "Gemma 2": ("Gemma2", GEMMA2),
     "Gemma 2, untied": ("Gemma2", GEMMA2 | UNTIED),
+    "Gemma 3": (
+        "Gemma3Text",
+        GEMMA2
+        | {"query_pre_attn_scalar": 24, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+           "sliding_window_pattern": 2, "rope_parameters": GEMMA3_ROPES},
+    ),
+    "VaultGemma": ("VaultGemma", GEMMA2),
+    "GLM-4": ("Glm", SMALL | {"head_dim": 16}),
+    "GLM-4-0414": ("Glm4", SMALL | {"head_dim": 16, "num_attention_heads": 6}),
+    "OLMo": ("Olmo", SMALL | {"clip_qkv": 0.8}),
+    "OLMo 2": ("Olmo2", SMALL),
+    "OLMo 3": ("Olmo3", FOUR | WINDOW | {"rope_parameters": OLMO3_ROPES}),
+    "Granite": (
+        "Granite",
+        SMALL
+        | {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+           "logits_scaling": 2.5},
+    ),
+    "SmolLM3": ("SmolLM3", FOUR | {"no_rope_layer_interval": 2}),
+    "EXAONE 4": ("Exaone4", FOUR | WINDOW | {"rope_parameters": LLAMA3_ROPE}),
+    "ERNIE 4.5": ("Ernie4_5", SMALL | {"use_bias": True, "head_dim": 24}),
+    "Helium": ("Helium", SMALL | {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "Hunyuan": (
+        "HunYuanDenseV1",
+        SMALL
+        | {"head_dim": 16,
+           "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "Cohere": ("Cohere", SMALL | {"use_qk_norm": True, "logit_scale": 0.25}),
+    "Cohere 2": ("Cohere2", FOUR | WINDOW | {"logit_scale": 0.25}),
+    "Ministral": ("Ministral", SMALL | WINDOW | {"head_dim": 16}),
+    "Ministral 3": (
+        "Ministral3",
+        SMALL
+        | {"head_dim": 16,
+           "rope_parameters": YARN_ROPE
+           | {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
+    "Arcee": ("Arcee", SMALL | {"mlp_bias": True}),
+    "Seed-OSS": ("SeedOss", SMALL | {"head_dim": 24, "attention_out_bias": True}),
+    "CWM": ("Cwm", FOUR | WINDOW | {"head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
+    "Apertus": ("Apertus", SMALL | {"rope_parameters": LLAMA3_ROPE}),
     "GPT-2": ("GPT2", GPT2),
     "GPT-2, untied, narrow mlp": ("GPT2", GPT2 | UNTIED | {"n_inner": 96}),
     "OPT": ("OPT", OPT),
+    "GPT-2, scores by layer": (
+        "GPT2",
+        GPT2 | {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_layer": 2,
+                "activation_function": "relu"},
+    ),
+    "GPT-BigCode": ("GPTBigCode", GPT2),
+    "GPT-BigCode, no groups": ("GPTBigCode", GPT2 | {"multi_query": False, "n_layer": 2}),
+    "GPT": ("OpenAIGPT", GPT2),
+    "GPT-Neo": ("GPTNeo", GPT_NEO),
+    "GPT-J": ("GPTJ", GPT2 | {"rotary_dim": 10}),
+    "CodeGen": ("CodeGen", GPT2 | {"rotary_dim": 6, "n_layer": 2, "n_head": 8}),
+    "MPT, clip": ("Mpt", MPT),
     "OPT, untied": ("OPT", OPT | UNTIED),
+    "OPT, norms behind, narrow embedding": ("OPT", OPT_NARROW),
+    "OPT, narrow embedding, untied": ("OPT", OPT_NARROW | UNTIED | {"num_hidden_layers": 1}),
+    "OPT, no biases": ("OPT", GALACTICA | {"num_hidden_layers": 2}),
+    "XGLM": ("XGLM", XGLM),
+    "BioGPT": ("BioGpt", NO_GROUPS | {"num_hidden_layers": 2}),
     "GPT-NeoX": ("GPTNeoX", NO_GROUPS),
     "GPT-NeoX, sequential": ("GPTNeoX", NO_GROUPS | {"use_parallel_residual": False}),
     "GPT-NeoX, tied, whole heads": (
@@ -106,13 +383,67 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"tie_word_embeddings": True, "hidden_act": "gelu_fast",
            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
     ),
+    "GPT-NeoX, Japanese": ("GPTNeoXJapanese", NO_GROUPS | {"num_hidden_layers": 2}),
+    "CTRL": ("CTRL", GPT2 | {"dff": 96, "n_layer": 2}),
     "BLOOM": ("Bloom", BLOOM),
     "BLOOM, untied": ("Bloom", BLOOM | UNTIED),
     "BLOOM, 6 heads": ("Bloom", BLOOM | {"hidden_size": 96, "n_layer": 2, "n_head": 6}),
+    "BLOOM, residuals behind norms": (
+        "Bloom",
+        BLOOM | {"apply_residual_connection_post_layernorm": True, "n_layer": 2},
+    ),
     "Falcon": ("Falcon", NO_GROUPS | {"ffn_hidden_size": 96}),
     "Falcon, untied, biases": ("Falcon", NO_GROUPS | UNTIED | {"bias": True}),
+    "Falcon, groups": ("Falcon", FALCON_40B),
+    "Falcon, groups, one norm": ("Falcon", FALCON_40B | {"num_ln_in_parallel_attn": 1}),
+    "Falcon, ALiBi": ("Falcon", FALCON_RW),
+    "Phi": ("Phi", NO_GROUPS | {"rope_parameters": PARTIAL_ROPE}),
+    "Phi, groups, head norms": ("Phi", SMALL | {"qk_layernorm": True, "num_hidden_layers": 2}),
+    "Persimmon": ("Persimmon", NO_GROUPS | {"num_hidden_layers": 2}),
+    "StarCoder2": ("Starcoder2", SMALL | WINDOW),
+    "StarCoder2, no biases": ("Starcoder2", SMALL | {"use_bias": False, "num_hidden_layers": 2} | UNTIED),
+    "Nemotron": ("Nemotron", SMALL | {"head_dim": 24}),
+    "Jais 2": ("Jais2", SMALL | {"num_hidden_layers": 2}),
+    "StableLM, biases": ("StableLm", SMALL | {"use_qkv_bias": True, "rope_parameters": PARTIAL_ROPE}),
+    "StableLM, parallel, head norms": (
+        "StableLm",
+        SMALL | {"use_parallel_residual": True, "qk_layernorm": True, "num_hidden_layers": 2},
+    ),
 }  # fmt: skip
 FAMILY_NAMES = tuple(MODELS)
+#: The names in configs of the number of experts of a token.
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+MIXTURES = [name for name, (_, config) in MODELS.items() if any(key in config for key in CHOSEN)]
+#: Models whose layers have recurrent states.
+RECURRENT = [
+    name for name, (_, config) in MODELS.items() if any("conv" in key or "mamba" in key for key in config)
+]
+#: Seeds of models of which the usual seed makes routers with a near tie between two experts: whoever rounds
+#: otherwise chooses the other expert, and computes something else.
+SEEDS = {"Qwen3-MoE": 13, "Hunyuan-A13B": 11, "OLMoE": 11, "Falcon-H1, norm, biases": 11}
+#: Models each of which shows the engine or the kernels something that the other models of this list do not:
+#: another attention, rope, norm, activation, router or order of a layer. What takes long is tried with them.
+DISTINCT = (
+    "Llama", "Llama, wide heads", "Llama, rope dynamic", "Mistral, window", "Qwen2, window", "Qwen3",
+    "Phi-3, part of a head, window", "Phi-3, rope longrope", "MiniCPM, rope longrope", "Qwen2-MoE",
+    "Qwen3-MoE", "Llama 4", "GLM-4.5", "MiniMax-M2", "Granite MoE", "Phi-3.5-MoE", "Mixtral", "MiniCPM3",
+    "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "GLM-4", "OLMo", "OLMo 2", "SmolLM3",
+    "Cohere 2", "Ministral 3", "Apertus", "GPT-2", "GPT-BigCode", "GPT-Neo", "GPT-J", "MPT, clip",
+    "OPT, norms behind, narrow embedding", "XGLM", "GPT-NeoX", "CTRL", "BLOOM, 6 heads", "Falcon",
+    "Falcon, groups", "Falcon, ALiBi", "Phi, groups, head norms", "Persimmon", "StarCoder2", "Nemotron",
+    "StableLM, parallel, head norms", "LFM2", "Bamba", "Granite 4", "Falcon-H1, norm, biases", "Nemotron-H",
+    "Qwen3.5", "Qwen3-Next",
+)  # fmt: skip
+#: Models whose keys and values, states or experts a whole engine treats otherwise than those of the others.
+#: test_families.py shows of every model that its layers compute the same in company and in chunks.
+WHOLE = (
+    "Llama", "Qwen2, window", "Phi-3, rope longrope", "Qwen2-MoE", "Qwen3-MoE", "Llama 4", "GLM-4.5",
+    "MiniCPM3", "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "Ministral 3", "GPT-2",
+    "GPT-BigCode", "GPT-Neo", "MPT, clip", "OPT, norms behind, narrow embedding", "XGLM", "BLOOM, 6 heads",
+    "Falcon, groups", *(name for name in DISTINCT if name in RECURRENT),
+)  # fmt: skip
+#: Kinds whose classes end so, and not in ForCausalLM.
+LM_HEAD_MODELS = ("CTRL", "GPT2", "OpenAIGPT")
 
 
 def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedModel:
@@ -123,15 +454,23 @@ def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedM
     """
     kind, sizes = MODELS[name]
     library: Any = minicpm_twin if kind == "MiniCPM" else transformers
-    config = getattr(library, f"{kind}Config")(**(sizes | overrides))
-    config._attn_implementation = "eager"
-    suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    torch.manual_seed(10)
+    class_name = f"{kind}Config"
+    kind = kind.removesuffix("Text")
+    config = getattr(library, class_name)(**(sizes | overrides))
+    # Falcon's eager attention adds ALiBi twice, once with the mask.
+    config._attn_implementation = "sdpa" if kind == "Falcon" else "eager"
+    suffix = "LMHeadModel" if kind in LM_HEAD_MODELS else "ForCausalLM"
+    torch.manual_seed(SEEDS.get(name, 10))
     model = getattr(library, f"{kind}{suffix}")(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or "_norm" in parameter_name:  # Cohere's heads have weights of their own
                 spread = 0.1 if parameter_name.endswith("bias") else 0.3
                 parameter += spread * torch.randn_like(parameter)
+            if parameter_name.endswith("A_log"):  # states that remember more than the last two tokens
+                parameter -= 3.0
+        for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor_name.endswith("correction_bias"):  # of routers, whose scores are below 1
+                tensor += 0.1 * torch.randn_like(tensor)
     model.save_pretrained(folder)
     return model

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from penstock.memory.host_lane import HostLane
-from penstock.memory.plan import TierPlan
+from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
@@ -32,5 +32,8 @@ def read_layer(store: WeightStore, index: int = 0) -> LayerWeights:
 def host_streamer(
     tensors: ModelTensors, reader: UnitReader, resident: Collection[int], num_slots: int
 ) -> LayerStreamer:
-    """From disk to RAM."""
-    return LayerStreamer(tensors, reader, HostLane(), (TierPlan(frozenset(resident), num_slots),))
+    """From disk to RAM, with room for all experts."""
+    num_experts = sum(unit.key.expert is not None for unit in tensors.units)
+    return LayerStreamer(
+        tensors, reader, HostLane(), (TierPlan(frozenset(resident), num_slots, num_experts),)
+    )

@@ -40,8 +40,9 @@ def document() -> dict[str, Any]:
         properties = schema.get("properties", {})
         if "model" in properties:
             properties["model"] = {"enum": ["tiny"]}
-        if "prompt_embeds" in properties:  # no made-up text is a tensor
-            properties["prompt_embeds"] = properties["prompt_follows_embeds"] = {"type": "null"}
+        if "prompt_embeds" in properties:  # no made-up text is a tensor, or the name of a soft prompt
+            for name in ("prompt_embeds", "prompt_follows_embeds", "soft_prompt"):
+                del properties[name]
         for name, plain in (("messages", [{"role": "user", "content": "Hi"}]), ("prompt", "Hi")):
             if name in properties:
                 properties[name] = {"anyOf": [{"const": plain}, properties[name]]}

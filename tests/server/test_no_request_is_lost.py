@@ -129,7 +129,7 @@ async def all_ask(app: Any, engine: AsyncEngine, clients: list[Client]) -> str:
             while engine.engine.has_work or engine._streams:
                 await asyncio.sleep(0.001)
             manager = engine.engine.scheduler.block_manager
-            assert manager.num_free == manager.num_blocks
+            assert manager.pool.num_free == manager.num_blocks
         scrape = Client({})
         scope = {"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}
         await app(scope, scrape.receive, scrape.send)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from fakes import FakeAsyncEngine, Script
 from penstock.errors import EngineDead
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.settings.settings import Settings

@@ -14,7 +14,7 @@ SCRIPTS = sorted(path for path in UI.glob("*.js") if path.name not in TABLES)
 #: Literals of the scripts that are no words in any language: HTTP, names of keys, units.
 NOT_SHOWN = {
     "Authorization", "Content-Type", "Bearer ${apiKey()}", "Retry-After", "GET", "POST", "Enter", "Escape",
-    "noopener noreferrer nofollow", "KiB", "MiB", "GiB", "TiB",
+    "noopener noreferrer nofollow", "disk, experts", "KiB", "MiB", "GiB", "TiB",
 }  # fmt: skip
 
 

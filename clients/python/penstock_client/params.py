@@ -81,6 +81,8 @@ class CommonParams(TypedDict, total=False):
     #: Of a beam search: True ends the search with as many whole answers as beams; "never" goes on while a
     #: better answer is possible.
     early_stopping: bool | Literal["never"] | None
+    #: False: no guesses of the answer's tokens are computed ahead. The answer is the same.
+    speculation: bool | None
     #: Requests with a lower priority run earlier; 0 if absent.
     priority: int | None
     #: Only requests with the same salt share keys and values of their common beginnings.
@@ -146,6 +148,9 @@ class CompletionParams(SamplingParams, total=False):
     prompt_embeds: str | Sequence[str] | None
     #: True: the vectors stand in front of the prompt (a soft prompt).
     prompt_follows_embeds: bool | None
+    #: The name of a soft prompt that the server was started with. It stands in front of the prompt, or where
+    #: token ids of the prompt are below 0.
+    soft_prompt: str | None
     #: The text behind the answer, for models that can fill in a blank; see `fill`.
     suffix: str | None
 
@@ -157,6 +162,9 @@ class ChatParams(SamplingParams, total=False):
     logprobs: bool | None
     #: Return also the log probabilities of this many most probable rivals, 0 to 20. Needs `logprobs`.
     top_logprobs: int | None
+    #: A text that the answer may resemble, {"type": "content", "content": TEXT}: the answer comes faster
+    #: where it follows the text, and is the same.
+    prediction: Mapping[str, Any] | None
     #: The same as max_tokens, which it replaces.
     max_completion_tokens: int | None
     #: The functions that the model may call; see function_tool.

@@ -178,11 +178,14 @@ def _usage(data: JSONObject) -> Usage | None:
         return None
     prompt, completion = (get(usage, name, int, 0) for name in ("prompt_tokens", "completion_tokens"))
     details: JSONObject = get(usage, "prompt_tokens_details", dict, {})
+    guesses: JSONObject = get(usage, "completion_tokens_details", dict, {})
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=get(usage, "total_tokens", int, prompt + completion),
         cached_tokens=get(details, "cached_tokens", int, 0),
+        accepted_prediction_tokens=get(guesses, "accepted_prediction_tokens", int, 0),
+        rejected_prediction_tokens=get(guesses, "rejected_prediction_tokens", int, 0),
         raw=usage,
     )
 

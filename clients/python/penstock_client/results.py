@@ -32,12 +32,16 @@ def raw_field() -> JSONObject:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens counted by the server. `cached_tokens` of the prompt were not computed again."""
+    """Tokens counted by the server. `cached_tokens` of the prompt were not computed again. Of the guesses of
+    the answer's tokens, `accepted_prediction_tokens` were right and `rejected_prediction_tokens` were wrong.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     raw: JSONObject = raw_field()
 
 

@@ -37,6 +37,9 @@ class Chosen(NamedTuple):
     error: RequestFailed | None = None
     #: What may follow a beam, likeliest first. Only for sequences of a beam search, which have no `tokens`.
     proposals: tuple[ProposedToken, ...] = ()
+    #: Drafts that the step computed, and the first ones of them that are among `tokens`.
+    num_drafts: int = 0
+    num_right: int = 0
 
     @property
     def num_accepted(self) -> int:

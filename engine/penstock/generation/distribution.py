@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.generation.generation_request import SamplingParams
 from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.requests.generation_request import SamplingParams
 
 #: Candidates that are sorted first. The whole vocabulary is sorted only if top_p needs more candidates.
 FIRST_CANDIDATES = 1024
+#: Tokens whose logits, divided by the temperature, are at most so far below the largest are likely.
+_LIKELY = 8.0
+#: SplitMix64's step: 2**64 divided by the golden ratio.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def token_logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
@@ -41,24 +46,22 @@ def likeliest(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
     ]
 
 
-def draw(logits: Tensor, params: SamplingParams, u: float) -> int:
-    """A token from the filtered distribution: the first whose cumulative probability exceeds u.
+def draw(logits: Tensor, params: SamplingParams, seed: int, index: int) -> int:
+    """A token from the filtered distribution: the token with the largest logit / temperature + Gumbel noise
+    (the Gumbel-max trick). A draw from a similar distribution with the same noise gives the same token as
+    often as can be (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that drafts come true.
 
     logits [vocab_size]; filters in vLLM's and transformers' order: temperature, top_k, top_p, min_p.
     """
-    below = logits.double() - logits.max()  # before the division, so that no temperature is too small
-    weights = torch.exp(below / params.temperature)
-    is_filtered = 0 < params.top_k < len(logits) or params.top_p < 1
+    below = (logits.double() - logits.max()) / params.temperature  # no temperature is too small
     ids: Tensor | None = None
-    if is_filtered:
-        weights, ids = _likeliest(weights, params)
+    if 0 < params.top_k < len(logits) or params.top_p < 1:
+        weights, ids = _likeliest(torch.exp(below), params)
+        below = below[ids]
     if params.min_p > 0:
-        weights = torch.where(weights >= params.min_p * weights.max(), weights, 0.0)
-    cumulative = weights.cumsum(0)
-    index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-    # u * total may round up to total. The last token with any probability is meant then.
-    index = min(index, int(weights.nonzero()[-1]))
-    return index if ids is None else int(ids[index])
+        below = torch.where(torch.exp(below) >= params.min_p, below, -torch.inf)
+    place = _noisiest(below.numpy(), None if ids is None else ids.numpy(), seed, index)
+    return place if ids is None else int(ids[place])
 
 
 def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -95,12 +98,51 @@ def _nucleus(weights: Tensor, ids: Tensor, mass: float) -> tuple[Tensor, Tensor]
     return weights[:keep], ids[:keep]
 
 
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on (seed, index) alone: SplitMix64 (Steele, Lea, Flood, "Fast
-    splittable pseudorandom number generators", 2014), the index-th number of the seed's stream."""
+def _noisiest(scores: np.ndarray, ids: np.ndarray | None, seed: int, index: int) -> int:
+    """The place of the largest of float64 `scores` (at most 0) plus noise. `ids`: tokens of the scores; None:
+    all tokens in order.
+
+    Logarithms are taken of few: noise beyond the best of the likely tokens needs a large random number, and
+    the numbers themselves are quick.
+    """
+    all_ids = np.arange(len(scores), dtype=np.uint64) if ids is None else ids.astype(np.uint64)
+    steps = (all_ids + np.uint64(1)) * _GOLDEN
+    numbers = _random_bits(seed, index, steps)
+    likely = np.flatnonzero(scores > -_LIKELY)
+    noisy = scores[likely] + _gumbel(numbers[likely])
+    best = int(noisy.argmax())
+    # A token with a score of -_LIKELY at most needs more noise than this.
+    least = math.exp(-math.exp(-(float(noisy[best]) + _LIKELY)))
+    others = np.flatnonzero(numbers >= np.uint64(max(0, int(least * 2.0**52) - 1)))
+    others = others[scores[others] <= -_LIKELY]
+    if len(others):
+        rivals = scores[others] + _gumbel(numbers[others])
+        if rivals.max() > noisy[best]:
+            return int(others[rivals.argmax()])
+    return int(likely[best])
+
+
+def _random_bits(seed: int, index: int, steps: np.ndarray) -> np.ndarray:
+    """uint64 numbers of 52 bits: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+    generators", 2014), whose stream begins at the index-th number of the seed's stream."""
     mask = (1 << 64) - 1
     mixed = _mix(seed & mask)  # seed and seed + 1 must not share a stream: n choices get seed + i
-    return (_mix((mixed + (index + 1) * 0x9E3779B97F4A7C15) & mask) >> 11) * math.ldexp(1.0, -53)
+    key = _mix((mixed + (index + 1) * int(_GOLDEN)) & mask)
+    x: np.ndarray = steps + np.uint64(key)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    x >>= np.uint64(12)
+    return x
+
+
+def _gumbel(numbers: np.ndarray) -> np.ndarray:
+    """-log(-log(u)) of numbers of 52 bits, as u in (0, 1), neither end included."""
+    exponential: np.ndarray = -np.log((numbers.astype(np.float64) + 0.5) * 2.0**-52)
+    noise: np.ndarray = -np.log(exponential)
+    return noise
 
 
 def _mix(x: int) -> int:

@@ -3,7 +3,7 @@ No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 class EncoderInput:
@@ -11,10 +11,10 @@ class EncoderInput:
     decoder has keys and values of its own for it, in the same blocks as those of the decoder's tokens, but
     other ones."""
 
-    def __init__(self, token_ids: Sequence[int], block_table: Iterable[int] = ()) -> None:
+    def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = list(token_ids)
         # The block manager changes these.
-        self.block_table = list(block_table)
+        self.block_table: list[int] = []
         #: What the keys of its blocks begin with; b"" until somebody asks for them.
         self.digest = b""
 

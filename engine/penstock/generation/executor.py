@@ -54,8 +54,16 @@ class Executor:
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
-        self._kv = [LayerKV(kv_cache.layout, parts) for parts in kv_cache.layers]
+        self._kv = [
+            LayerKV(kv_cache.layout, parts, states)
+            for parts, states in zip(kv_cache.layers, kv_cache.states, strict=True)
+        ]
         self._max_rows = max_rows
+
+    @property
+    def family(self) -> Family:
+        """The model's code."""
+        return self._family
 
     @torch.inference_mode()
     def forward(
@@ -91,6 +99,7 @@ class Executor:
         observe(index, hidden) gets the hidden states after each layer.
         """
         self._kv_cache.copy_blocks(inputs.block_copies)
+        self._kv_cache.copy_states(inputs.state_copies)
         family, encoded = self._family, inputs.encoded
         if encoded is not None:
             names = family.encoder_stack_names

@@ -31,6 +31,11 @@ class PromptScores:
         #: By token. The first token has none, since nothing comes before it.
         self.known: list[TokenLogprobs | None] = [None]
 
+    @classmethod
+    def of(cls, first: int | None, num_prompt_tokens: int) -> PromptScores | None:
+        """None where no log-probability is wanted."""
+        return None if first is None else cls(first, num_prompt_tokens)
+
     def missing(self, num_computed_tokens: int, end: int) -> range:
         """Tokens, by index, whose log-probabilities are wanted and will be known once the tokens from
         `num_computed_tokens` to `end` are computed. Known ones are left out: a preempted sequence computes

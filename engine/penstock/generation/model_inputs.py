@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.sequence import Sequence
-from penstock.kernels import BatchLayout
+from penstock.kernels import BatchLayout, StateSlots
 from penstock.model.family import GivenRows
 
 
@@ -46,7 +46,9 @@ class EncodedInputs:
         input_ids = [token_id for encoder in encoders for token_id in encoder.token_ids]
         firsts = zip(sequences, starts.tolist(), strict=False)
         given = _given_rows(
-            (sequence, first, 0, sequence.request.num_prompt_tokens) for sequence, first in firsts
+            (sequence, first, sequence.encoder.token_ids)
+            for sequence, first in firsts
+            if sequence.encoder is not None
         )
         return cls(_ids(input_ids), layout, given)
 
@@ -65,6 +67,8 @@ class ModelInputs:
     encoded: EncodedInputs | None = None
     #: None if all the step's tokens are in the vocabulary.
     given: GivenRows | None = None
+    #: Slots of recurrent states (source, destination) to copy in this order before the step writes.
+    state_copies: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, batch: Batch, block_size: int) -> ModelInputs:
@@ -99,15 +103,16 @@ class ModelInputs:
             prefix_lens=_prefix_lens(batch),
             cross=_cross_layout(batch, starts),
             rope_lengths=_rope_lengths(batch),
+            states=_state_slots(batch, query_start),
         )
         rows = torch.tensor(wanted_rows, dtype=torch.int64)
         encoded = EncodedInputs.of(batch.encoded, block_size) if batch.encoded else None
         given = _given_rows(
-            (item.sequence, first, item.sequence.num_computed_tokens, item.num_new_tokens)
+            (item.sequence, first, input_ids[first : first + item.num_new_tokens])
             for item, first in zip(batch.scheduled, query_start, strict=False)
             if item.sequence.encoder is None
         )
-        return cls(_ids(input_ids), rows, layout, batch.block_copies, encoded, given)
+        return cls(_ids(input_ids), rows, layout, batch.block_copies, encoded, given, batch.state_copies)
 
 
 def _ids(token_ids: list[int]) -> Tensor:
@@ -115,19 +120,19 @@ def _ids(token_ids: list[int]) -> Tensor:
     return torch.tensor(token_ids).clamp_(min=0)
 
 
-def _given_rows(parts: Iterable[tuple[Sequence, int, int, int]]) -> GivenRows | None:
+def _given_rows(parts: Iterable[tuple[Sequence, int, list[int]]]) -> GivenRows | None:
     """The vectors of callers among the tokens of a step. Each part is (sequence, row of its first token in
-    the step, the position of that token in the text, number of tokens)."""
+    the step, the ids of its tokens in the step)."""
     rows, vectors = list[Tensor](), list[Tensor]()
-    for sequence, row, start, count in parts:
+    for sequence, first, token_ids in parts:
         embeds = sequence.request.prompt_embeds
         if embeds is None:
             continue
-        start -= sequence.num_soft_tokens
-        first, end = max(0, start), min(embeds.num_tokens, start + count)
-        if first < end:
-            rows.append(torch.arange(row + first - start, row + end - start))
-            vectors.append(embeds.vectors[first:end])
+        ids = torch.tensor(token_ids)
+        places = (ids < 0).nonzero().flatten()
+        if len(places):
+            rows.append(first + places)
+            vectors.append(embeds.vectors[-1 - ids[places]])
     return GivenRows(torch.cat(rows), torch.cat(vectors)) if rows else None
 
 
@@ -146,6 +151,20 @@ def _cross_layout(batch: Batch, query_start: Tensor) -> BatchLayout | None:
     nothing = torch.empty(0, dtype=torch.int64)
     tables = _padded([encoder.block_table for encoder in encoders])
     return BatchLayout(nothing, nothing, tables, query_start, lengths, prefix_lens=lengths)
+
+
+def _state_slots(batch: Batch, query_start: list[int]) -> StateSlots | None:
+    """BatchLayout.states"""
+    slots = [item.sequence.state_slot for item in batch.scheduled]
+    if None in slots:
+        return None
+    counts, rows, kept = [0], list[int](), list[int]()
+    for item, first in zip(batch.scheduled, query_start, strict=False):
+        before = first - item.sequence.num_computed_tokens - 1
+        rows += [before + num_tokens for num_tokens, _ in item.saves]
+        kept += [slot for _, slot in item.saves]
+        counts.append(len(rows))
+    return StateSlots(*(torch.tensor(each, dtype=torch.int32) for each in (slots, counts, rows, kept)))
 
 
 def _prefix_lens(batch: Batch) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Sampler: logits -> token ids, each row by its own sequence's parameters.
 
 Batch invariance: rows that need more than an argmax are processed one by one. The same row meets the same
-operations on the same shapes, whatever else is in the batch. A draw depends on the sequence's seed and the
-token's index alone, so a preempted sequence draws the same tokens again.
+operations on the same shapes, whatever else is in the batch. The noise of a draw depends on the
+sequence's seed and the token's index alone, so a preempted sequence draws the same tokens again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import NOTHING, Chosen, ProposedToken, SampledToken
-from penstock.generation.distribution import draw, likeliest, rival_logprobs, token_logprobs, uniform
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.distribution import draw, likeliest, rival_logprobs, token_logprobs
 from penstock.generation.logprobs import TokenLogprobs
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 
@@ -83,13 +83,17 @@ class Sampler:
         """
         sequence, tokens, matcher = item.sequence, list[SampledToken](), item.sequence.matcher
         error: RequestFailed | None = None
+        num_right = 0
         for number, draft in enumerate((*item.drafts, None)):
             token = self._sample_row(next(rows), sequence, matcher, item.drafts[:number])
             if not isinstance(token, SampledToken):
                 error = None if tokens else token
                 break
             tokens.append(token)
-            if token.token_id != draft or self._is_end(draft, sequence.params):
+            if token.token_id != draft:
+                break
+            num_right += 1
+            if self._is_end(draft, sequence.params):
                 break
             if matcher is not None:
                 matcher = matcher.after(draft)
@@ -97,7 +101,7 @@ class Sampler:
                     break
         for _ in rows:  # the other rows follow a token that was not chosen
             pass
-        return Chosen(tuple(tokens), scores, error)
+        return Chosen(tuple(tokens), scores, error, (), len(item.drafts), num_right)
 
     def _propose(
         self, row: Row, sequence: Sequence, beams: BeamParams, scores: tuple[TokenLogprobs, ...]
@@ -144,7 +148,7 @@ class Sampler:
             if not math.isfinite(adjusted[token_id]) or (matcher and matcher.error):
                 return _no_choice(params, num_output, matcher)
         if params.temperature > 0:
-            token_id = draw(adjusted, params, uniform(sequence.seed, num_output))
+            token_id = draw(adjusted, params, sequence.seed, num_output)
         if params.logprobs is None:
             return SampledToken(token_id, None)
         return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.generation.encoder_input import EncoderInput
-from penstock.generation.generation_request import VECTOR, GenerationRequest
 from penstock.generation.logprobs import PromptScores
+from penstock.generation.prompt_frame import PromptFrame, placed_prompt
+from penstock.generation.requests.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
     from penstock.generation.grammars.matching import Matching
     from penstock.generation.scheduling.sequence_group import SequenceGroup
+
+
+_NO_FRAME = PromptFrame()
 
 
 class FinishReason(enum.Enum):
@@ -35,38 +38,27 @@ class Sequence:
         max_total_tokens: int,
         matcher: Matching | None = None,
         *,
+        frame: PromptFrame = _NO_FRAME,
         first_scored: int | None = None,
-        num_computed_tokens: int = 0,
-        block_table: Iterable[int] = (),
-        rope_length: int = 0,
-        decoder_start: tuple[int, ...] = (),
-        encoder_blocks: Iterable[int] = (),
-        soft_prompt: tuple[int, ...] = (),
-        is_prompt_whole: bool = False,
     ) -> None:
         """max_total_tokens: prompt and answer end there at the latest. matcher: of the request's grammar, at
         its beginning. first_scored: the first token of the prompt whose log-probability is wanted; None: 1 if
-        the request wants prompt_logprobs, else none. decoder_start: the model
-        encodes the prompt, and its text begins with these tokens. num_computed_tokens, rope_length, block
-        tables: of a sequence that begins in the middle, as in the warm-up. soft_prompt: rows of the embedding
-        in front of the prompt. is_prompt_whole: every token of the prompt sees the whole prompt."""
+        the request wants prompt_logprobs, else none."""
         # These never change.
         self.sequence_id = sequence_id
         self.request = request
         self.params = request.params
+        prompt = placed_prompt(request)
         #: None in models without an encoder.
-        vectors = (VECTOR,) * (request.num_prompt_tokens - len(request.prompt_token_ids))
-        prompt = (*vectors, *request.prompt_token_ids)
-        self.encoder = EncoderInput(prompt, encoder_blocks) if decoder_start else None
-        first = decoder_start or (*soft_prompt, *prompt)
+        self.encoder = EncoderInput(prompt) if frame.decoder_start else None
+        first = frame.first_tokens(prompt)
         #: The tokens with which the text begins that the model goes on with.
         self.num_prompt_tokens = len(first)
         #: Rows of the embedding in front of the prompt, which the sequence counts as tokens of its prompt.
-        self.num_soft_tokens = len(soft_prompt)
-        #: Where the prompt's tokens begin that the vocabulary has: behind soft prompt and vectors.
-        self.text_start = 0 if decoder_start else len(soft_prompt) + len(vectors)
+        self.num_soft_tokens = len(frame.soft_prompt)
+        self._has_vectors = request.prompt_embeds is not None and self.encoder is None
         #: Every token sees these tokens, also those behind it: the prompt, or none.
-        self.prefix_len = len(first) if is_prompt_whole else 0
+        self.prefix_len = len(first) if frame.is_whole else 0
         self.max_total_tokens = max_total_tokens
         #: The seed of the draws.
         self.seed = self.params.seed if self.params.seed is not None else random.getrandbits(63)
@@ -78,13 +70,15 @@ class Sequence:
 
         # The scheduler changes these.
         #: Tokens whose K and V are in the cache: advance(), skip_to(), restart().
-        self.num_computed_tokens = num_computed_tokens
+        self.num_computed_tokens = 0
         #: RopeSpec.frequency_length() of its computed tokens and those of the next step: follow_length().
-        self.rope_length = rope_length
+        self.rope_length = 0
         #: Tokens of the prompt whose K and V others had computed: skip_to().
         self.num_cached_tokens = 0
         #: None where nobody wants the prompt's log-probabilities.
-        self.prompt_scores = self._prompt_scores(first_scored)
+        if first_scored is None and self.params.prompt_logprobs is not None:
+            first_scored = 1
+        self.prompt_scores = PromptScores.of(first_scored, self.num_prompt_tokens)
         #: The sequence has been in a step, or was about to be.
         self.has_started = False
         self.num_preemptions = 0
@@ -95,14 +89,15 @@ class Sequence:
         self.group: SequenceGroup | None = None
 
         # The block manager changes these.
-        self.block_table = list(block_table)
+        self.block_table: list[int] = []
+        #: Where its recurrent state lies, while the sequence runs and the model has such states.
+        self.state_slot: int | None = None
+        #: Its first so many tokens were found in others' blocks (StateSaves).
+        self.num_shared_tokens = 0
+        #: The copy of its state that its next copy takes the place of.
+        self.moving_state_key: bytes | None = None
         #: Keys of its full blocks.
         self.block_keys: list[bytes] = []
-
-    def _prompt_scores(self, first_scored: int | None) -> PromptScores | None:
-        if first_scored is None and self.params.prompt_logprobs is not None:
-            first_scored = 1
-        return None if first_scored is None else PromptScores(first_scored, self.num_prompt_tokens)
 
     def append(self, token_id: int) -> None:
         """The answer's next token."""
@@ -159,14 +154,9 @@ class Sequence:
     @property
     def text_ids(self) -> list[int]:
         """Prompt and answer as tokens of the vocabulary."""
-        return self.token_ids[self.text_start :] if self.text_start else self.token_ids
+        token_ids = self.token_ids[self.num_soft_tokens :] if self.num_soft_tokens else self.token_ids
+        return [token_id for token_id in token_ids if token_id >= 0] if self._has_vectors else token_ids
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
-
-    def __repr__(self) -> str:
-        return (
-            f"Sequence({self.sequence_id}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens, "
-            f"{self.num_computed_tokens} computed, {self.finish_reason})"
-        )

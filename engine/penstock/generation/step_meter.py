@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as List
 
-from penstock.generation.request import RequestOutput
+from penstock.generation.chosen import Chosen
+from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
-from penstock.memory.cost import UNKNOWN, MeasuredSteps, Predict
-from penstock.memory.plan import MemoryPlan
+from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
+from penstock.memory.planning.expert_demand import ExpertDemand
+from penstock.memory.planning.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, StepStats
 from penstock.weights.streamer import LayerStreamer
 
@@ -37,40 +40,69 @@ class StepMeter:
         )
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
+        self._known_s: dict[int, float] = {}
         self._began_s = 0.0
         #: The streamer's counters when the step began.
         self._streamed_bytes = 0
         self._stall_s = 0.0
+        self._expert_counts = (0, 0, 0)
 
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
         expected = self.predict(num_tokens, min(num_tokens, self._max_num_seqs))
         return self.measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
+    def known_s(self, num_tokens: int) -> float:
+        """Seconds of a step by the rates of the hardware, all of whose logits are wanted; 0 where the rates
+        are unknown."""
+        if num_tokens not in self._known_s:
+            self._known_s[num_tokens] = self.predict(num_tokens, num_tokens).seconds
+        return self._known_s[num_tokens]
+
     def begin(self) -> None:
         """A step begins."""
         self._began_s = time.perf_counter()
-        self._streamed_bytes, self._stall_s = self._streamer.tiers.streamed_bytes, self._streamer.stall_s
+        self._streamed_bytes = self._streamer.tiers.streamed_bytes
+        self._stall_s = self._streamer.lane.link.stall_s
+        self._expert_counts = self._streamer.tiers.expert_counts
 
-    def record(self, batch: Batch, outputs: list[RequestOutput]) -> None:
-        """The step has ended, and its requests gained these outputs."""
+    def record(self, batch: Batch, chosen: List[Chosen], outputs: list[RequestOutput]) -> None:
+        """The step has ended. `chosen` has what was chosen for each of its sequences, and `outputs` what its
+        requests gained."""
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
         expected = self.predict(num_tokens, batch.num_rows, num_encoded)
+        demand = self._demand()
+        floor = (
+            self.predict(num_tokens, batch.num_rows, num_encoded, demand) if demand.num_asked else expected
+        )
+        chains = [choice for choice in chosen if choice.num_drafts]
+        for chain in chains:
+            self.metrics.record_chain(chain.num_right)
         stats = StepStats(
             duration_s=time.perf_counter() - self._began_s,
             num_tokens=num_tokens,
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(each.token_ids) for output in outputs for each in (output, *output.others)),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
+            num_drafts=sum(chain.num_drafts for chain in chains),
+            num_right_drafts=sum(chain.num_right for chain in chains),
             streamed_bytes=self._streamer.tiers.streamed_bytes - self._streamed_bytes,
-            stall_s=self._streamer.stall_s - self._stall_s,
-            floor_s=expected.floor_s,
+            stall_s=self._streamer.lane.link.stall_s - self._stall_s,
+            floor_s=floor.floor_s,
             predicted_s=expected.seconds,
+            num_experts=int(demand.num_asked),
+            num_expert_hits=int(demand.num_asked - demand.num_missing),
         )
-        self.metrics.expert_queries, self.metrics.expert_hits = self._streamer.tiers.expert_counts
+        self.metrics.expert_queries += stats.num_experts
+        self.metrics.expert_hits += stats.num_expert_hits
         if not num_encoded:  # the time of an encoder's sweep says nothing about other steps
             self.measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
+
+    def _demand(self) -> ExpertDemand:
+        """The experts that the step has asked for."""
+        counts = self._streamer.tiers.expert_counts
+        return ExpertDemand(*(now - before for now, before in zip(counts, self._expert_counts, strict=True)))
 
     def look_at(self, scheduler: Scheduler) -> None:
         """Note how many requests run and wait, and how full the KV cache is."""
@@ -79,4 +111,4 @@ class StepMeter:
         metrics.num_preemptions = admission.num_preemptions
         metrics.prefix_cache_queries = admission.num_queried_tokens
         metrics.prefix_cache_hits = admission.num_hit_tokens
-        metrics.kv_blocks_used = manager.num_blocks - manager.num_free
+        metrics.kv_blocks_used = manager.num_blocks - manager.pool.num_free

@@ -5,7 +5,9 @@ twice (once where the model has one layer)."""
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,18 +17,19 @@ from torch.utils._pytree import tree_leaves
 
 from penstock.config import EngineConfig
 from penstock.generation.executor import Executor
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.prompt_frame import PromptFrame
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
-from penstock.kernels import ForwardingKernels, Matrix
+from penstock.kernels import ForwardingKernels, Matrix, RouterFunction
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
 from penstock.spec import KVLayout, ModelSpec
-from penstock.weights.layer_weights import AskForExperts, LayerWeights, no_experts, with_head
-from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
+from penstock.weights.layer_weights import AskForExperts, ExpertGroup, LayerWeights, no_experts, with_head
+from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout
 
 #: Parameters with which the sampler copies and sorts a row of logits. Grammars and lists of allowed tokens
 #: may copy the row once more, which takes 4 bytes for each token of the vocabulary.
@@ -40,6 +43,11 @@ class ZeroProducts(ForwardingKernels):
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         return super().linear(x, weight, bias).zero_()
+
+    def router_scores(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
+    ) -> Tensor:
+        return super().router_scores(x, weight, bias, function).zero_()
 
 
 def largest_step(
@@ -64,13 +72,15 @@ def largest_step(
             index,
             GenerationRequest([0] * (num_encoded if has_encoder else num_tokens), _PARAMS),
             longest + 1,
-            num_computed_tokens=num_past,
-            block_table=[0] * -(-num_tokens // config.block_size),
-            rope_length=rope.frequency_length(num_tokens, num_tokens) if rope is not None else 0,
-            decoder_start=(0,) * num_tokens if has_encoder else (),
-            encoder_blocks=[0] * -(-num_encoded // config.block_size),
-            is_prompt_whole=is_whole,
+            frame=PromptFrame((0,) * num_tokens if has_encoder else (), is_whole=is_whole),
         )
+        sequence.advance(num_past)
+        sequence.block_table += [0] * -(-num_tokens // config.block_size)
+        sequence.state_slot = 0 if spec is not None and spec.state_bytes else None
+        if rope is not None:
+            sequence.follow_length(rope.frequency_length(num_tokens, num_tokens))
+        if sequence.encoder is not None:
+            sequence.encoder.block_table += [0] * -(-num_encoded // config.block_size)
         scheduled.append(ScheduledSequence.of(sequence, num_new))
     encoded = (scheduled[0].sequence,) if has_encoder else ()
     return Batch(tuple(scheduled), encoded=encoded)
@@ -86,13 +96,15 @@ def measure_activations(
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
     head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
     layers = _LargestTwice(tensors, device)
-    num_bytes = config.block_size * family.spec.kv_bytes_per_token(kv_layout)
+    spec = _alike(family.spec)
+    num_bytes = config.block_size * spec.kv_bytes_per_token(kv_layout)
+    num_bytes += spec.state_bytes
 
     def make_arena(num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     pool = MemoryPool("warm-up", num_bytes, make_arena)
-    kv_cache = KVCache(family.spec, 1, config.block_size, kv_layout, pool)
+    kv_cache = KVCache(spec, 1, config.block_size, kv_layout, pool, num_states=1)
     executor = Executor(family, embedding, head, layers, kv_cache, config.max_num_seqs)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 
@@ -112,6 +124,13 @@ def measure_activations(
     return recorder.peak_bytes
 
 
+def _alike(spec: ModelSpec) -> ModelSpec:
+    """The spec for a sweep in which a layer is computed in the place of another one: each layer has keys and
+    values, and the largest state."""
+    states = (max(spec.states, key=lambda layout: layout.num_bytes),) * spec.num_layers if spec.states else ()
+    return replace(spec, layers_without_kv=frozenset(), states=states)
+
+
 def _unread(
     tensors: tuple[TensorSpec, ...], device: torch.device, ask: AskForExperts = no_experts
 ) -> LayerWeights:
@@ -123,38 +142,38 @@ def _unread(
 
 
 class _LargestTwice:
-    """A LayerSource that brings the largest layer of each stack. If the stack has several layers, the largest
-    one comes twice, so that a layer's input and output are in memory together. All experts are the largest
-    one."""
+    """A LayerSource that brings the largest layer of each kind in a stack: layers of a kind have tensors
+    of the same names. If there are several layers of a kind, the largest one comes twice, so that
+    a layer's input and output are in memory together. All experts are the largest one."""
 
     def __init__(self, tensors: ModelTensors, device: torch.device) -> None:
         self._units = tensors.units
-        self._num_layers = {stack.name: len(stack.layers) for stack in tensors.stacks}
         self.torch_device = device
 
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
-        expert = self._largest(stack, is_expert=True)
+        own = [unit for unit in self._units if unit.key.stack == stack]
+        experts = [unit for unit in own if unit.key.expert is not None]
+        # Products take the same memory without their lower planes.
+        dense = [unit for unit in own if unit.key.expert is None and unit.key.plane is None]
+        expert = max(experts, key=_num_bytes).tensors if experts else ()
 
-        def ask(numbers: Iterable[int]) -> Iterator[tuple[int, LayerWeights]]:
+        def ask(numbers: Iterable[int]) -> Iterator[ExpertGroup]:
             weights = _unread(expert, self.torch_device)
-            yield from ((number, weights) for number in numbers)
+            yield [(number, weights) for number in numbers]
 
-        weights = _unread(self._largest(stack, is_expert=False), self.torch_device, ask)
-        yield from [weights] * min(2, self._num_layers[stack])
-
-    def _largest(self, stack: str, is_expert: bool) -> tuple[TensorSpec, ...]:
-        """The largest of a stack's units of one kind; () if the stack has none."""
-        found = [
-            unit
-            for unit in self._units
-            if unit.key.stack == stack
-            and (unit.key.expert is not None) == is_expert
-            and unit.key.plane is None  # products take the same memory without their lower planes
-        ]
-        return max(found, key=lambda unit: unit.num_bytes).tensors if found else ()
+        kinds = defaultdict[frozenset[str], list[Unit]](list)
+        for unit in dense:
+            kinds[frozenset(tensor.name for tensor in unit.tensors)].append(unit)
+        for alike in kinds.values():
+            weights = _unread(max(alike, key=_num_bytes).tensors, self.torch_device, ask)
+            yield from [weights] * min(2, len(alike))
 
     def synchronize(self) -> None:
         pass
+
+
+def _num_bytes(unit: Unit) -> int:
+    return unit.num_bytes
 
 
 class _PeakRecorder(TorchFunctionMode):

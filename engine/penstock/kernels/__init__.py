@@ -9,13 +9,16 @@ import torch
 
 from penstock.config import EngineConfig, KernelChoice, KernelTuning
 from penstock.errors import ConfigError
-from penstock.kernels import cpu, nvrtc, tuning
-from penstock.kernels.cpu import NativeKernels, compiled_builds
-from penstock.kernels.cuda import CudaKernels
-from penstock.kernels.cuda_launcher import CudaLauncher
+from penstock.kernels import cpu_builds, tuning
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.cuda import nvrtc
+from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.cuda.launcher import CudaLauncher
+from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
+from penstock.kernels.experts import ExpertKernels, ExpertRows, GatedExpert, PlainExperts
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.int_mm import TorchKernels
-from penstock.kernels.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -24,6 +27,8 @@ from penstock.kernels.operands import (
     LayerKV,
     Matrix,
     QuantizedTensor,
+    RouterFunction,
+    StateSlots,
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
@@ -36,15 +41,21 @@ __all__ = [
     "AttentionSpec",
     "BatchLayout",
     "DistanceBias",
+    "ExpertKernels",
+    "ExpertRows",
     "ForwardingKernels",
+    "GatedExpert",
     "Int4Tensor",
     "KernelTraits",
     "Kernels",
     "LayerKV",
     "Matrix",
+    "PlainExperts",
     "PlanesTensor",
     "QuantizedTensor",
+    "RouterFunction",
     "StackedMatrix",
+    "StateSlots",
     "choose_kernels",
     "expected_traits",
     "fingerprint",
@@ -96,7 +107,7 @@ def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str
     elif _is_gpu(device):
         build = nvrtc.build_fingerprint(_architecture(device))
     else:
-        build = cpu.build_fingerprint()
+        build = cpu_builds.build_fingerprint()
     return f"{build} {config.activations}"
 
 

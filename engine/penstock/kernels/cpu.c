@@ -1,6 +1,6 @@
 /* CPU kernels of Penstock: the arithmetic of kernels/reference.py, fast and batch-invariant.
  *
- * This source is compiled several times with different -m flags; cpu.py loads the best library that the
+ * This source is compiled several times with different -m flags; cpu_builds.py loads the best library that the
  * processor runs. The source needs no torch header and no OpenMP: torch brings its own copy of OpenMP's runtime,
  * and two copies would compete for the cores. A pool of plain threads serves instead.
  *
@@ -34,7 +34,11 @@
 #include "cpu/tuning.h"
 #include "cpu/vectors.h"
 #include "cpu/reader.h"
-#include "cpu/linear.h"
+#include "cpu/linear/linear.h"
 #include "cpu/rows.h"
+#include "cpu/router.h"
+#include "cpu/experts.h"
 #include "cpu/attention.h"
+#include "cpu/heads.h"
+#include "cpu/recurrence.h"
 #include "cpu/weights.h"

@@ -4,12 +4,14 @@ several formats, one below the other."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.operands import Matrix
+from penstock.kernels.expert_records import MatrixRecord, NumbersRecord
+from penstock.kernels.operands import MAX_IN_FEATURES, Matrix
 
 #: The integer that each code stands for. "signed" is the usual offset code of symmetric formats. "unsigned"
 #: belongs to formats with minima. "mxfp4" is twice E2M1 (OCP Microscaling Formats 1.0), whose scale is halved
@@ -20,20 +22,13 @@ CODEBOOKS: dict[str, tuple[int, ...]] = {
     "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
+#: The same as bytes, for compiled kernels.
+CODEBOOK_BYTES = {name: bytes(value & 255 for value in values) for name, values in CODEBOOKS.items()}
 #: Numbers by which compiled kernels know the dtypes of scales.
 SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-class Int4Tensor(NamedTuple):
-    """A matrix of 4-bit codes: w = scale[group] * integer[code] - minimum[group].
-
-    Without `sub_scale`, `scale` has one number for each group. With it, `scale` has one number for each block
-    of several groups, and a group's scale is scale * sub_scale. A group's minimum is `minimum` (of its
-    block), times `sub_minimum` where there is one. Where only `sub_minimum` is there, it is the group's zero
-    point: the minimum is scale * sub_minimum. Scales of blocks have 16 bits, so that every such product is
-    exact in float32.
-    """
-
+class _Int4Parts(NamedTuple):
     #: uint8 [out_features, in_features / 2]: byte i has input 2 i in its low half.
     codes: Tensor
     scale: Tensor  # float32, float16 or bfloat16 [out_features, num_blocks]
@@ -44,6 +39,38 @@ class Int4Tensor(NamedTuple):
     sub_minimum: Tensor | None = None  # uint8 [out_features, num_groups]
     #: int32 [in_features]: column i of the matrix belongs to input order[i]. None: the inputs' own order.
     order: Tensor | None = None
+
+
+class Int4Tensor(_Int4Parts):
+    """A matrix of 4-bit codes: w = scale[group] * integer[code] - minimum[group].
+
+    Without `sub_scale`, `scale` has one number for each group. With it, `scale` has one number for each block
+    of several groups, and a group's scale is scale * sub_scale. A group's minimum is `minimum` (of its
+    block), times `sub_minimum` where there is one. Where only `sub_minimum` is there, it is the group's zero
+    point: the minimum is scale * sub_minimum. Scales of blocks have 16 bits, so that every such product is
+    exact in float32.
+    """
+
+    @cached_property
+    def native(self) -> tuple[int | None, ...]:
+        """What compiled kernels of the host take of the matrix: addresses of codes, scale, minimum, sub_scale
+        and sub_minimum, the code of the scales' dtype, groups in a block, groups, out_features. The addresses
+        are asked for once, as those of a QuantizedTensor are."""
+        parts = (self.codes, self.scale, self.minimum, self.sub_scale, self.sub_minimum)
+        addresses = (None if part is None else part.data_ptr() for part in parts)
+        per_block = self.num_groups // self.scale.shape[1]
+        return *addresses, SCALE_CODES[self.scale.dtype], per_block, self.num_groups, self.out_features
+
+    @cached_property
+    def record(self) -> MatrixRecord | None:
+        """The same for compiled kernels of experts; None: the columns have an order of their own, or rows are
+        too wide for them."""
+        codes, scale, minimum, sub_scale, sub_minimum, dtype, per_block, num_groups, rows = self.native
+        in_features = self.shape[1]
+        if self.order is not None or in_features > MAX_IN_FEATURES:
+            return None
+        numbers = NumbersRecord(scale, minimum, sub_scale, sub_minimum, per_block, dtype)
+        return MatrixRecord(codes, CODEBOOK_BYTES[self.codebook], numbers, num_groups, in_features, rows)
 
     @property
     def shape(self) -> tuple[int, int]:

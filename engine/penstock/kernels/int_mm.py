@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
+from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.operands import KV_CODES, MAX_IN_FEATURES, Matrix, QuantizedTensor
 from penstock.kernels.planes_tensor import PlanesTensor
@@ -34,7 +35,7 @@ class TorchKernels(PlainOperations):
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -49,6 +50,8 @@ class TorchKernels(PlainOperations):
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)
+        if isinstance(weight, HeadBlocks):
+            return weight.product(self.linear, x)
         if isinstance(weight, Int4Tensor):
             return self._int4_in_blocks(x, weight, bias)
         if isinstance(weight, PlanesTensor):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from penstock.kernels.cpu import compiled_builds, load_library
+from penstock.kernels.cpu_builds import compiled_builds, load_library
 
 #: Gives the sum, modulo 2^64, of a buffer's words of 64 bits.
 Reader = Callable[[Tensor], int]

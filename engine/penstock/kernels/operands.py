@@ -10,13 +10,22 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.spec import FLOAT16, FLOAT32, KVLayout
+from penstock.kernels.expert_records import MatrixRecord, NumbersRecord
+from penstock.spec import FLOAT16, FLOAT32, LATENT_FLOAT16, LATENT_FLOAT32, KVLayout
 
-ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu"]
+#: "relu2" is the square of "relu".
+ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "sigmoid"]
 #: Numbers by which compiled kernels know activation functions.
-ACTIVATION_CODES: dict[ActivationFunction, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+ACTIVATION_CODES: dict[ActivationFunction, int] = {
+    "silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4,
+    "sigmoid": 5,
+}  # fmt: skip
+#: What makes scores of a router's logits: nothing, a softmax over all of them, or a sigmoid of each.
+RouterFunction = Literal["none", "softmax", "sigmoid"]
+#: Numbers by which compiled kernels know these functions.
+ROUTER_CODES: dict[RouterFunction, int] = {"none": 0, "softmax": 1, "sigmoid": 2}
 #: Numbers by which compiled kernels know layouts of keys and values: 1 is float16.
-KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1}
+KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1, LATENT_FLOAT32.name: 0, LATENT_FLOAT16.name: 1}
 #: A row of so many INT8 inputs times a row of weights fits int32: 128 * 128 * 131071 < 2^31. Fast kernels
 #: add a row up in int32, and reference.py computes rows with more inputs.
 MAX_IN_FEATURES = 131071
@@ -58,6 +67,15 @@ class QuantizedTensor(_Int8Parts):
         bytes keeps its address, and each layer has a matrix of its own in the buffer."""
         return self.out_features, self.num_groups, self.qweight.data_ptr(), self.scale.data_ptr()
 
+    @cached_property
+    def record(self) -> MatrixRecord | None:
+        """The same for compiled kernels of experts; None: the rows are too wide for them."""
+        out_features, num_groups, qweight, scale = self.native
+        numbers, in_features = NumbersRecord(scale=scale, block_groups=1), self.shape[1]
+        if in_features > MAX_IN_FEATURES:
+            return None
+        return MatrixRecord(qweight, None, numbers, num_groups, in_features, out_features)
+
     @property
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
@@ -96,27 +114,48 @@ class LayerKV:
 
     layout: KVLayout
     parts: tuple[Tensor, ...]  # of the shapes that the layout says
+    #: The layer's recurrent states: float32 [num_states, *shape] for each part of its StateLayout.
+    states: tuple[Tensor, ...] = ()
 
     @cached_property
-    def plain(self) -> tuple[int, Tensor, Tensor]:
+    def plain(self) -> tuple[int, Tensor, Tensor | None]:
         """The code of a layout in KV_CODES; K [num_blocks, num_kv_heads, head_dim, block_size]; V
-        [num_blocks, num_kv_heads, block_size, head_dim]. Raises TypeError for another layout."""
+        [num_blocks, num_kv_heads, block_size, head_dim], or None where the beginning of a key is the value.
+        Raises TypeError for another layout."""
         code = KV_CODES.get(self.layout.name)
         if code is None:
             raise TypeError(
                 f"these kernels can't read keys and values as {self.layout.name}; they know: "
                 + ", ".join(KV_CODES)
             )
-        k, v = self.parts
-        return code, k, v
+        return code, self.parts[0], self.parts[1] if len(self.parts) > 1 else None
 
     @cached_property
-    def native(self) -> tuple[int, int, int, int, int, int]:
+    def native(self) -> tuple[int, int | None, int, int, int, int]:
         """For compiled kernels of the host: the addresses of K and V, the layout's code, num_kv_heads,
         head_dim, block_size. Raises TypeError for a layout without a code."""
         code, k, v = self.plain
         _, num_kv_heads, head_dim, block_size = k.shape
-        return k.data_ptr(), v.data_ptr(), code, num_kv_heads, head_dim, block_size
+        return k.data_ptr(), address(v), code, num_kv_heads, head_dim, block_size
+
+
+@dataclass(frozen=True)
+class StateSlots:
+    """Where the recurrent states of a step's sequences lie. A sequence whose first token is in the step
+    begins with a zero state, whatever is in its slot."""
+
+    slots: Tensor  # int32 [num_seqs]
+    #: Copies that are kept of states in the middle of a step. Those of sequence s are
+    #: save_start[s]:save_start[s + 1], in the order of rows. int32 [num_seqs + 1]
+    save_start: Tensor
+    #: The step's row behind which the state is copied, and the slot that gets the copy. int32 [num_saves]
+    save_rows: Tensor
+    save_slots: Tensor
+
+    def to(self, device: torch.device) -> StateSlots:
+        """On a device; queued, if it is a GPU."""
+        moved = {name: value.to(device, non_blocking=True) for name, value in vars(self).items()}
+        return StateSlots(**moved)
 
 
 @dataclass(frozen=True)
@@ -141,6 +180,8 @@ class BatchLayout:
     #: Where the encoded inputs of the same tokens' sequences lie, for a decoder that attends to them: all
     #: keys are in the prefix. None in models without an encoder.
     cross: BatchLayout | None = None
+    #: None in models without recurrent states.
+    states: StateSlots | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
@@ -149,8 +190,9 @@ class BatchLayout:
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
-        if self.cross is not None:
-            fields["cross"] = self.cross.to(device)
+        for name, part in (("cross", self.cross), ("states", self.states)):
+            if part is not None:
+                fields[name] = part.to(device)
         return BatchLayout(**fields)
 
     @cached_property
@@ -160,6 +202,18 @@ class BatchLayout:
         return (
             self.block_tables.data_ptr(), self.block_tables.shape[1], self.query_start.data_ptr(),
             self.context_lens.data_ptr(), address(self.prefix_lens), self.num_seqs,
+        )  # fmt: skip
+
+    @cached_property
+    def native_states(self) -> tuple[int, int, int, int, int, int, int]:
+        """For compiled kernels of the host: the addresses of query_start, context_lens and the tensors of
+        `states`, num_seqs."""
+        states = self.states
+        assert states is not None, "the step's sequences have no states"
+        return (
+            self.query_start.data_ptr(), self.context_lens.data_ptr(), states.slots.data_ptr(),
+            states.save_start.data_ptr(), states.save_rows.data_ptr(), states.save_slots.data_ptr(),
+            self.num_seqs,
         )  # fmt: skip
 
     @property
@@ -210,13 +264,32 @@ class AttentionSpec:
     #: ALiBi: slope * (key position - query position) is added (arXiv 2108.12409). float32 [num_heads]
     alibi_slopes: Tensor | None = None
     distance_bias: DistanceBias | None = None
+    #: Positions are cut into chunks of so many, and a token attends to its own chunk alone; 0 means to all
+    #: tokens. A layer has a window or chunks, or neither.
+    chunk: int = 0
+    #: A score of each head beside those of its keys, float32 [num_heads]. The sink takes a share of the
+    #: softmax and has no value (arXiv 2309.17453).
+    sinks: Tensor | None = None
+    #: Where the cached row of a token is key and value: the first so many numbers are the value.
+    latent_dim: int = 0
+
+    def first_seen(self, position: int) -> int:
+        """The first key that a token at `position` sees."""
+        if self.chunk:
+            return position // self.chunk * self.chunk
+        return max(0, position - self.window + 1) if self.window else 0
 
     @cached_property
-    def native(self) -> tuple[float, float, int, int | None, int | None, int, int, int | None]:
-        """For compiled kernels of the host: scale, softcap, window, the address of alibi_slopes, and
-        DistanceBias.native."""
+    def native(
+        self,
+    ) -> tuple[float, float, int, int, int | None, int | None, int, int, int | None, int | None, int]:
+        """For compiled kernels of the host: scale, softcap, window, chunk, the address of alibi_slopes,
+        DistanceBias.native, the address of the sinks, and latent_dim."""
         bias = (None, 0, 0, None) if self.distance_bias is None else self.distance_bias.native
-        return self.scale, self.softcap, self.window, address(self.alibi_slopes), *bias
+        return (
+            self.scale, self.softcap, self.window, self.chunk, address(self.alibi_slopes), *bias,
+            address(self.sinks), self.latent_dim,
+        )  # fmt: skip
 
 
 def address(tensor: Tensor | None) -> int | None:

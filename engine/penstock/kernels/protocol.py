@@ -11,8 +11,16 @@ from torch import Tensor
 
 from penstock.config import KernelChoice
 from penstock.errors import ConfigError
-from penstock.kernels.operands import ActivationFunction, AttentionSpec, BatchLayout, LayerKV, Matrix
-from penstock.spec import KVLayout
+from penstock.kernels.experts import ExpertKernels
+from penstock.kernels.operands import (
+    ActivationFunction,
+    AttentionSpec,
+    BatchLayout,
+    LayerKV,
+    Matrix,
+    RouterFunction,
+)
+from penstock.spec import KV_LAYOUTS, KVLayout
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class KernelTraits:
     group_sizes: tuple[int, ...]
     #: Names of the layouts of keys and values that attention reads.
     kv_layouts: tuple[str, ...]
+    #: short_conv() and recurrence() are there.
+    has_recurrence: bool = True
 
     def require(self, group_size: int | None, kv_layout: KVLayout, matrices: Collection[type] = ()) -> None:
         """Raises ConfigError for weights, keys or values that these kernels do not compute. A `group_size` of
@@ -43,12 +53,21 @@ class KernelTraits:
         if kv_layout.name not in self.kv_layouts:
             raise ConfigError(
                 f"the {self.name} kernels of this device can't read keys and values as {kv_layout.name}; "
-                f"choose --kv-dtype {' or '.join(self.kv_layouts)}"
+                f"choose --kv-dtype {' or '.join(name for name in self.kv_layouts if name in KV_LAYOUTS)}"
             )
         if group_size and group_size not in self.group_sizes:
             raise ConfigError(
                 f"the {self.name} kernels of this device don't compute weights with a scale per group of "
                 f"{group_size} inputs yet: pass --device cpu, or take a model with scales per output channel"
+            )
+
+    def require_recurrence(self, state_bytes: int) -> None:
+        """Raises ConfigError for a model with recurrent states, of which a sequence has so many bytes, if
+        these kernels don't compute them."""
+        if state_bytes and not self.has_recurrence:
+            raise ConfigError(
+                f"the {self.name} kernels of this device don't compute layers with recurrent states (Gated "
+                "DeltaNet, Mamba-2, short convolutions) yet: pass --device cpu"
             )
 
     def unknown_matrix(self, matrix: Matrix) -> TypeError:
@@ -60,7 +79,39 @@ class KernelTraits:
         return f"the {self.name} kernels compute no product with a {kind.__name__}; they know: {names}"
 
 
-class Kernels(Protocol):
+class Recurrences(Protocol):
+    """Arithmetic of layers that have a state of each sequence in place of keys and values."""
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: BatchLayout
+    ) -> Tensor:
+        """A causal convolution of each channel: y[t] = bias + the sum over i of weight[i] * x[t - width + 1 +
+        i], where x is 0 before a sequence's first token. x is [num_tokens, channels], weight [width,
+        channels], width at least 2. `states` is [num_states, width - 1, channels]: the last rows of x of each
+        sequence, oldest first. It is brought up to date, as StateSlots says."""
+
+    def recurrence(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor | None,
+        states: Tensor,
+        batch: BatchLayout,
+    ) -> Tensor:
+        """For each head and token, one after the other, with the state S [key_dim, value_dim]:
+
+            new = v                                  without beta (Mamba-2, arXiv 2405.21060)
+            new = beta * (v - decay * (S^T k))       the gated delta rule (arXiv 2412.06464)
+            S = decay * S + k new^T,  y = S^T q
+
+        q and k are [num_tokens, num_key_heads, key_dim], and serve num_heads / num_key_heads heads each; v
+        and y are [num_tokens, num_heads, value_dim]; decay and beta [num_tokens, num_heads]. `states` is
+        [num_states, num_heads, key_dim, value_dim], and is brought up to date, as StateSlots says."""
+
+
+class Kernels(Recurrences, Protocol):
     """Arithmetic on one device. All sets of kernels compute the same: integer products are equal bit for bit,
     everything else to float32 rounding. Tensors are float32 on the kernels' device unless a method says
     otherwise."""
@@ -89,6 +140,17 @@ class Kernels(Protocol):
     def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
         """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]."""
 
+    def router_scores(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
+    ) -> Tensor:
+        """function(x W^T + bias) for each expert: [num_tokens, in_features] -> [num_tokens, num_experts].
+        `weight` is float32 [num_experts, in_features], since a small error may choose another expert. The
+        softmax goes over a token's experts."""
+
+    @property
+    def experts(self) -> ExpertKernels:
+        """Arithmetic of mixtures of experts."""
+
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         """Rotate the first 2 * half dimensions of each head in place (arXiv 2104.09864).
 
@@ -98,24 +160,49 @@ class Kernels(Protocol):
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
         """Store K and V, each [num_tokens, num_kv_heads, head_dim], in the tokens' slots. A value beyond the
-        layout's range becomes the layout's largest finite value. Raises TypeError for a layout that these
-        kernels don't know."""
+        layout's range becomes the layout's largest finite value. Where the beginning of a key is the value
+        (a latent), V is not read. Raises TypeError for a layout that these kernels don't know."""
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         """Attention of the step's tokens over all cached tokens of their sequences: causal, but for the
         prefix that BatchLayout.prefix_lens tells.
 
-        q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim]. The
-        step's own K and V must be in the cache already.
+        q is [num_tokens, num_heads, head_dim]; returns [num_tokens, num_heads * head_dim], or with a latent
+        [num_tokens, num_heads * latent_dim]. The step's own K and V must be in the cache already.
         """
 
 
-class ForwardingKernels:
-    """Kernels that pass every call on to others. A wrapper is a subclass and overrides the calls
-    that it watches or replaces."""
+class _ForwardingRecurrences:
+    """The part of ForwardingKernels that is Recurrences."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: BatchLayout
+    ) -> Tensor:
+        return self._kernels.short_conv(x, weight, bias, states, batch)
+
+    def recurrence(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor | None,
+        states: Tensor,
+        batch: BatchLayout,
+    ) -> Tensor:
+        return self._kernels.recurrence(q, k, v, decay, beta, states, batch)
+
+
+class ForwardingKernels(_ForwardingRecurrences):
+    """Kernels that pass every call on to others. A wrapper is a subclass and overrides the calls
+    that it watches or replaces. A wrapper that replaces the products of experts as well sets `experts`."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self.experts = kernels.experts
 
     @property
     def traits(self) -> KernelTraits:
@@ -138,6 +225,11 @@ class ForwardingKernels:
 
     def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
         return self._kernels.gated_activation(gate_up, function)
+
+    def router_scores(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
+    ) -> Tensor:
+        return self._kernels.router_scores(x, weight, bias, function)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         self._kernels.rope(x, cos, sin, is_interleaved)

@@ -8,10 +8,14 @@ additions is free. Attention goes token by token, so that a token meets the same
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from penstock.config import GROUP_SIZES
+from penstock.kernels.experts import ExpertCalls, PlainExperts
+from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.operands import (
     KV_CODES,
@@ -22,9 +26,11 @@ from penstock.kernels.operands import (
     LayerKV,
     Matrix,
     QuantizedTensor,
+    RouterFunction,
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
+from penstock.kernels.recurrent.plain import PlainRecurrences
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
 ACTIVATION_LIMIT = {"int16": 32512.0, "int8": 127.0}
@@ -103,7 +109,7 @@ def int4_linear(x: Tensor, weight: Int4Tensor, bias: Tensor | None, activations:
 
 def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
     """Kernels.paged_attention(), token by token."""
-    y = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+    y = q.new_empty(q.shape[0], q.shape[1] * (spec.latent_dim or q.shape[2]))
     starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
     prefixes = [0] * batch.num_seqs if batch.prefix_lens is None else batch.prefix_lens.tolist()
     for seq in range(batch.num_seqs):
@@ -118,13 +124,17 @@ def paged_attention(q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionS
 def _attend(
     q: Tensor, kv: LayerKV, block_table: Tensor, position: int, num_keys: int, spec: AttentionSpec
 ) -> Tensor:
-    """One token, which sees the first `num_keys` keys: q [num_heads, head_dim] -> [num_heads, head_dim]."""
+    """One token, which sees the first `num_keys` keys: q [num_heads, head_dim] -> [num_heads, head_dim], or
+    [num_heads, latent_dim]."""
     _, k, v = kv.plain
     num_kv_heads, head_dim, block_size = k.shape[1:]
     blocks = block_table[: -(-num_keys // block_size)].long()
     # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
     keys = k[blocks].permute(1, 2, 0, 3).flatten(2)[..., :num_keys].float()
-    values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, :num_keys].float()
+    if v is None:
+        values = keys[:, : spec.latent_dim].transpose(1, 2)
+    else:
+        values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, :num_keys].float()
     scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
@@ -133,9 +143,10 @@ def _attend(
         scores = scores + spec.alibi_slopes.view(num_kv_heads, -1, 1) * distance
     if spec.distance_bias is not None:
         scores = scores + _distance_bias(spec.distance_bias, position, distance).view_as(scores)
-    if spec.window:
-        scores = scores.masked_fill(distance <= -spec.window, -torch.inf)
-    return (torch.softmax(scores, dim=-1) @ values).reshape(-1, head_dim)
+    scores[..., : spec.first_seen(position)] = -torch.inf
+    if spec.sinks is not None:
+        scores = torch.cat((scores, spec.sinks.view(num_kv_heads, -1, 1)), dim=-1)
+    return (torch.softmax(scores, dim=-1)[..., :num_keys] @ values).reshape(q.shape[0], -1)
 
 
 def _distance_bias(bias: DistanceBias, position: int, distance: Tensor) -> Tensor:
@@ -149,7 +160,15 @@ def _distance_bias(bias: DistanceBias, position: int, distance: Tensor) -> Tenso
     return torch.where(is_across, bias.across[0 if is_first else 1][:, None], found)
 
 
-class PlainOperations:
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as a smaller type; what is beyond its range becomes its largest finite value."""
+    if x.dtype == dtype:
+        return x
+    limit = torch.finfo(dtype).max
+    return x.clamp(-limit, limit).to(dtype)
+
+
+class PlainOperations(PlainRecurrences):
     """Everything but products, which all sets of kernels in plain torch share."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -167,8 +186,12 @@ class PlainOperations:
         wide = x.double()
         if function == "silu":
             y = wide * torch.sigmoid(wide)
+        elif function == "sigmoid":
+            y = torch.sigmoid(wide)
         elif function == "relu":
             y = wide.clamp_min(0)
+        elif function == "relu2":
+            y = wide.clamp_min(0).square()
         else:
             approximate = "tanh" if function == "gelu_tanh" else "none"
             y = torch.nn.functional.gelu(wide, approximate=approximate)
@@ -177,6 +200,24 @@ class PlainOperations:
     def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate, function) * up
+
+    @property
+    def experts(self) -> PlainExperts:
+        return PlainExperts(cast(ExpertCalls, self))  # subclasses have linear()
+
+    def router_scores(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
+    ) -> Tensor:
+        """Row by row: a product of matrices would add in another order in other company."""
+        exact = weight.double()
+        logits = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float64)
+        for row, logit in zip(x.double(), logits, strict=True):
+            logit.copy_((exact * row).sum(-1))
+            if bias is not None:
+                logit.add_(bias)
+            if function == "softmax":
+                logit.copy_(logit.softmax(-1))
+        return (torch.sigmoid(logits) if function == "sigmoid" else logits).float()
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         half = cos.shape[-1]
@@ -190,13 +231,11 @@ class PlainOperations:
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
         _, keys, values = kv.plain
-        block_size = values.shape[2]
+        block_size = keys.shape[3]
         block, offset = slot_mapping // block_size, slot_mapping % block_size
-        if keys.dtype != k.dtype:
-            limit = torch.finfo(keys.dtype).max
-            k, v = k.clamp(-limit, limit), v.clamp(-limit, limit)
-        keys[block, :, :, offset] = k.to(keys.dtype)
-        values[block, :, offset] = v.to(values.dtype)
+        keys[block, :, :, offset] = _rounded(k, keys.dtype)
+        if values is not None:
+            values[block, :, offset] = _rounded(v, values.dtype)
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         return paged_attention(q, kv, batch, spec)
@@ -210,7 +249,7 @@ class ReferenceKernels(PlainOperations):
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
@@ -225,6 +264,8 @@ class ReferenceKernels(PlainOperations):
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)
+        if isinstance(weight, HeadBlocks):
+            return weight.product(self.linear, x)
         if isinstance(weight, Int4Tensor):
             return int4_linear(x, weight, bias, self.activations)
         if isinstance(weight, PlanesTensor):

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu import load_library
+from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.operands import QuantizedTensor
 
 #: The codes by which cpu.c knows the dtypes of weights; weights of other dtypes are converted to float32.

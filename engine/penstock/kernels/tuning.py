@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.config import TUNING_RANGES, KernelTuning
 from penstock.errors import ConfigError
-from penstock.kernels.cpu import load_library
+from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.operands import QuantizedTensor
 
 #: The build in which all parameters count. In the other builds, prefetching and threads of one token are the

@@ -1,16 +1,15 @@
 """HardwareProfile: what this machine has. Memory that is really free and cores that this process may use are
-looked up; rates are measured, and kept from one start to the next."""
+looked up; machine_rates.py adds rates, which are measured and kept from one start to the next."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import KernelTuning
-from penstock.memory import kept_rates
+from penstock.memory.other_work import is_busy
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 #: Pairs (rows of integers, 1e9 bytes of weights a second that pass through a product with so many rows), rows
@@ -97,6 +96,19 @@ class HardwareProfile:
     #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
     kept_since_s: float | None = None
     kernels: KernelProfile | None = None
+    #: The largest share of the cores that other work took while one of the rates was measured; None: unknown.
+    others_share: float | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """For people: what is wrong with the rates."""
+        if not is_busy(self.others_share):
+            return []
+        return [
+            f"the rates of this machine were measured while other work took {self.others_share:.0%} of the "
+            "cores: predicted times may be too long. `penstock hardware --remeasure FOLDER` (FOLDER: where "
+            "the models are) measures them again: run it while nothing else runs"
+        ]
 
     @property
     def lane(self) -> LaneProfile:
@@ -195,116 +207,3 @@ def pinnable_bytes(version: Path = Path("/proc/version")) -> int:
 def capacities() -> HardwareProfile:
     """This machine without a GPU and without measurements: capacities are looked up, rates are 0."""
     return HardwareProfile(num_physical_cores(), total_memory_bytes(), free_memory_bytes(), 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How rates are measured. The functions are handed in, because arithmetic belongs to another room and
-    tests have no time to measure."""
-
-    #: Fingerprint of the processor's kernels: other kernels have other rates.
-    kernels: str
-    memory_read_gbps: Callable[[int], float]
-    products: Callable[[int], ProductRates]
-    #: None: the disk is not measured, and only kept rates count.
-    disk: Callable[[Path], DiskProfile] | None
-    #: Fingerprint of the GPU's kernels.
-    device_kernels: str = ""
-    #: Gives kept_rates.DEVICE_RATES.
-    device: Callable[[], dict[str, float]] = dict
-
-
-def hardware_profile(
-    folder: Path | None,
-    measure: Measure,
-    cache: Path | None = None,
-    is_forced: bool = False,
-    device: DeviceProfile | None = None,
-    keeps_better: bool = True,
-) -> HardwareProfile:
-    """This machine with the GPU `device` and the disk under `folder` (None: without a disk). Capacities are
-    looked up each time. Rates are measured once and kept in the file `cache`: for each machine and card with
-    its kernels, and for each disk. If measuring is forced, the profile has the rates that were just measured;
-    the file keeps the better of old and new rates or, without `keeps_better`, the new ones."""
-    num_cores = num_physical_cores()
-    kept = kept_rates.read(cache) if cache is not None else {}
-    times = kept_rates.read_times(cache) if cache is not None else {}
-    new: dict[str, kept_rates.Rates] = {}
-    used: list[str] = []  # the keys of kept rates that are in the profile
-
-    def rates_of(key: str, measured: Callable[[], kept_rates.Rates]) -> kept_rates.Rates:
-        if key in kept and not is_forced:
-            used.append(key)
-            return kept[key]
-        return new.setdefault(key, measured())
-
-    rates = rates_of(machine_key(num_cores, measure.kernels), lambda: _machine_rates(measure, num_cores))
-    disk = None
-    if folder is not None:
-        key, measure_disk = f"disk {os.stat(folder).st_dev}", measure.disk
-        if measure_disk is not None:
-            disk = DiskProfile(**rates_of(key, lambda: asdict(measure_disk(folder))))
-        elif key in kept:
-            used.append(key)
-            disk = DiskProfile(**kept[key])
-    if device is not None:
-        machine = machine_key(num_cores, measure.kernels)
-        card_key = f"{device.name} with {measure.device_kernels} in {machine}"
-        device = replace(device, **rates_of(card_key, measure.device))
-    if new and cache is not None:
-        _keep(cache, kept, times, new, keeps_better)
-    return HardwareProfile(
-        num_cores=num_cores,
-        ram_bytes=total_memory_bytes(),
-        free_ram_bytes=free_memory_bytes(),
-        memory_read_gbps=rates["memory_read_gbps"],
-        int8_gops=rates["int8_gops"],
-        disk=disk,
-        device=device,
-        products=_without_dips(rates["products"]),
-        kept_since_s=min((times[key] for key in used), default=None),
-    )
-
-
-def _machine_rates(measure: Measure, num_cores: int) -> kept_rates.Rates:
-    products = measure.products(num_cores)
-    return {
-        # A good product reads weights faster than a sum reads numbers.
-        "memory_read_gbps": max(measure.memory_read_gbps(num_cores), *(gbps for _, gbps in products)),
-        "int8_gops": max(2 * rows * gbps for rows, gbps in products),
-        "products": products,
-    }
-
-
-def _keep(
-    cache: Path,
-    kept: dict[str, kept_rates.Rates],
-    times: dict[str, float],
-    new: dict[str, kept_rates.Rates],
-    keeps_better: bool,
-) -> None:
-    """Write the measured rates, and warn of rates that are far below the kept ones."""
-    lower = [text for key, rates in new.items() for text in kept_rates.far_below(kept.get(key), rates)]
-    kept_rates.tell(lower, replaces=not keeps_better)
-    better = {key: kept_rates.better(kept.get(key), rates) for key, rates in new.items()}
-    found = better if keeps_better else new
-    now = {key: time.time() for key, rates in found.items() if not kept_rates.equal(rates, kept.get(key))}
-    kept_rates.write(cache, kept | found, times | now)
-
-
-def _without_dips(measured: Sequence[tuple[int, float]]) -> ProductRates:
-    """The measured rates, where no product is slower than a product with more rows: more rows are more work,
-    so something disturbed the slower measurement. The scheduler relies on steps that take no less time with
-    more tokens."""
-    return tuple((rows, max(gbps for other, gbps in measured if other >= rows)) for rows, _ in measured)
-
-
-def machine_key(num_cores: int, kernels: str) -> str:
-    """The key of a machine's rates: another processor, memory size, number of cores or kernel has other
-    rates."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
-    return f"{model}, {num_cores} cores, {total_memory_bytes() >> 20} MiB, kernels {kernels}"

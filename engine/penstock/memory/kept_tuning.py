@@ -37,13 +37,13 @@ def tuning_of(
     new = asdict(tuning) | {"others_share": share}
     if cache is not None:
         chosen = kept_rates.better(rates[key], new) if kept is not None and keeps_better else new
-        times = kept_rates.read_times(cache) | {key: time.time()}
-        kept_rates.write(cache, rates | {key: chosen}, times)
+        then = kept_rates.Circumstances(time.time(), chosen["others_share"])
+        kept_rates.write(cache, rates | {key: chosen}, kept_rates.read_circumstances(cache) | {key: then})
     return tuning, share
 
 
 def tunings_of_build(cache: Path, fingerprint: str) -> list[Tuned]:
-    """All kept tunings of one build of the kernels (cpu.build_fingerprint())."""
+    """All kept tunings of one build of the kernels (cpu_builds.build_fingerprint())."""
     rates = kept_rates.read(cache)
     found = (
         _tuned(key, value) for key, value in rates.items() if key.startswith(_KEY) and fingerprint in key

@@ -1,5 +1,5 @@
-"""KVCache: K and V of all layers, in blocks that are cut out of a pool. The cache knows no sequence: the
-block manager knows who owns which block."""
+"""KVCache: K and V of all layers, in blocks that are cut out of a pool, and recurrent states in slots. The
+cache knows no sequence: the block manager knows who owns which block, and which slot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
 from penstock.spec import KVLayout, ModelSpec
+from penstock.state_layout import StateLayout
 
 
 class KVCache:
@@ -23,16 +24,24 @@ class KVCache:
         block_size: int,
         layout: KVLayout,
         pool: MemoryPool,
+        num_states: int = 0,
     ) -> None:
-        """Allocates all blocks at once. Raises CapacityError if the pool is too small."""
+        """Allocates all blocks at once, and slots for the recurrent states of `num_states` sequences. Raises
+        CapacityError if the pool is too small."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layout = layout
         sizes = num_blocks, block_size, spec.num_kv_heads, spec.head_dim
         num_bytes = num_blocks * block_size * layout.bytes_per_token(spec.num_kv_heads, spec.head_dim)
-        #: Of each layer one tensor for each part of the layout.
+        has_kv = [index not in spec.layers_without_kv for index in range(spec.num_layers)]
+        #: Of each layer one tensor for each part of the layout. A layer without attention has no blocks.
         self.layers = [
-            kv_views(layout, pool.allocate(f"kv.{index}", num_bytes), *sizes)
+            kv_views(layout, pool.allocate(f"kv.{index}", num_bytes * has), num_blocks * has, *sizes[1:])
+            for index, has in enumerate(has_kv)
+        ]
+        #: Of each layer one tensor for each part of its state, float32 [num_states, *shape].
+        self.states = [
+            _state_views(spec.state_layout(index), num_states, pool, index)
             for index in range(spec.num_layers)
         ]
 
@@ -43,6 +52,21 @@ class KVCache:
             for source, destination in copies:
                 for part in parts:
                     part[destination].copy_(part[source])
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy states (source slot, destination slot) in all layers, in this order."""
+        for parts in self.states:
+            for source, destination in copies:
+                for part in parts:
+                    part[destination].copy_(part[source])
+
+
+def _state_views(layout: StateLayout, num_states: int, pool: MemoryPool, index: int) -> tuple[Tensor, ...]:
+    """The states of a layer, one tensor for each part of the layout."""
+    buffer = pool.allocate(f"state.{index}", num_states * layout.num_bytes).view(torch.float32)
+    sizes = [num_states * math.prod(part.shape) for part in layout.parts]
+    views = torch.split(buffer[: sum(sizes)], sizes) if sizes else ()
+    return tuple(view.view(num_states, *part.shape) for view, part in zip(views, layout.parts, strict=True))
 
 
 def kv_views(

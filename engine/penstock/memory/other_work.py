@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Other work that takes a larger share of the cores disturbs a measurement.
+BUSY_SHARE = 0.1
 #: Columns of a line of /proc/stat, after the processor's name: what is not idle. "steal" is what a host took.
 _BUSY = {"user": 0, "nice": 1, "system": 2, "irq": 5, "softirq": 6, "steal": 7}
 
@@ -37,6 +39,11 @@ def busy_seconds(stat: str, cpus: set[int], ticks_per_s: int) -> float:
     wanted = [line[1:] for line in lines if line and line[0] in {f"cpu{cpu}" for cpu in cpus}]
     ticks = sum(int(line[column]) for line in wanted for column in _BUSY.values() if column < len(line))
     return ticks / ticks_per_s
+
+
+def is_busy(others_share: float | None) -> bool:
+    """Whether other work disturbed a measurement. A share that is not known (None) does not say so."""
+    return others_share is not None and others_share > BUSY_SHARE
 
 
 def others_share(before: Moment, after: Moment, num_cores: int) -> float:

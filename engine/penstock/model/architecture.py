@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from penstock.model.config_values import count, refuse
+from penstock.model.config_values import count, refuse, require
+from penstock.model.rope import FULL, WINDOW
 from penstock.spec import ModelSpec
+from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.own_head import HEAD
+from penstock.weights.formats.weight_format import INT8
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
-from penstock.weights.weight_format import INT8
 
 
 class Architecture(ABC):
@@ -35,6 +38,11 @@ class Architecture(ABC):
         """config.json as numbers. Raises UnsupportedModel for a variant that we don't compute."""
 
     @classmethod
+    def named_as(cls, spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+        """The spec for a checkpoint whose tensors have these names. Raises UnsupportedModel."""
+        return spec
+
+    @classmethod
     @abstractmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         """The tensors of Family.embed(); "embedding" is the INT8 matrix [vocab_size, hidden_size]. It has
@@ -55,6 +63,12 @@ class Architecture(ABC):
         """The layers. A family with more than one stack, or with experts, declares them here;
         Family.layer_of() says what a layer of another stack computes."""
         return decoder_only(tuple(cls.layer_tensors(spec, index) for index in range(spec.num_layers)))
+
+    @classmethod
+    def separate(cls, checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
+        """The checkpoint, in whose `entries` tensors are put apart that hold several of those that the family
+        declares."""
+        return checkpoint
 
     @classmethod
     def embedding_matrix(cls, spec: ModelSpec) -> TensorSpec:
@@ -107,15 +121,27 @@ def layer_norm_tensors(name: str, width: int, part: str) -> tuple[TensorSpec, Te
     )
 
 
+def layer_kinds(config: dict[str, Any], num_layers: int, period: int = 0) -> tuple[str, ...]:
+    """The kind of each layer. Where `layer_types` does not tell, every `period`-th layer is a full one and
+    the others have a window; with a period of 0 all layers are full. Raises InvalidConfig, and
+    UnsupportedModel for another kind."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(WINDOW if period and (index + 1) % period else FULL for index in range(num_layers))
+    if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
+        refuse("layer_types", kinds, f"a list with the kind of each of {num_layers} layers")
+    for kind in kinds:
+        require({"layer_types": kind, "model_type": config.get("model_type")}, "layer_types", FULL, WINDOW)
+    return tuple(kinds)
+
+
 def sliding_windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
     """The window of each layer, 0 for none; () if no layer has one. Newer configs name each layer's kind in
     `layer_types`; otherwise all layers have `sliding_window`. Raises InvalidConfig."""
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return ()
-    window, types = count(config, "sliding_window"), config.get("layer_types")
-    if types is None:
+    window = count(config, "sliding_window")
+    if config.get("layer_types") is None:
         return (window,) * num_layers
-    if not isinstance(types, list) or len(types) != num_layers:
-        refuse("layer_types", types, f"a list with the kind of each of {num_layers} layers")
-    windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    windows = tuple(window if kind == WINDOW else 0 for kind in layer_kinds(config, num_layers))
     return windows if any(windows) else ()

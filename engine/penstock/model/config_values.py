@@ -10,8 +10,8 @@ from penstock.errors import InvalidConfig, UnsupportedModel
 
 #: No number of a real model comes near: a larger one is a slip.
 MAX_COUNT = 1 << 40
-#: No real model has so many layers, and a list of more would fill the memory.
-MAX_LAYERS = 10_000
+#: No real model has so many layers, or so many experts in a layer, and a list of more would fill the memory.
+MAX_LAYERS = MAX_EXPERTS = 10_000
 
 
 def require(config: dict[str, Any], name: str, *allowed: object) -> None:
@@ -38,6 +38,11 @@ def count(config: dict[str, Any], *names: str, default: int | None = None, most:
 def num_layers_of(config: dict[str, Any], *names: str) -> int:
     """The number of layers, as count() reads it."""
     return count(config, *names, most=MAX_LAYERS)
+
+
+def num_experts_of(config: dict[str, Any], *names: str, default: int | None = None) -> int:
+    """The number of experts of a layer, as count() reads it."""
+    return count(config, *names, default=default, most=MAX_EXPERTS)
 
 
 def number(config: dict[str, Any], name: str, default: float | None = None) -> float:

@@ -46,11 +46,17 @@ class Family(Architecture):
         self.stack_names = tuple(stack.name for stack in stacks if not stack.is_encoder)
         #: The stacks that are swept once for each request.
         self.encoder_stack_names = tuple(stack.name for stack in stacks if stack.is_encoder)
-        self.rope_table = _rope_table(spec.rope, max_model_len, device) if spec.rope else None
+        tables = [(rope, _rope_table(rope, max_model_len, device)) for rope in spec.ropes]
+        #: The rope of each layer; None for a layer without.
+        self.ropes = [
+            next((table for rope, table in tables if rope == spec.rope_of(index)), None)
+            for index in range(spec.num_layers)
+        ]
         everywhere = self.attention_spec()
         #: What attention computes in each layer.
         self.attentions = [
-            replace(everywhere, window=spec.sliding_window(index)) for index in range(spec.num_layers)
+            replace(everywhere, window=spec.sliding_window(index), chunk=spec.attention_chunk(index))
+            for index in range(spec.num_layers)
         ]
 
     def attention_spec(self) -> AttentionSpec:

@@ -3,15 +3,14 @@ in."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
-from penstock.kernels import (
-    ActivationFunction,
-    BatchLayout,
-    LayerKV,
-)
+from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.family import Family
+from penstock.model.norms import HeadNorms
 from penstock.weights.layer_weights import LayerWeights
 
 ACTIVATION_FUNCTIONS: dict[str, ActivationFunction] = {
@@ -22,6 +21,7 @@ ACTIVATION_FUNCTIONS: dict[str, ActivationFunction] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -40,6 +40,44 @@ def layer_norm(family: Family, name: str, weights: LayerWeights, x: Tensor) -> T
     return family.kernels.layer_norm(x, weights.vector(name), bias, family.spec.norm_eps)
 
 
+@dataclass(frozen=True)
+class QueryGrowth:
+    """q at position p is multiplied by 1 + rate * log(1 + floor((p + first) / length)), so that attention
+    over a long context stays sharp (scalable softmax, arXiv 2501.19399)."""
+
+    rate: float
+    length: int
+    first: int = 0
+
+    def apply(self, q: Tensor, positions: Tensor) -> Tensor:
+        """q [num_tokens, num_heads, head_dim] and its positions. The logarithm is computed in float64: its
+        last bits depend on where in a tensor a number lies, and rounding to float32 removes them."""
+        steps = (positions + self.first).div(self.length, rounding_mode="floor").double()
+        return q * (1.0 + self.rate * steps.log1p()).float().view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """What a family's attention does with q, k and v before they meet. The defaults are Llama's."""
+
+    #: The rows of "qkv" are, for each KV head, its heads of q, then k, then v. Otherwise all q come first,
+    #: then all k, then all v.
+    is_grouped: bool = False
+    #: q, k and v are limited to this size; 0 is no limit.
+    clip: float = 0.0
+    norms: HeadNorms | None = None
+    #: Of q behind rope and norms.
+    growth: QueryGrowth | None = None
+    #: Each head has a score beside those of its keys, "sinks" (AttentionSpec).
+    has_sinks: bool = False
+    #: "qkv" has rows of a gate behind those of each head of q. The sigmoid of the gate multiplies the head's
+    #: output.
+    has_gate: bool = False
+
+
+PLAIN, GROUPED = AttentionForm(), AttentionForm(is_grouped=True)
+
+
 def attend(
     family: Family,
     index: int,
@@ -47,35 +85,58 @@ def attend(
     x: Tensor,
     kv: LayerKV,
     batch: BatchLayout,
-    head_norm_offset: float | None = None,
-    is_per_head: bool = False,
+    form: AttentionForm = PLAIN,
 ) -> Tensor:
     """Self-attention of normed x [num_tokens, hidden_size], with the output projection.
 
-    `weights` has the matrices "qkv" (q rows, k rows, v rows) and "o", with optional biases. With
-    `head_norm_offset`, "q_norm" and "k_norm" first rms-normalize each head of q and k; the offset, 0 or 1, is
-    added to their weights. With `is_per_head`, the rows of "qkv" are q, k and v of the first head, then q, k
-    and v of the second, and so on.
+    `weights` has the matrices "qkv" and "o", with optional biases, and the norms of `form`.
     """
-    spec, kernels = family.spec, family.kernels
-    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
+    kernels, norms, rope = family.kernels, form.norms, family.ropes[index]
     qkv = family.project(weights, "qkv", x)
-    if is_per_head:
-        q, k, v = (part.contiguous() for part in qkv.view(-1, num_heads, 3, spec.head_dim).unbind(2))
-    else:
-        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, spec.head_dim)
-        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if head_norm_offset is not None:
-        offset = head_norm_offset
-        q = kernels.rms_norm(q.contiguous(), weights.vector("q_norm"), spec.norm_eps, offset)
-        k = kernels.rms_norm(k.contiguous(), weights.vector("k_norm"), spec.norm_eps, offset)
-    if family.rope_table is not None:
-        cos, sin = family.rope_table.at(batch)
-        kernels.rope(q, cos, sin)
-        kernels.rope(k, cos, sin)
+    if form.clip:
+        qkv.clamp_(-form.clip, form.clip)
+    q, k, v, gate = _heads(family, qkv, form)
+    if norms is not None and not norms.is_after_rope:
+        q, k = _normed(family, weights, q, k, norms)
+    if rope is not None:
+        rope.turn(kernels, q, batch)
+        rope.turn(kernels, k, batch)
+    if norms is not None and norms.is_after_rope:
+        q, k = _normed(family, weights, q, k, norms)
+    if form.growth is not None:
+        q = form.growth.apply(q, batch.positions)
     kernels.write_kv(k, v, kv, batch.slot_mapping)
-    mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
-    return family.project(weights, "o", mixed)
+    spec = family.attentions[index]
+    spec = replace(spec, sinks=weights.vector("sinks")) if form.has_sinks else spec
+    attended = kernels.paged_attention(q, kv, batch, spec)
+    if gate is not None:
+        attended *= kernels.activation(gate, "sigmoid")
+    return family.project(weights, "o", attended)
+
+
+def _heads(family: Family, qkv: Tensor, form: AttentionForm) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim], and the gate
+    [num_tokens, num_heads * head_dim] if the form has one. The heads of a token lie one after the other."""
+    num_heads, num_kv_heads, head_dim = family.spec.num_heads, family.spec.num_kv_heads, family.spec.head_dim
+    if form.has_gate:
+        heads = qkv.view(-1, 2 * (num_heads + num_kv_heads), head_dim)
+        q, k, v = heads.split_with_sizes((2 * num_heads, num_kv_heads, num_kv_heads), dim=1)
+        return q[:, 0::2].contiguous(), k, v, q[:, 1::2].flatten(1)
+    if not form.is_grouped:
+        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        return q, k, v, None
+    groups = qkv.view(-1, num_kv_heads, num_heads // num_kv_heads + 2, head_dim)
+    q = groups[:, :, :-2].reshape(-1, num_heads, head_dim)
+    return q.contiguous(), groups[:, :, -2].contiguous(), groups[:, :, -1].contiguous(), None
+
+
+def _normed(
+    family: Family, weights: LayerWeights, q: Tensor, k: Tensor, norms: HeadNorms
+) -> tuple[Tensor, Tensor]:
+    kernels, eps = family.kernels, family.spec.norm_eps
+    q, k = norms.apply(kernels, weights, "q_norm", q, eps), norms.apply(kernels, weights, "k_norm", k, eps)
+    return q, k
 
 
 def gated_mlp(family: Family, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:

@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.config import WeightBits
+from penstock.config import ModelImpl, WeightBits
 from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.bart import BART
-from penstock.model.families.bloom import Bloom
 from penstock.model.families.cpmant import CPMAnt
-from penstock.model.families.falcon import Falcon
-from penstock.model.families.gemma2 import Gemma2
-from penstock.model.families.gpt2 import GPT2
-from penstock.model.families.gpt_neox import GPTNeoX
+from penstock.model.families.deepseek import DeepseekV2, DeepseekV3
+from penstock.model.families.dense.apertus import Apertus
+from penstock.model.families.dense.cohere import Cohere, Cohere2
+from penstock.model.families.dense.gemma import Gemma, Gemma2, Gemma3, VaultGemma
+from penstock.model.families.dense.glm import Glm, Glm4
+from penstock.model.families.dense.llama_relatives import (
+    Arcee,
+    Cwm,
+    Ernie45,
+    Exaone4,
+    Granite,
+    Helium,
+    HunYuanDense,
+    InternLM3,
+    Ministral,
+    Ministral3,
+    SeedOss,
+    SmolLM3,
+)
+from penstock.model.families.dense.olmo import Olmo, Olmo2, Olmo3
+from penstock.model.families.dense.phi3 import Phi3
+from penstock.model.families.gpt.bloom import Bloom
+from penstock.model.families.gpt.ctrl import CTRL
+from penstock.model.families.gpt.falcon import Falcon
+from penstock.model.families.gpt.gpt2 import GPT2, GPTBigCode, OpenAIGPT
+from penstock.model.families.gpt.gpt_neo import GPTNeo
+from penstock.model.families.gpt.gpt_neox import GPTNeoX, GPTNeoXJapanese
+from penstock.model.families.gpt.gptj import GPTJ, CodeGen
+from penstock.model.families.gpt.mpt import MPT
+from penstock.model.families.gpt.opt import OPT
+from penstock.model.families.gpt.phi import Persimmon, Phi
+from penstock.model.families.gpt.stablelm import StableLM
+from penstock.model.families.gpt.starcoder2 import Jais2, Nemotron, Starcoder2
+from penstock.model.families.gpt.xglm import XGLM, BioGPT
+from penstock.model.families.gpt_oss import GptOss
+from penstock.model.families.hybrid.lfm2 import LFM2, LFM2Moe
+from penstock.model.families.hybrid.mamba import Bamba, FalconH1, GraniteHybrid
+from penstock.model.families.hybrid.nemotron_h import NemotronH
+from penstock.model.families.hybrid.qwen import Qwen3Next, Qwen35, Qwen35Moe
 from penstock.model.families.llama import Llama, Mistral, Qwen2, Qwen3
-from penstock.model.families.minicpm import MiniCPM
-from penstock.model.families.opt import OPT
-from penstock.model.families.phi3 import Phi3
+from penstock.model.families.llama4 import Llama4
+from penstock.model.families.minicpm import MiniCPM, MiniCPM3
+from penstock.model.families.mixture_relatives import Ernie45Moe, GraniteMoe, HunYuanMoe
+from penstock.model.families.mixtures import Mixtral, OLMoE, PhiMoe, Qwen2Moe, Qwen3Moe
+from penstock.model.families.sigmoid_mixtures import Dots1, Glm4Moe, MiniMaxM2
 from penstock.model.families.t5 import EVA, MT5, T5
 from penstock.model.family import Family
-from penstock.spec import ModelSpec
+from penstock.model.through_transformers.family import ThroughTransformers
+from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint
 from penstock.weights.checkpoints.own_head import has_own_head
 from penstock.weights.checkpoints.quantized.quantization_config import activation_note
@@ -36,23 +75,87 @@ from penstock.weights.store import WeightStore
 logger = logging.getLogger(__name__)
 
 FAMILIES: tuple[type[Family], ...] = (
+    Apertus,
+    Arcee,
+    Bamba,
     BART,
-    EVA,
+    BioGPT,
     Bloom,
+    CodeGen,
+    Cohere,
+    Cohere2,
     CPMAnt,
+    CTRL,
+    Cwm,
+    Dots1,
+    Ernie45,
+    Ernie45Moe,
+    EVA,
+    Exaone4,
+    DeepseekV2,
+    DeepseekV3,
     Falcon,
+    FalconH1,
+    Gemma,
     Gemma2,
+    Gemma3,
+    Glm,
+    Glm4,
+    Glm4Moe,
     GPT2,
+    GPTBigCode,
+    GPTJ,
+    GPTNeo,
     GPTNeoX,
+    GPTNeoXJapanese,
+    GptOss,
+    Granite,
+    GraniteHybrid,
+    GraniteMoe,
+    Helium,
+    HunYuanDense,
+    HunYuanMoe,
+    InternLM3,
+    Jais2,
+    LFM2,
+    LFM2Moe,
     Llama,
-    MT5,
+    Llama4,
     MiniCPM,
+    MiniCPM3,
+    MiniMaxM2,
+    Ministral,
+    Ministral3,
     Mistral,
+    Mixtral,
+    MPT,
+    MT5,
+    Nemotron,
+    NemotronH,
+    Olmo,
+    Olmo2,
+    Olmo3,
+    OLMoE,
+    OpenAIGPT,
     OPT,
+    Persimmon,
+    Phi,
     Phi3,
+    PhiMoe,
     Qwen2,
+    Qwen2Moe,
     Qwen3,
+    Qwen3Moe,
+    Qwen3Next,
+    Qwen35,
+    Qwen35Moe,
+    SeedOss,
+    SmolLM3,
+    StableLM,
+    Starcoder2,
     T5,
+    VaultGemma,
+    XGLM,
 )
 
 #: By model_type: well-known models that are not computed, and what to take in their place.
@@ -65,7 +168,7 @@ _OTHER_MODELS = {
 
 
 def find_family(config: dict[str, Any]) -> type[Family]:
-    """The family of a config.json. Raises UnsupportedModel, which lists the supported architectures."""
+    """Our own family of a config.json. Raises UnsupportedModel, which names families that come near."""
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         refuse("architectures", architectures, "a list of names")
@@ -76,23 +179,44 @@ def find_family(config: dict[str, Any]) -> type[Family]:
     if kind in _OTHER_MODELS:
         raise UnsupportedModel(_OTHER_MODELS[kind])
     known = sorted(name for family in FAMILIES for name in family.architectures)
+    names = ", ".join(architectures) or "(none named in config.json)"
+    near = ", ".join(difflib.get_close_matches(names, known, n=3))
+    hint = f"; what comes near by name: {near}" if near else ""
     raise UnsupportedModel(
-        f"architecture {', '.join(architectures) or '(none named in config.json)'} is not supported. "
-        f"Supported are: {', '.join(known)}"
+        f"architecture {names} is not supported (`penstock plan --architectures` lists all){hint}"
     )
 
 
-def read_spec(config: dict[str, Any]) -> tuple[type[Family], ModelSpec]:
-    """The family of a config.json, and its numbers. Raises UnsupportedModel and InvalidConfig."""
-    family = find_family(config)
+def read_spec(
+    config: dict[str, Any], model_impl: ModelImpl = "auto", names: Collection[str] | None = None
+) -> tuple[type[Family], ModelSpec]:
+    """The family of a config.json, and its numbers. `names` are those of the tensors in the files, if there
+    are files. Raises UnsupportedModel and InvalidConfig."""
+    if model_impl == "transformers":
+        return _checked(ThroughTransformers, config, names)
+    try:
+        return _checked(find_family(config), config, names)
+    except UnsupportedModel as own:
+        if model_impl == "penstock" or not config.get("model_type"):
+            raise
+        try:
+            return _checked(ThroughTransformers, config, names)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
+
+
+def _checked(
+    family: type[Family], config: dict[str, Any], names: Collection[str] | None
+) -> tuple[type[Family], ModelSpec]:
     try:
         spec = family.read_spec(config)
     except MALFORMED as error:
         raise InvalidConfig(
-            f"config.json makes no sense for {family.architectures[0]} ({error!r}); download it again"
+            f"config.json makes no sense for {', '.join(config.get('architectures') or ())} ({error!r}); "
+            "download it again"
         ) from error
     _check(spec)
-    return family, spec
+    return family, spec if names is None else family.named_as(spec, names)
 
 
 def _check(spec: ModelSpec) -> None:
@@ -102,13 +226,23 @@ def _check(spec: ModelSpec) -> None:
     if spec.num_heads % spec.num_kv_heads:
         expected = f"a divisor of the number of heads, {spec.num_heads}"
         refuse("the number of heads of keys and values", spec.num_kv_heads, expected)
-    if spec.rope is None:
-        return
-    if spec.rope.rotary_dim % 2 or not 2 <= spec.rope.rotary_dim <= spec.head_dim:
+    for rope in spec.ropes:
+        _check_rope(rope, spec)
+
+
+def _check_rope(rope: RopeSpec, spec: ModelSpec) -> None:
+    """Raises InvalidConfig and, for a layer whose rope depends on a sequence's length beside layers with
+    another rope, UnsupportedModel."""
+    if rope.rotary_dim % 2 or not 2 <= rope.rotary_dim <= spec.head_dim:
         expected = f"even, from 2 to a head's {spec.head_dim}"
-        refuse("the dimensions that rope rotates", spec.rope.rotary_dim, expected)
-    if not 0 < spec.rope.theta < math.inf:
-        refuse("rope_theta", spec.rope.theta, "a number above 0")
+        refuse("the dimensions that rope rotates", rope.rotary_dim, expected)
+    if not 0 < rope.theta < math.inf:
+        refuse("rope_theta", rope.theta, "a number above 0")
+    if rope.short_length and rope != spec.rope:
+        raise UnsupportedModel(
+            f"some layers have {rope.scaling} rope, others another rope; frequencies that depend on a "
+            "sequence's length are computed only where all layers with rope share them"
+        )
 
 
 class OpenModel(NamedTuple):
@@ -126,12 +260,13 @@ def open_model(
     allow_pickle: bool = False,
     weights: WeightBits = "int8",
     keeps_planes: bool = True,
+    model_impl: ModelImpl = "auto",
 ) -> OpenModel:
-    """`group_size`, `allow_pickle` and `weights` are those of EngineConfig; WeightStore() tells of
-    `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
+    """`group_size`, `allow_pickle`, `weights` and `model_impl` are those of EngineConfig; WeightStore() tells
+    of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
-    family, spec = read_spec(checkpoint.config)
+    family, spec = read_spec(checkpoint.config, model_impl, checkpoint.entries)
     if spec.num_layers > len(checkpoint.entries):
         refuse("the number of layers", spec.num_layers, f"at most that of tensors, {len(checkpoint.entries)}")
     if checkpoint.config.get(TIED_HEAD):
@@ -142,6 +277,7 @@ def open_model(
         # From here on the config agrees with the files, also in a folder that is converted from them.
         checkpoint.config |= {"tie_word_embeddings": False}
         spec = replace(spec, is_tied=False)
+    checkpoint = family.separate(checkpoint, spec)
     tensors = family.model_tensors(spec)
     store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
     _tell_how_it_is_read(store)

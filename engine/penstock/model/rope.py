@@ -4,6 +4,7 @@ float64."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
-from penstock.kernels import BatchLayout
+from penstock.kernels import BatchLayout, Kernels
 from penstock.spec import RopeSpec
+
+#: Kinds of layers, as config.json names them in `layer_types`.
+FULL, WINDOW = "full_attention", "sliding_attention"
 
 
 def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
@@ -41,6 +45,29 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
     if kind == "dynamic":
         return replace(rope, short_length=int(_number(rope, "max_position_embeddings")))
     return rope
+
+
+def rotary_dim(config: dict[str, Any], head_dim: int, share: float = 1.0) -> int:
+    """How many dimensions of a head rope rotates. `share` counts where the config has none."""
+    parameters = config.get("rope_parameters") or {}
+    own = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor")
+    return int(head_dim * float(own or share))
+
+
+def read_layer_ropes(
+    config: dict[str, Any], rotary_dim: int, kinds: Sequence[str], thetas: dict[str, float]
+) -> tuple[RopeSpec, ...]:
+    """The rope of each layer, where it depends on the layer's kind. Newer configs have `rope_parameters` for
+    each kind. Older ones describe the rope of full layers, and layers with a window are not scaled. `thetas`
+    are the bases where `rope_parameters` has none."""
+    nested = config.get("rope_parameters") or {}
+    if not any(kind in nested for kind in thetas):
+        nested = {FULL: config.get("rope_scaling") or nested, WINDOW: None}
+    ropes = {}
+    for kind in set(kinds):
+        own = {"rope_parameters": nested.get(kind), "rope_scaling": None, "rope_theta": thetas[kind]}
+        ropes[kind] = read_rope(config | own, rotary_dim)
+    return tuple(ropes[kind] for kind in kinds)
 
 
 def context_length(rope: RopeSpec, max_position_embeddings: int) -> int:
@@ -74,6 +101,11 @@ class RopeTable:
         if last is None or last[0] is not batch:
             last = self._last = batch, self._of(batch.positions, batch.rope_lengths)
         return last[1]
+
+    def turn(self, kernels: Kernels, x: Tensor, batch: BatchLayout) -> None:
+        """Rotate a step's heads [num_tokens, num_heads, head_dim] in place."""
+        cos, sin = self.at(batch)
+        kernels.rope(x, cos, sin, self._rope.is_interleaved)
 
     def _of(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         if self._rope.scaling == "dynamic":
@@ -143,6 +175,11 @@ def _llama3(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     return frequencies * (keep + (1 - keep) / _number(rope, "factor")), 1.0
 
 
+def yarn_factor(factor: float, mscale: float = 1.0) -> float:
+    """By how much YaRN enlarges cosines and sines of a context that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _yarn(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071): stretched and plain frequencies are blended by the number of turns within the
     original context."""
@@ -162,10 +199,19 @@ def _yarn(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     index = torch.arange(rope.rotary_dim // 2, dtype=torch.float64)
     stretch = ((index - low) / max(high - low, 0.001)).clamp(0, 1)
     frequencies = _plain(rope)
-    attention = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    if "mscale" in rope.parameters or "mscale_all_dim" in rope.parameters:
-        raise UnsupportedModel("YaRN with mscale is not supported")
+    mscale, of_all = _number(rope, "mscale", 0.0), _number(rope, "mscale_all_dim", 0.0)
+    has_both = mscale > 0 and of_all > 0
+    attention = yarn_factor(factor, mscale) / yarn_factor(factor, of_all) if has_both else yarn_factor(factor)
     return frequencies * (1 - stretch + stretch / factor), _number(rope, "attention_factor", attention)
+
+
+def score_factor(rope: RopeSpec) -> float:
+    """The factor of scores that DeepSeek's models have beside that of cosines and sines: keys and queries
+    each have it in all dimensions, also in those without rope."""
+    everywhere = _number(rope, "mscale_all_dim", 0.0)
+    if rope.scaling == "default" or not everywhere:
+        return 1.0
+    return yarn_factor(_number(rope, "factor"), everywhere) ** 2
 
 
 def _longrope(rope: RopeSpec, length: int) -> tuple[Tensor, float]:

@@ -3,7 +3,8 @@ known_shapes.py has the shapes of well-known models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 from penstock.config import WeightBits
-from penstock.model.registry import find_family
-from penstock.spec import FLOAT16, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
+from penstock.model.registry import read_spec
+from penstock.spec import CROSS, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
-from penstock.weights.conversion.unit_files import unit_files
+from penstock.weights.conversion.unit_files import StoredUnit, unit_files
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
@@ -25,8 +26,9 @@ from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 NUM_DISTINCT = 2
 
 
-def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOAT16) -> ModelFootprint:
-    """The numbers by which the memory plan knows a model."""
+def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None = None) -> ModelFootprint:
+    """The numbers by which the memory plan knows a model; without a layout, with keys and values in
+    float16."""
     output, num_encoder_layers, dense = tensors.output_matrix, tensors.num_encoder_layers, tensors.dense_units
     return ModelFootprint(
         layer_bytes=tuple(unit.num_bytes for unit in dense),
@@ -43,11 +45,14 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout = FLOA
         ),
         vocab_size=spec.vocab_size,
         shared_head_bytes=UnitLayout.of((output,)).num_bytes if tensors.is_tied else 0,
-        rope=spec.rope,
+        ropes=spec.ropes,
         experts=_experts(tensors, spec.num_experts_per_token),
         num_encoder_layers=tensors.num_encoder_units,
+        num_cross_units=sum(unit.key.stack == CROSS for unit in dense),
         encoder_elements=sum(_matrix_elements(layer) for layer in tensors.layers[:num_encoder_layers]),
         lower_planes=frozenset(index for index, unit in enumerate(dense) if unit.key.plane is not None),
+        implementation=spec.implementation,
+        state_bytes=spec.state_bytes,
     )
 
 
@@ -62,6 +67,7 @@ def _experts(tensors: ModelTensors, num_per_token: int) -> ExpertFootprint:
         elements=max(_matrix_elements(unit.tensors) for unit in experts),
         count=len(experts),
         count_per_token=num_layers * num_per_token,
+        per_layer=len(experts) // num_layers,
     )
 
 
@@ -83,23 +89,18 @@ def write_random(
     CapacityError if the disk is too small, CheckpointError if another process is writing there, and
     ConfigError if inputs don't make whole groups.
     """
-    family = find_family(config)
-    spec = family.read_spec(config)
+    family, spec = read_spec(config)
     tensors = planned_tensors(family.model_tensors(spec), config, weights, group_size)
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):
         check_space(folder, total)
-        generator = torch.Generator().manual_seed(0)
-        made: dict[object, list[Tensor]] = {}
+        random = _RandomUnits()
         done = 0
         for index, file in enumerate(files):
-            alike = made.setdefault(tuple((each.name, each.shape, each.format) for each in file.tensors), [])
-            if len(alike) < NUM_DISTINCT:
-                alike.append(_random(file.tensors, generator))
-            buffer = alike[index % len(alike)]
-            head = layer_file.header(file.stored, _part_rows(file.stored, spec))
-            layer_file.write(folder / file.name, head, buffer)
+            head = layer_file.header(file.units, _part_rows(file.units, spec))
+            units = (random.like(unit, index + place) for place, unit in enumerate(file.units))
+            whole_file.write(folder / file.name, chain([head], chain.from_iterable(units)))
             done += file.num_bytes
             if report_progress is not None:
                 report_progress(done, total)
@@ -107,6 +108,22 @@ def write_random(
         if tensors.is_tied:  # the head that is written for others has random values of its own
             config |= {TIED_HEAD: True}
         whole_file.write_json(folder / "config.json", config)
+
+
+class _RandomUnits:
+    """Units with random values, of which there are NUM_DISTINCT of a form."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+        self._made: dict[object, list[Tensor]] = {}
+
+    def like(self, unit: StoredUnit, number: int) -> Iterator[bytes | memoryview]:
+        """What a file has of the unit."""
+        form = tuple((each.name, each.shape, each.format) for each in unit.tensors)
+        alike = self._made.setdefault(form, [])
+        if len(alike) < NUM_DISTINCT:
+            alike.append(_random(unit.tensors, self._generator))
+        return layer_file.data(unit, alike[number % len(alike)])
 
 
 def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tensor:
@@ -117,11 +134,11 @@ def _random(tensors: tuple[TensorSpec, ...], generator: torch.Generator) -> Tens
     return buffer
 
 
-def _part_rows(tensors: tuple[TensorSpec, ...], spec: ModelSpec) -> dict[str, int]:
+def _part_rows(units: tuple[StoredUnit, ...], spec: ModelSpec) -> dict[str, int]:
     """Rows of each part of a fused matrix. Of queries, keys and values, the last two have the rows of
     `num_kv_heads`; the parts of every other matrix are equal."""
     kv, rows = spec.num_kv_heads * spec.head_dim, dict[str, int]()
-    for tensor in tensors:
+    for tensor in (tensor for unit in units for tensor in unit.stored):
         num_parts, total = len(tensor.parts), tensor.shape[0]
         sizes = (total - 2 * kv, kv, kv) if num_parts == 3 else (total // num_parts,) * num_parts
         rows |= zip(tensor.parts, sizes, strict=True) if num_parts > 1 else ()

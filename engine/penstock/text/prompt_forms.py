@@ -94,12 +94,19 @@ class PromptForms:
         last = self._sentinels[-1]
         return FormedPrompt([*self._encode(text), last], (last,), self._sentinels)
 
-    def fill(self, pieces: Sequence[str]) -> FormedPrompt:
-        """A text with a blank between any two of `pieces`. Raises InvalidParameter if the model can't fill in
-        blanks, or not as many."""
+    def after_soft_prompt(self, token_ids: Sequence[int]) -> FormedPrompt | None:
+        """A prompt with vectors of prompt tuning, as CPM-2-Finetune has it: the text has no mark, and the
+        answer begins with the first sentinel. None for other models."""
+        if self._asked_by != "sentinels" or not self._sentinels:
+            return None
+        return FormedPrompt(list(token_ids), self._sentinels[:1], self._sentinels)
+
+    def fill(self, pieces: Sequence[str], instead: str = "let it continue the text") -> FormedPrompt:
+        """A text with a blank between any two of `pieces`. instead: the advice for a model that can't fill in
+        blanks. Raises InvalidParameter if the model can't fill in blanks, or not as many."""
         num_blanks = len(pieces) - 1
         if not self.max_blanks:
-            raise InvalidParameter("prompt", self._why_not())
+            raise InvalidParameter("prompt", self._why_not(instead))
         if num_blanks > self.max_blanks:
             most = "one blank" if self.max_blanks == 1 else f"{self.max_blanks} blanks"
             raise InvalidParameter(
@@ -140,8 +147,8 @@ class PromptForms:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False) if text else []
 
-    def _why_not(self) -> str:
-        advice = "use /v1/completions or /v1/chat/completions, or serve a model that can, such as CPM-2, T5"
+    def _why_not(self, instead: str) -> str:
+        advice = f"{instead}, or take a model that can, such as CPM-2, T5"
         if self._asked_by == "dialogue":
             return f"EVA talks, and can't fill in blanks: {advice}"
         what = "sentinel tokens" if self.has_encoder else "fill-in-the-middle tokens"

@@ -4,17 +4,20 @@ formats nor where bytes come from."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 from torch import Tensor
 
-from penstock.kernels import Matrix, PlanesTensor
+from penstock.kernels import GatedExpert, Matrix, PlanesTensor
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
-#: Numbers of experts -> (number, weights of the expert), in the order in which the experts are there.
-AskForExperts = Callable[[Sequence[int]], Iterator[tuple[int, "LayerWeights"]]]
+#: Experts that are there together: (number, weights of the expert).
+ExpertGroup = list[tuple[int, "LayerWeights"]]
+#: Numbers of experts -> these experts, in the order in which they are there.
+AskForExperts = Callable[[Sequence[int]], Iterator[ExpertGroup]]
 
 
-def no_experts(numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
+def no_experts(numbers: Sequence[int]) -> Iterator[ExpertGroup]:
     """The answer of a layer without experts."""
     raise LookupError("this layer has no experts")
 
@@ -41,10 +44,22 @@ class LayerWeights:
         )
 
     def experts(self, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
-        """(number, weights) of these experts. Experts that are in memory come first: computing with them
-        hides the reading of the others. An expert's weights are valid until the next expert is asked for.
-        Raises what reading raised."""
+        """(number, weights) of these experts, as expert_groups() brings them. An expert's weights are valid
+        until the next expert is asked for."""
+        for group in self._ask(numbers):
+            yield from group
+
+    def expert_groups(self, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+        """These experts in groups: first all that are in memory, then those that have arrived meanwhile.
+        Computing with a group hides the reading of the next ones. A group's weights are valid until the next
+        group is asked for. Raises what reading raised."""
         return self._ask(numbers)
+
+    @cached_property
+    def gated(self) -> GatedExpert:
+        """The weights of an expert, found once: a step asks for hundreds of experts."""
+        biases = self.optional("gate_up.bias"), self.optional("down.bias")
+        return GatedExpert(self.matrix("gate_up"), self.matrix("down"), *biases)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LayerWeights:
         """What `function` makes of each tensor, and of each part of a matrix."""
@@ -58,6 +73,10 @@ class LayerWeights:
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
         """The same weights with one more matrix."""
         return LayerWeights(self._tensors | {name: matrix}, self._ask)
+
+    def asking(self, ask: AskForExperts) -> LayerWeights:
+        """The same weights with other experts."""
+        return LayerWeights(self._tensors, ask)
 
     def with_lower_planes(self, lower: LayerWeights) -> LayerWeights:
         """The same weights, whose matrices in planes have their lower ones as well: those of `lower`."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.errors import WrongTensor
 from penstock.kernels import Matrix
-from penstock.weights.planes_format import UpperPlane
-from penstock.weights.stacked_format import in_one_format
+from penstock.weights.formats.planes_format import UpperPlane
+from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import TensorSpec

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import QuantizedTensor
-from penstock.kernels.cpu import compiled_builds
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.row_quantizer import NativeRowQuantizer
 
 WEIGHT_LIMIT = 127

@@ -1,7 +1,7 @@
 """Symmetric 4 bits per group of inputs: w ~ (code - 8) * scale, with scales in bfloat16.
 
 The scales of a row are steps: integers from -15 to 15 times one number, the row's unit. A step times a code
-then fits INT8, so that kernels multiply the row as INT8 (kernels/cpu/linear_steps.h).
+then fits INT8, so that kernels multiply the row as INT8 (kernels/cpu/linear/steps.h).
 """
 
 from __future__ import annotations

@@ -17,18 +17,29 @@ from penstock.errors import ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import MALFORMED
+from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.quantization_config import (
     check_quantization,
+    has_mxfp4_experts,
     has_planes,
     int4_group_size,
+    int8_group_sizes,
 )
 from penstock.weights.file_range import FileRange
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.model_formats import (
+    as_stored,
+    grouped,
+    grouped_to_fit,
+    in_int4,
+    with_experts_in,
+)
+from penstock.weights.formats.plane_units import in_planes
+from penstock.weights.formats.weight_format import Loss
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.plane_units import in_planes
-from penstock.weights.tensor_check import check_tensors, with_whole_groups
+from penstock.weights.tensor_check import check_tensors, with_own_groups, with_whole_groups
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
-from penstock.weights.weight_format import Loss
 
 
 class WeightStore:
@@ -54,7 +65,7 @@ class WeightStore:
         self.checkpoint = checkpoint
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
         wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
-        wanted = wanted.as_stored(self.source)
+        wanted = with_own_groups(as_stored(wanted, self.source), group_size)
         self.tensors = _as_planes(wanted, checkpoint.config if keeps_planes else {}, weights)
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
@@ -138,7 +149,9 @@ def planned_tensors(
         raise InvalidConfig(
             f"the quantization_config of config.json makes no sense ({error!r}); download it again"
         ) from error
-    return _as_planes(wanted.in_int4(packed) if packed else wanted, config, weights)
+    if has_mxfp4_experts(config):
+        return with_experts_in(wanted, Int4(Mxfp4.form))
+    return _as_planes(in_int4(wanted, packed) if packed else wanted, config, weights)
 
 
 def _as_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:
@@ -156,9 +169,9 @@ def quantized_tensors(
     if own is None:
         if weights == "int4":
             packed = group_size or INT4_GROUP_SIZE
-            return with_whole_groups(tensors.in_int4(packed), "leave out --weights int4")
+            return with_whole_groups(in_int4(tensors, packed), "leave out --weights int4")
         if group_size:
-            return with_whole_groups(tensors.grouped(group_size), "leave out --group-size")
+            return with_whole_groups(grouped(tensors, group_size), "leave out --group-size")
         return tensors
     if (
         group_size not in (None, own, packed or own)
@@ -168,6 +181,9 @@ def quantized_tensors(
         scales = f"{packed or own} inputs" if packed or own else "output channel"
         raise ConfigError(
             f"the checkpoint is {'in 4 bits' if packed else 'INT8'} already, with scales per {scales}; "
-            "--weights and --group-size are for unquantized checkpoints"
+            "--weights int4 and --group-size need the unquantized checkpoint from which this one was made, "
+            "--weights planes that one or one in INT8"
         )
-    return with_whole_groups(tensors.grouped(own), "download the checkpoint again") if own else tensors
+    if len(sizes := int8_group_sizes(config) - {0}) > 1:
+        return grouped_to_fit(tensors, sizes)  # as_stored() looks at the scales of each matrix
+    return with_whole_groups(grouped(tensors, own), "download the checkpoint again") if own else tensors

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from penstock.memory.lane import Lane
-from penstock.memory.plan import TierPlan
+from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
-from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.expert_lender import ExpertLender
+from penstock.weights.layer_weights import LayerWeights, no_experts
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.lane_tiers import LaneTiers
 from penstock.weights.tiers.tier import UnitReader
+from penstock.weights.tiers.use_counts import UseCounts
 
 
 class LayerStreamer:
@@ -27,11 +29,11 @@ class LayerStreamer:
         reader: UnitReader,
         lane: Lane,
         plans: Sequence[TierPlan],
-        num_experts_per_sweep: int = 0,
+        uses: UseCounts[UnitKey] | None = None,
     ) -> None:
-        """Begins to read. `plans` say what stays in each of the lane's memories. A sweep of one token asks
-        for `num_experts_per_sweep` experts. Raises CapacityError."""
-        self._lane = lane
+        """Begins to read. `plans` say what stays in each of the lane's memories. `uses` of experts go on from
+        an earlier run. Raises CapacityError."""
+        self.lane = lane
         self._units = {unit.key: unit for unit in tensors.units}
         self._cycle = tuple(key for key in self._units if key.expert is None)
         #: The dense units of each layer, in the order of a sweep over all stacks.
@@ -41,8 +43,10 @@ class LayerStreamer:
         self._stacks = {stack.name: len(stack.layers) for stack in tensors.stacks}
         #: Where the units are, and what was read of them.
         self.tiers = LaneTiers(
-            self._units, reader, lane, plans, num_experts_per_sweep, tensors.num_encoder_units
+            self._units, reader, lane, plans, uses or UseCounts(0), tensors.num_encoder_units
         )
+        experts = self.tiers.nearest_experts
+        self._lender = ExpertLender(self._units, experts, lane.link) if experts is not None else None
         self._num_sweeps = 0
         self._views: dict[tuple[UnitKey, tuple[int, ...]], LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
@@ -52,7 +56,7 @@ class LayerStreamer:
     @property
     def torch_device(self) -> torch.device:
         """Where layers arrive."""
-        return self._lane.torch_device
+        return self.lane.torch_device
 
     @property
     def num_layers(self) -> int:
@@ -65,18 +69,14 @@ class LayerStreamer:
         resident = self.tiers.nearest.resident
         return sum(resident.issuperset(keys) for keys in self._layers)
 
+    @property
+    def layer_places(self) -> dict[tuple[str, int], int]:
+        """Stack and layer -> the layer's place in a sweep over all stacks."""
+        return {keys[0][:2]: place for place, keys in enumerate(self._layers)}
+
     def keys_of(self, units: Collection[int]) -> list[UnitKey]:
         """The keys of dense units that are counted over all stacks."""
         return [key for index, key in enumerate(self._cycle) if index in units]
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds in which computing waited for weights."""
-        return self._lane.link.stall_s
-
-    def wait_until_loaded(self, report_progress: Callable[[int, int], None] | None = None) -> None:
-        """LaneTiers.wait_until_loaded()."""
-        self.tiers.wait_until_loaded(report_progress)
 
     def layers(self, stack: str = DECODER) -> Generator[LayerWeights, None, None]:
         """One sweep of a stack. A layer's weights are valid, for what is launched on the lane, until the next
@@ -86,8 +86,10 @@ class LayerStreamer:
         """
         self._num_sweeps += 1
         this_sweep = self._num_sweeps
+        if self._lender is not None:
+            self._lender.num_sweeps = this_sweep
         for buffer in self.tiers.take_back():
-            self._lane.link.release(buffer)  # what a sweep that was given up has launched may still run
+            self.lane.link.release(buffer)  # what a sweep that was given up has launched may still run
         try:
             yield from self._sweep(stack, this_sweep)
         finally:
@@ -108,7 +110,7 @@ class LayerStreamer:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
                     for key, buffer in zip(keys, buffers, strict=False):  # the last one may have failed
-                        self._lane.link.release(buffer)
+                        self.lane.link.release(buffer)
                         self.tiers.nearest.release(key)
 
     def _acquire(self, key: UnitKey) -> Tensor:
@@ -116,30 +118,15 @@ class LayerStreamer:
         tier = self.tiers.nearest
         stalled_before = tier.stall_s
         buffer = tier.acquire(key).buffer
-        self._lane.link.acquire(buffer, tier.stall_s - stalled_before)
+        self.lane.link.acquire(buffer, tier.stall_s - stalled_before)
         return buffer
 
-    def _experts(self, layer: UnitKey, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
-        """LayerWeights.experts() of a layer."""
-        link, tier = self._lane.link, self.tiers.nearest_experts
-        assert tier is not None, "this model has no experts"
-        this_sweep, stalled_before = self._num_sweeps, tier.stall_s
-        for key, arrival in tier.gather([layer._replace(expert=number) for number in numbers]):
-            assert key.expert is not None
-            link.acquire(arrival.buffer, tier.stall_s - stalled_before)
-            try:
-                yield key.expert, self._views_of((key,), [arrival.buffer])
-            finally:
-                if this_sweep == self._num_sweeps:
-                    link.release(arrival.buffer)
-            stalled_before = tier.stall_s
-
     def _views_of(self, keys: Sequence[UnitKey], buffers: Sequence[Tensor]) -> LayerWeights:
-        """The weights of a unit, or of a layer's dense units together. Made once for each place where they
+        """The weights of a layer's dense units together. Made once for each place where they
         can lie: a dozen views take a tenth of a millisecond."""
         place = keys[0], tuple(buffer.data_ptr() for buffer in buffers)
         if place not in self._views:
-            ask = partial(self._experts, keys[0])
+            ask = partial(self._lender.groups, keys[0]) if self._lender is not None else no_experts
             weights, *lower = (
                 LayerWeights.views(self._units[key].layout, buffer, ask)
                 for key, buffer in zip(keys, buffers, strict=True)
@@ -149,11 +136,13 @@ class LayerStreamer:
 
     def synchronize(self) -> None:
         """Until the lane has done everything, so that figures are complete."""
-        self._lane.link.synchronize()
+        self.lane.link.synchronize()
 
     def close(self) -> None:
         """Read nothing more, wait for what is being read into our buffers, and give back a GPU's memory. The
         host's memory is freed when this object and all views of its buffers are gone."""
         self.tiers.close()
-        self._lane.close()
+        self.lane.close()
         self._views.clear()
+        if self._lender is not None:
+            self._lender.close()

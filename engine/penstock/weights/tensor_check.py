@@ -7,11 +7,15 @@ import re
 
 from penstock.config import GROUP_SIZES
 from penstock.errors import ConfigError, UnexpectedTensor, WrongTensor
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.tensor_source import TensorSource, is_transposed
 from penstock.weights.tensors import ModelTensors, TensorSpec
 
 #: Tensors that some checkpoints carry and no model here needs: they follow from the config.
 DERIVED_TENSORS = (r"\.rotary_emb\.inv_freq$", r"\.inv_freq$")
+#: What lies between the experts in the files of a converted model (unit_files.py).
+PADDING = r"\.padding_bias$"
 
 
 def check_tensors(source: TensorSource, tensors: ModelTensors, ignore_unexpected: bool = False) -> None:
@@ -21,7 +25,7 @@ def check_tensors(source: TensorSource, tensors: ModelTensors, ignore_unexpected
         known |= tensor.format.check(source, tensor)
         _check_rows(source, tensor)
     if not ignore_unexpected:
-        _check_others(source, known, (*DERIVED_TENSORS, *tensors.unused))
+        _check_others(source, known, (*DERIVED_TENSORS, PADDING, *tensors.unused))
 
 
 def with_whole_groups(tensors: ModelTensors, otherwise: str) -> ModelTensors:
@@ -35,6 +39,19 @@ def with_whole_groups(tensors: ModelTensors, otherwise: str) -> ModelTensors:
             raise ConfigError(
                 f"{' + '.join(tensor.parts)} has {tensor.shape[1]} inputs, which don't make whole groups of "
                 f"{tensor.format.group_size}: {remedy}{otherwise}"
+            )
+    return tensors
+
+
+def with_own_groups(tensors: ModelTensors, group_size: int | None) -> ModelTensors:
+    """The model itself. Raises ConfigError if a user has chosen a group size, and the checkpoint (such as a
+    GGUF file) has a matrix in 4-bit codes with another one."""
+    for tensor in (own for each in tensors.multiplied for own in in_one_format(each)):
+        size = tensor.format.group_size
+        if group_size and isinstance(tensor.format, Int4) and size != group_size:
+            raise ConfigError(
+                f"{' + '.join(tensor.parts)} is in 4 bits already, with scales per {size} inputs, which "
+                f"--group-size {group_size} can't change. Leave out --group-size"
             )
     return tensors
 
@@ -56,10 +73,11 @@ def _check_rows(source: TensorSource, tensor: TensorSpec) -> None:
 def _check_others(source: TensorSource, known: set[str], unused: tuple[str, ...]) -> None:
     """Raises UnexpectedTensor for a tensor that is neither `known` nor matched by a pattern of `unused`."""
     checkpoint, patterns = source.checkpoint, [re.compile(pattern) for pattern in unused]
+    known = known | checkpoint.idle
     extra = [
         name
         for name in checkpoint.entries
-        if name not in known | checkpoint.idle and not any(pattern.search(name) for pattern in patterns)
+        if name not in known and not any(pattern.search(name) for pattern in patterns)
     ]
     if not extra:
         return

@@ -4,20 +4,16 @@ of files and memory; a tensor's WeightFormat knows how the tensor lies in bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.kernels import Int4Tensor
 from penstock.spec import DECODER, UnitKey
-from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.int4_format import Int4
-from penstock.weights.stacked_format import in_one_format, stored_format
-from penstock.weights.tensor_source import TensorSource
-from penstock.weights.weight_format import FLOAT32, Component, WeightFormat
+from penstock.weights.formats.stacked_format import in_one_format
+from penstock.weights.formats.weight_format import FLOAT32, Component, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -262,66 +258,6 @@ class ModelTensors:
     def group_size(self) -> int:
         """Inputs that share a scale in the units' matrices; 0 if all inputs of an output channel do."""
         return max((tensor.format.group_size for unit in self.units for tensor in unit.tensors), default=0)
-
-    @property
-    def has_planes(self) -> bool:
-        """Whether upper and lower planes of a layer lie apart."""
-        return any(unit.key.plane is not None for unit in self.units)
-
-    @property
-    def has_int4(self) -> bool:
-        """Whether a matrix is kept in 4 bits."""
-        return any(Int4Tensor in tensor.format.operand_types for tensor in self.multiplied)
-
-    def grouped(self, group_size: int) -> ModelTensors:
-        """The same model with INT8 scales per group in units and head. Embeddings are looked up row by row
-        and keep one scale for each row."""
-
-        def group(tensor: TensorSpec) -> WeightFormat:
-            return tensor.format.grouped(tensor, group_size)
-
-        return self._with_formats(unit=group, head=group)
-
-    def in_int4(self, group_size: int) -> ModelTensors:
-        """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8."""
-
-        def pack(tensor: TensorSpec) -> WeightFormat:
-            return Int4(Int4Form(group_size)) if tensor.is_matrix else tensor.format
-
-        return self._with_formats(unit=pack)
-
-    def as_stored(self, source: TensorSource) -> ModelTensors:
-        """The same model with its matrices in 4 bits where the checkpoint has them so."""
-
-        def keep(tensor: TensorSpec) -> WeightFormat:
-            return stored_format(tensor, source) if tensor.is_matrix else tensor.format
-
-        return self._with_formats(unit=keep, head=keep, embedding=keep)
-
-    def _with_formats(
-        self,
-        unit: Callable[[TensorSpec], WeightFormat],
-        head: Callable[[TensorSpec], WeightFormat] | None = None,
-        embedding: Callable[[TensorSpec], WeightFormat] | None = None,
-    ) -> ModelTensors:
-        """The same model in other formats. None: head or embedding stay as they are."""
-
-        def change(
-            tensors: tuple[TensorSpec, ...], choose: Callable[[TensorSpec], WeightFormat] | None
-        ) -> tuple[TensorSpec, ...]:
-            return tuple(replace(tensor, format=choose(tensor)) for tensor in tensors) if choose else tensors
-
-        stacks = tuple(
-            replace(
-                stack,
-                layers=tuple(change(layer, unit) for layer in stack.layers),
-                experts=tuple(tuple(change(one, unit) for one in experts) for experts in stack.experts),
-            )
-            for stack in self.stacks
-        )
-        return replace(
-            self, embedding=change(self.embedding, embedding), stacks=stacks, head=change(self.head, head)
-        )
 
 
 def decoder_only(layers: tuple[tuple[TensorSpec, ...], ...]) -> tuple[Stack, ...]:

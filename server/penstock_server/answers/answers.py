@@ -51,6 +51,7 @@ class Answer:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self.num_cached_tokens = 0
+        self.num_drafts = self.num_right_drafts = 0
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -81,6 +82,7 @@ class Answer:
         self.token_ids += output.token_ids
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.num_cached_tokens = output.num_cached_tokens
+        self.num_drafts, self.num_right_drafts = output.num_drafts, output.num_right_drafts
         self.logprobs.extend(output.logprobs)
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
@@ -129,7 +131,7 @@ class Answers:
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
         priority, cache_salt, answer_start: see GenerationRequest.
-        embeds: the vectors in front of each prompt; empty if no prompt has any.
+        embeds: the vectors of each prompt (see GenerationRequest); empty if no prompt has any.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
         ending: makes the `is_over` of one answer (see Answer).
@@ -139,7 +141,10 @@ class Answers:
         vectors = embeds or [None] * len(prompts)
         self._answers: list[Answer] = []
         self._num_choices = len(params)
-        self._num_prompt_tokens = sum(map(len, prompts)) + sum(each.num_tokens for each in vectors if each)
+        self._num_prompt_tokens = sum(
+            len(prompt) + (each.num_in_front(prompt) if each else 0)
+            for prompt, each in zip(prompts, vectors, strict=True)
+        )
         self._metrics = metrics
         self._is_closed = False
         self._arrival = time.monotonic()
@@ -189,7 +194,9 @@ class Answers:
         completion_tokens = sum(answer.num_output_tokens for answer in self._answers)
         firsts = self._answers[:: self._num_choices]
         cached_tokens = sum(answer.num_cached_tokens for answer in firsts)
-        return Usage.of(self._num_prompt_tokens, completion_tokens, cached_tokens)
+        num_drafts = sum(answer.num_drafts for answer in self._answers)
+        num_right = sum(answer.num_right_drafts for answer in self._answers)
+        return Usage.of(self._num_prompt_tokens, completion_tokens, cached_tokens, num_drafts, num_right)
 
     async def outputs(
         self, idle_s: float | None = None

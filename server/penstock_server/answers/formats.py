@@ -140,7 +140,7 @@ class ChatFormat:
             delta = ChatDelta(role="assistant", content=None if self._tools else "")
             first = self._chunk(index, delta, None, _GOES_ON, output)
             if first.usage:
-                first.usage = Usage.of(output.num_prompt_tokens, 0, output.num_cached_tokens)
+                first.usage = Usage.of(output.num_prompt_tokens, 0, output.num_cached_tokens, 0, 0)
             if self._extras.token_ids:
                 first.prompt_token_ids = self._prompt.token_ids
             chunks.append(first)
@@ -312,8 +312,14 @@ def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
     """The member `usage` of a chunk, if the client wants usage in every chunk."""
     if not extras.continuous_usage:
         return {}
-    counts = output.num_prompt_tokens, output.num_output_tokens, output.num_cached_tokens
-    return {"usage": Usage.of(*counts)}
+    usage = Usage.of(
+        output.num_prompt_tokens,
+        output.num_output_tokens,
+        output.num_cached_tokens,
+        output.num_drafts,
+        output.num_right_drafts,
+    )
+    return {"usage": usage}
 
 
 def _end(output: RequestOutput) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
 from penstock_server.api.checks import require_json
 from penstock_server.api.descriptions import ERRORS, event_stream_of
 from penstock_server.api.generation_routes import GenerationRoutes
-from penstock_server.prompts.inputs import refuse_long_text
+from penstock_server.prompts.inputs import refuse_endless_text, refuse_long_text
 from penstock_server.prompts.questions import read_chat, read_completion
 from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
 from penstock_server.protocol.generation_fields import GenerationFields
@@ -40,8 +40,8 @@ class OpenAIRoutes(GenerationRoutes):
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         model = self._model(body.model)
         self._responder.check_num_answers(body.num_prompts * body.num_choices)
-        if body.truncate_prompt_tokens is None:
-            refuse_long_text(model, body.num_prompt_chars)
+        refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
+        refuse(model, body.num_prompt_chars)
         question = await self._texts.run(lambda: read_completion(model, body))
         form = CompletionFormat(
             body.request_id or request.state.request_id,

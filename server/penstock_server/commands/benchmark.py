@@ -11,7 +11,7 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ from penstock.weights.checkpoints.hub import find_model
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.plan_report import estimated_plan, footprint_at
 from penstock_server.facade.inside import (
+    draw_routing,
+    expert_slots_are_full,
     hardware_body,
+    has_experts,
     longest_in_a_step,
     longest_sequence,
     model_of,
@@ -41,6 +44,10 @@ from penstock_server.settings.settings import Settings
 
 #: Tokens of each sequence before the timed steps, the number of timed steps, and tokens of the timed prompt.
 CONTEXT, NUM_STEPS, PROMPT = 16, 5, 512
+#: Timed steps of a model with experts: each step has other experts.
+NUM_EXPERT_STEPS = 24
+#: Most steps in which the slots of experts are filled.
+MOST_FILLING_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,9 @@ class Measurement:
     binding: str
     streamed_bytes: float
     stall_s: float
+    #: The share of the asked-for experts that were in memory, measured and predicted; None without experts.
+    hit_rate: float | None = None
+    predicted_hit_rate: float | None = None
 
     @property
     def line(self) -> str:
@@ -64,13 +74,22 @@ class Measurement:
         if self.streamed_bytes:
             gbps = self.streamed_bytes / self.seconds / 1e9
             text += f"; {gbps:.2f} GB/s streamed, waited {self.stall_s * 1e3:.0f} ms"
+        if self.hit_rate is not None and self.predicted_hit_rate is not None:
+            text += f"; experts {self.hit_rate:.1%} hits (predicted {self.predicted_hit_rate:.1%})"
+            text += f", {self.streamed_bytes / self.num_tokens / 2**20:.1f} MiB per token"
         return text
 
 
 def run_bench(
-    settings: Settings, shape: str | None, sequences: tuple[int, ...], with_prompt: bool, is_json: bool
+    settings: Settings,
+    shape: str | None,
+    sequences: tuple[int, ...],
+    with_prompt: bool,
+    is_json: bool,
+    popularity: str | None = None,
 ) -> int:
-    """Measures, and before that writes a random model of the shape if there is none yet. Raises
+    """Measures, and before that writes a random model of the shape if there is none yet. Routers choose
+    experts by `popularity`: "usual", "uniform" or "own". None: "usual" for a random model, else "own". Raises
     PenstockError."""
     config = replace(settings.engine_config(), enable_prefix_caching=False)  # no prompt is found in the cache
     check_step(sequences, config)
@@ -79,7 +98,9 @@ def run_bench(
     else:
         folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
     hardware = profile(settings, folder, is_forced=True)
-    check_memory(sequences, config, footprint_at(folder, config), hardware)
+    size = footprint_at(folder, config)
+    check_memory(sequences, config, size, hardware)
+    popularity = popularity or ("usual" if shape else "own")
     started = time.perf_counter()
     with Engine.load(
         folder,
@@ -89,7 +110,10 @@ def run_bench(
         is_patient=False,
         cache_folder=settings.cache_dir,
     ) as engine:
+        routing = draw_routing(engine, popularity, size, hardware)
         first_token_s = _first_token(engine, started)
+        if routing:
+            _fill_slots(engine)
         found = [_decode(engine, number) for number in sequences]
         if with_prompt:
             found.append(_prompt(engine))
@@ -98,12 +122,15 @@ def run_bench(
             "bench": shape or settings.model,
             "first_token_s": first_token_s,
             "steps": [asdict(step) for step in found],
+            "expert_popularity": popularity if routing else None,
             "hardware": hardware_body(hardware).model_dump(),
             "host_budget_bytes": plan.host_budget_bytes,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
         if not is_json:
             print("\n".join([*plan_table(plan), "", *hardware_lines(hardware), ""]))
+            if routing:
+                print(f"experts are chosen by this popularity: {routing}")
             print(f"first token {first_token_s:.2f} s after the start of loading")
             print("\n".join(step.line for step in found))
             peak = data["peak_rss_bytes"] / 2**30
@@ -167,13 +194,26 @@ def _first_token(engine: Engine, started: float) -> float:
     return time.perf_counter() - started
 
 
+def _fill_slots(engine: Engine) -> None:
+    """Decode until the slots of experts are full, and hold what was asked for last."""
+    _add(engine, "fill", CONTEXT, 1)
+    for _ in range(MOST_FILLING_STEPS):
+        engine.step()
+        if expert_slots_are_full(engine):
+            break
+    for _ in range(NUM_STEPS):
+        engine.step()
+    engine.abort("fill")
+
+
 def _decode(engine: Engine, num_seqs: int) -> Measurement:
     for index in range(num_seqs):
         _add(engine, str(index), CONTEXT, index)
     filling = {str(index) for index in range(num_seqs)}
     while filling:  # a sequence gives its first token when its prompt is computed
         filling -= {output.request_id for output in engine.step()}
-    measured = _timed(engine, NUM_STEPS, num_seqs)
+    _timed(engine, NUM_STEPS if has_experts(engine) else 0, num_seqs)
+    measured = _timed(engine, NUM_EXPERT_STEPS if has_experts(engine) else NUM_STEPS, num_seqs)
     for index in range(num_seqs):
         engine.abort(str(index))
     name = f"decode, {num_seqs} sequence{'s' if num_seqs > 1 else ''}"
@@ -198,8 +238,20 @@ def _add(engine: Engine, name: str, length: int, seed: int) -> None:
     engine.add(GenerationRequest(tokens, SamplingParams(temperature=0, ignore_eos=True), name))
 
 
-def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, int, float]]:
-    """(seconds, bytes streamed, seconds waited) of each step. A step computes one token of each sequence."""
+@dataclass(frozen=True)
+class _Sample:
+    """One step."""
+
+    seconds: float
+    streamed_bytes: float
+    stall_s: float
+    floor_s: float
+    num_experts: float
+    num_expert_hits: float
+
+
+def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[_Sample]:
+    """Times steps. A step computes one token of each sequence."""
     samples = []
     for _ in range(num_steps):
         started = time.perf_counter()
@@ -208,22 +260,43 @@ def _timed(engine: Engine, num_steps: int, num_seqs: int) -> list[tuple[float, i
         assert len(outputs) == num_seqs, f"{len(outputs)} of {num_seqs} sequences were in a timed step"
         step = snapshot_of(engine).stats.last_step
         assert step is not None
-        samples.append((seconds, step.streamed_bytes, step.stall_s))
+        samples.append(
+            _Sample(
+                seconds,
+                step.streamed_bytes,
+                step.stall_s,
+                step.floor_s,
+                step.num_experts,
+                step.num_expert_hits,
+            )
+        )
     return samples
 
 
 def _measurement(
     engine: Engine,
     name: str,
-    samples: list[tuple[float, int, float]],
+    samples: list[_Sample],
     num_tokens: int,
     num_sampled: int,
     num_encoded: int = 0,
 ) -> Measurement:
+    """The median of the samples. With experts, the mean: each step asks for other experts, and the floor is
+    that of the experts which were missing."""
     step = predicted_step(engine, num_tokens, num_sampled, num_encoded)
-    seconds, streamed, stalled = (statistics.median(column) for column in zip(*samples, strict=True))
+    middle = statistics.mean if has_experts(engine) else statistics.median
+    found = _Sample(*(middle(column) for column in zip(*map(astuple, samples), strict=True)))
+    rates = (found.num_expert_hits / found.num_experts, step.experts.hit_rate) if found.num_experts else ()
     return Measurement(
-        name, num_encoded or num_tokens, seconds, step.seconds, step.floor_s, step.binding, streamed, stalled
+        name,
+        num_encoded or num_tokens,
+        found.seconds,
+        step.seconds,
+        found.floor_s if found.num_experts else step.floor_s,
+        step.binding,
+        found.streamed_bytes,
+        found.stall_s,
+        *rates,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.memory.cards import CARDS
+from penstock.memory.planning.cards import CARDS
 from penstock.model.known_shapes import SHAPES
 from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
@@ -158,6 +158,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a table of well-known models on some ordinary machines, in Markdown",
     )
+    parser.add_argument(
+        "--architectures",
+        action="store_true",
+        help="a table of every causal architecture that transformers knows, and who computes it",
+    )
     _add_json(parser)
     add_flags(parser, "plan")
 
@@ -175,7 +180,11 @@ def _price(text: str) -> float:
 
 def _add_hardware(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "measured")
-    parser.add_argument("--remeasure", action="store_true", help="measure again; earlier rates are forgotten")
+    parser.add_argument(
+        "--remeasure",
+        action="store_true",
+        help="measure again; the new rates replace earlier ones, with a warning if other work disturbed them",
+    )
     _add_json(parser)
     add_flags(parser, "hardware")
 
@@ -192,6 +201,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prompt", action=argparse.BooleanOptionalAction, default=True, help="time a prompt of 512 tokens"
+    )
+    parser.add_argument(
+        "--expert-popularity",
+        choices=("usual", "uniform", "own"),
+        help="how tokens choose experts: by a popularity like that of trained models, all alike (the worst "
+        "case), or as the routers choose; default: usual for random weights, own for MODEL",
     )
     _add_json(parser, "print the JSON line alone")
     add_flags(parser, "bench")

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import torch
 
-from penstock.kernels.cpu import BUILDS, build_fingerprint, compiled_builds
-from penstock.kernels.nvrtc import INSTALL_NVRTC, find_nvrtc
+from penstock.config import EngineConfig
+from penstock.kernels import fingerprint
+from penstock.kernels.cpu_builds import BUILDS, build_fingerprint, compiled_builds
+from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, find_nvrtc
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
-from penstock.memory.kept_rates import BUSY_SHARE
 from penstock.memory.kept_tuning import tunings_of_build
 from penstock.memory.lane import gpu_trouble, has_driver
+from penstock.memory.machine_rates import kept_shares
+from penstock.memory.other_work import is_busy
 from penstock.memory.pages import PAGE
 from penstock_server.facade.machine import CACHE_FILE, disturbed
 
@@ -39,7 +42,8 @@ class Finding:
 
 def run_doctor(folder: Path, cache_dir: Path) -> int:
     """Prints the findings. Returns 1 if one of them has advice, else 0."""
-    findings = [kernels(), tuning(cache_dir / CACHE_FILE), memory(), disk(folder), huge_pages(), *gpu()]
+    cache = cache_dir / CACHE_FILE
+    findings = [kernels(), tuning(cache), rates(cache, folder), memory(), disk(folder), huge_pages(), *gpu()]
     print(f"penstock on Python {platform.python_version()}, torch {torch.__version__}")
     print("\n".join(finding.line for finding in findings))
     return int(any(finding.advice for finding in findings))
@@ -64,10 +68,24 @@ def tuning(cache: Path) -> Finding:
     if not tuned:
         return Finding("tuning", "the kernels are tuned at the first start, which takes some seconds")
     share = max(share for _, share in tuned)
-    if share <= BUSY_SHARE:
+    if not is_busy(share):
         return Finding("tuning", "the kernels were tuned on this machine")
     advice = "`penstock hardware --remeasure` tunes them again: run it while nothing else runs"
     return Finding("tuning", disturbed(share), advice)
+
+
+def rates(cache: Path, folder: Path) -> Finding:
+    """Whether the kept rates of this machine and of the disk under `folder` were measured while nothing else
+    ran."""
+    shares = kept_shares(cache, folder, fingerprint(EngineConfig()))
+    if not shares:
+        return Finding("rates", "this machine is measured at the first start, which takes some seconds")
+    share = max(share or 0.0 for share in shares)
+    if not is_busy(share):
+        return Finding("rates", "the rates of this machine were measured")
+    text = f"the rates of this machine were measured while other work took {share:.0%} of the cores"
+    advice = f"`penstock hardware --remeasure {folder}` measures them again: run it while nothing else runs"
+    return Finding("rates", text, advice)
 
 
 def memory(total: int | None = None, free: int | None = None) -> Finding:

@@ -18,8 +18,8 @@ from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.model.registry import OpenModel, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.hub import find_model
+from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.quantization_error import QuantizationError
-from penstock.weights.stacked_format import in_one_format
 from penstock.weights.tensors import ModelTensors, TensorSpec
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of

@@ -53,7 +53,8 @@ def _check_model(settings: Settings, text: BlankText) -> None:
     so that a large model need not be loaded first."""
     opened = open_source(settings)
     with opened.store.checkpoint as checkpoint:
-        PromptForms(Tokenizer.load(checkpoint.folder), opened.spec.has_encoder).fill(text.pieces)
+        forms = PromptForms(Tokenizer.load(checkpoint.folder), opened.spec.has_encoder)
+        forms.fill(text.pieces, "use `penstock generate` or `penstock chat`")
 
 
 def _body(text: str, options: argparse.Namespace, flags: dict[str, Any]) -> FillRequest:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError
-from penstock.memory.cards import find_card
-from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.planning.cards import find_card
+from penstock.memory.planning.cost import predict_step
 from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock.spec import ModelFootprint
 from penstock.weights.conversion.unit_files import unit_files

@@ -11,15 +11,16 @@ from typing import Any
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.kernels import expected_traits
-from penstock.memory.cards import card_notes, find_card
-from penstock.memory.cost import StepPrediction, predict_step
+from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import MemoryPlan
-from penstock.memory.planner import plan_memory
+from penstock.memory.planning.cards import card_notes, find_card
+from penstock.memory.planning.cost import StepPrediction, predict_step
+from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.memory.planning.planner import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import open_model, read_spec
 from penstock.model.shapes import footprint
-from penstock.spec import KV_LAYOUTS, ModelFootprint, ModelSpec
+from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
@@ -31,6 +32,8 @@ from penstock_server.settings.settings import Settings
 
 #: The numbers of sequences for which a step is predicted, and the tokens of the prompt.
 NUM_SEQS, PROMPT = (1, 8, 32), 512
+#: More memory, of which a plan says what it would bring.
+MORE_BYTES = 4 << 30
 #: What a plan with an invented card takes from this machine.
 HOST_NOTE = "Memory, disk and processor are those of this machine, with its measured rates"
 
@@ -44,20 +47,26 @@ def run_plan(
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
+    if folder and size.experts.count:
+        size, notes = with_kept_uses(size, settings.cache_dir, folder)
+        assumptions += notes
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
         assumptions += [*card_notes(device), HOST_NOTE]
     plan = estimated_plan(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
     prices = {} if price_per_hour is None else million_token_prices(steps, price_per_hour)
+    more = with_more_memory(plan, size, hardware, config)
     if is_json:
         data = as_data(plan, steps, hardware) | {"assumptions": assumptions}
+        data |= {"more_memory": more} if more else {}
         print(json.dumps(data | ({"price_per_million_tokens": prices} if prices else {})))
     else:
         lines = [
             *plan_table(plan_body(plan)),
             "",
             *step_table(steps, prices),
+            *expert_lines(size, next(iter(steps.values())), more),
             *hardware_lines(hardware),
             *assumptions,
         ]
@@ -76,7 +85,7 @@ def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: Engi
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
     """The facts about a model that a plan needs, from config.json. Raises UnsupportedModel, InvalidConfig."""
     spec, tensors = tensors_of(config_json, config)
-    return footprint(spec, tensors, KV_LAYOUTS[config.kv_dtype])
+    return footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
 
 
 def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
@@ -84,14 +93,25 @@ def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
     how each tensor is kept. Raises CheckpointError."""
     if not path.is_file():
         return footprint_of(read_config(path), config)
-    opened = open_model(path, group_size=config.group_size, weights=config.weights)
+    opened = open_model(
+        path, group_size=config.group_size, weights=config.weights, model_impl=config.model_impl
+    )
     opened.store.close()
-    return footprint(opened.spec, opened.store.tensors, KV_LAYOUTS[config.kv_dtype])
+    return footprint(opened.spec, opened.store.tensors, opened.spec.kv_layout(config.kv_dtype))
+
+
+def with_kept_uses(size: ModelFootprint, cache: Path, model: Path) -> tuple[ModelFootprint, list[str]]:
+    """The footprint with the popularity of experts that the model's runs on this machine have shown, and a
+    line that says so."""
+    found = kept_uses.learned(size, kept_uses.read(kept_uses.path_of(cache, model)))
+    if not found.experts.weights:
+        return size, []
+    return found, ["experts are assumed to be as popular as they were in this machine's runs of the model"]
 
 
 def tensors_of(config_json: dict[str, Any], config: EngineConfig) -> tuple[ModelSpec, ModelTensors]:
     """A model's numbers, and its tensors as they would be computed with. Raises as footprint_of() does."""
-    family, spec = read_spec(config_json)
+    family, spec = read_spec(config_json, config.model_impl)
     return spec, planned_tensors(family.model_tensors(spec), config_json, config.weights, config.group_size)
 
 
@@ -103,7 +123,7 @@ def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: boo
     if is_json:
         print(json.dumps(hardware_body(hardware).model_dump()))
     else:
-        print("\n".join(hardware_lines(hardware)))
+        print("\n".join([*hardware_lines(hardware), *hardware.notes]))
     return 0
 
 
@@ -119,6 +139,39 @@ def predictions(
     }
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
     return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, *tokens)}
+
+
+def with_more_memory(
+    plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
+) -> dict[str, float]:
+    """What MORE_BYTES of memory where layers are computed would bring to a model with experts that don't all
+    fit. {} for other models."""
+    if plan.num_expert_slots >= size.experts.count:
+        return {}
+    if plan.has_gpu:
+        larger = dataclasses.replace(config, device_memory_bytes=plan.device_budget_bytes + MORE_BYTES)
+    else:
+        larger = dataclasses.replace(config, host_memory_bytes=plan.host_budget_bytes + MORE_BYTES)
+    step = predict_step(estimated_plan(size, hardware, larger), size, hardware, larger, 1, 1)
+    rate = 1 / step.seconds if step.seconds else 0.0
+    return {"num_bytes": MORE_BYTES, "hit_rate": step.experts.hit_rate, "tokens_per_s": rate}
+
+
+def expert_lines(size: ModelFootprint, step: StepPrediction, more: dict[str, float]) -> list[str]:
+    """For people: the experts of a step of one token, and what more memory would bring."""
+    demand = step.experts
+    if not demand.num_asked:
+        return []
+    source = "as it was learned" if size.experts.weights else "as is usual"
+    missing = gib(demand.num_missing * size.experts.num_bytes)
+    lines = [
+        f"experts: a token passes through {demand.num_asked:.0f} of {size.experts.count}; by their "
+        f"popularity, {source}, {demand.hit_rate:.0%} of these are in memory, and {missing} are read"
+    ]
+    if more:
+        rate = f" and {more['tokens_per_s']:.2f} tokens/s" if more["tokens_per_s"] else ""
+        lines.append(f"{gib(more['num_bytes'])} more memory: {more['hit_rate']:.0%} in memory{rate}")
+    return [*lines, ""]
 
 
 def as_data(plan: MemoryPlan, steps: dict[str, StepPrediction], hardware: HardwareProfile) -> dict[str, Any]:

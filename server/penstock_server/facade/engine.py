@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
 from penstock import AsyncEngine, EngineStatus
 from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.facade.loading import load_engine
+from penstock_server.facade.soft_prompts import fitting, read_soft_prompts
 from penstock_server.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock import Engine, PromptEmbeds
 
 
 class ServedEngine:
     """An engine for one event loop. No method blocks the loop."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, soft_prompts: Mapping[str, PromptEmbeds] | None = None) -> None:
         """engine: not started yet; start() starts it."""
         self._engine = engine
+        self._soft_prompts = soft_prompts or {}
 
     @classmethod
     def of(cls, settings: Settings) -> ServedEngine:
-        """An engine that loads the model of the settings when it is started."""
-        return cls(AsyncEngine(lambda report: load_engine(settings, report)))
+        """An engine that loads the model of the settings when it is started. Soft prompts are read at once:
+        nobody waits for a model to learn that a file is missing. Raises PenstockError."""
+        soft_prompts = read_soft_prompts(settings)
+
+        def load(report: Callable[[int, int], None]) -> Engine:
+            return fitting(load_engine(settings, report), soft_prompts)
+
+        return cls(AsyncEngine(load), soft_prompts)
 
     def start(self) -> None:
         """Begins to load the model. Call start() on the event loop that will use the engine."""
@@ -39,7 +53,7 @@ class ServedEngine:
     @property
     def loaded(self) -> LoadedEngine:
         """The engine with its model. Raises EngineDead while the model loads, and after the engine ended."""
-        return LoadedEngine(self._engine)
+        return LoadedEngine(self._engine, self._soft_prompts)
 
     async def wait_until_ready(self) -> None:
         """Raises EngineDead with the reason if loading failed."""

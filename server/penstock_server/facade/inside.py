@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.generation.chosen import NOTHING
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
-from penstock.memory.cost import StepPrediction
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import MemoryPlan
+from penstock.memory.planning.cost import StepPrediction, predict_step
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.popularity import USUAL_EXPONENT, USUAL_OFFSET, usual_weights
 from penstock.metrics import STEP_TOKENS
+from penstock.model.drawn_routing import DrawnRouters
+from penstock.spec import ModelFootprint
 from penstock.unquantized import UnquantizedModel
 from penstock.weights import quantization_error
 from penstock.weights.quantization_error import QuantizationError
@@ -25,13 +31,18 @@ from penstock.weights.tensors import ModelTensors
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import (
+    ExpertsBody,
     HardwareBody,
+    HotExpert,
     PlanBody,
     ServedPlanBody,
     StatsBody,
     StepBody,
     told,
 )
+
+#: Experts that are told of as the most used ones.
+NUM_HOT = 8
 
 
 def model_of(engine: Engine) -> ServedModel:
@@ -42,21 +53,53 @@ def model_of(engine: Engine) -> ServedModel:
         engine.default_sampling,
         engine.grammars.check,
         engine.forms,
-        not (engine.spec.has_encoder or engine.spec.sees_prompt_both_ways),
-        len(engine.spec.decoder_start),
+        predicts_prompt=not (engine.spec.has_encoder or engine.spec.sees_prompt_both_ways),
+        num_start_tokens=len(engine.spec.decoder_start),
+        model_impl=engine.spec.implementation,
+        is_batch_invariant=engine.model.is_invariant,
     )
 
 
 def snapshot_of(engine: Engine) -> EngineSnapshot:
     now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
-    stats = StatsBody(**told(StatsBody, engine.metrics, **now))
+    stats = StatsBody(**told(StatsBody, engine.metrics, experts=_experts_body(engine), **now))
     config = engine.config
     return EngineSnapshot(stats, STEP_TOKENS, config.block_size, config.kv_dtype, engine.max_model_len)
 
 
+def _experts_body(engine: Engine) -> ExpertsBody | None:
+    tier, layers = engine.streamer.tiers.nearest_experts, engine.streamer.layer_places
+    if tier is None:
+        return None
+    in_slots, arrived = [0] * len(layers), [0] * len(layers)
+    number = [tier.num_units[place] for place in layers]
+    for stack, layer, _, _ in tier.policy.keys:
+        in_slots[layers[stack, layer]] += 1
+    for place, count in tier.num_arrived.copy().items():
+        arrived[layers[place]] = count
+    hot = [
+        HotExpert(layer=layers[key[:2]], expert=key.expert or 0, share=share)
+        for key, share in tier.uses.hottest(NUM_HOT)
+    ]
+    return ExpertsBody(
+        num_slots=tier.num_slots,
+        num_pinned=tier.policy.num_pinned,
+        num_experts=number,
+        in_slots=in_slots,
+        num_arrived=arrived,
+        hot=hot,
+    )
+
+
 def served_plan_of(engine: Engine) -> ServedPlanBody:
     step = step_body(predicted_step(engine, 1, 1))
-    return ServedPlanBody(**dict(plan_body(engine.plan)), step=step)
+    model = engine.model
+    return ServedPlanBody(
+        **dict(plan_body(engine.plan)),
+        step=step,
+        model_impl=model.spec.implementation,
+        is_batch_invariant=model.is_invariant,
+    )
 
 
 def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:
@@ -75,6 +118,35 @@ def step_body(step: StepPrediction) -> StepBody:
 
 def hardware_body(hardware: HardwareProfile) -> HardwareBody:
     return HardwareBody.model_validate(hardware)
+
+
+def has_experts(engine: Engine) -> bool:
+    return engine.streamer.tiers.nearest_experts is not None
+
+
+def expert_slots_are_full(engine: Engine) -> bool:
+    """Whether the next expert that is read takes the place of another."""
+    tier = engine.streamer.tiers.nearest_experts
+    return tier is None or not tier.arrivals.free_slots
+
+
+def draw_routing(
+    engine: Engine, popularity: str, size: ModelFootprint, hardware: HardwareProfile
+) -> str | None:
+    """Have routers choose by chance, by the "usual" popularity of experts or by a "uniform" one, and have the
+    plan predict so. Returns the popularity in words; None if the routers go on to choose themselves ("own",
+    or there are none)."""
+    tier, number = engine.streamer.tiers.nearest_experts, size.experts.per_layer
+    if tier is None or popularity == "own":
+        return None
+    weights = usual_weights(number) if popularity == "usual" else (1.0,) * number
+    family = engine.executor.family
+    family.kernels = DrawnRouters(family.kernels, weights)
+    size = replace(size, experts=replace(size.experts, weights=weights))
+    engine.meter.predict = partial(predict_step, engine.plan, size, hardware, engine.config)
+    tier.uses.clear()  # those of another popularity
+    usual = f"the expert of rank r has the weight (r + {USUAL_OFFSET}) ** -{USUAL_EXPONENT}"
+    return usual if popularity == "usual" else "all experts alike"
 
 
 def tensors_of(engine: Engine) -> ModelTensors:
@@ -97,7 +169,8 @@ def longest_sequence(
 ) -> int | None:
     """Tokens of the longest of `num_seqs` sequences, `num_steps` steps after all prompts were computed; None
     if the KV cache has no room for all of them until then. The scheduler runs here without a model."""
-    blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching)
+    states = StatePool(plan.num_state_slots, plan.num_state_sequences)
+    blocks = BlockManager(plan.num_kv_blocks, plan.block_size, config.enable_prefix_caching, states)
     scheduler = Scheduler(blocks, config.max_num_seqs, config.max_num_batched_tokens)
     for index in range(num_seqs):
         request = GenerationRequest([0] * num_prompt_tokens, SamplingParams())

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from penstock import AsyncEngine, GenerationRequest, RequestStream, ValidRequest
 from penstock_server.facade.inside import model_of, served_plan_of, snapshot_of
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 
+if TYPE_CHECKING:
+    from penstock import PromptEmbeds
+
 
 class LoadedEngine:
     """The engine at one moment. The engine may end, so ask ServedEngine.loaded anew for each request."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, soft_prompts: Mapping[str, PromptEmbeds] | None = None) -> None:
         """Raises EngineDead if no model is loaded."""
+        self._soft_prompts = soft_prompts or {}
         self._queue = engine
         self._engine = engine.engine
 
     @property
     def model(self) -> ServedModel:
-        return model_of(self._engine)
+        return replace(model_of(self._engine), soft_prompts=self._soft_prompts)
 
     @property
     def max_num_seqs(self) -> int:

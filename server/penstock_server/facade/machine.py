@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.errors import CapacityError
 from penstock.measure import measure_hardware
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
-from penstock.memory.kept_rates import BUSY_SHARE
+from penstock.memory.other_work import is_busy
 from penstock_server.settings.settings import Settings
 
 #: The file's name in the cache folder.
@@ -87,7 +87,7 @@ def kernel_lines(kernels: KernelProfile) -> list[str]:
 def _source(others_share: float | None) -> str:
     if others_share is None:
         return "as given"
-    return "measured" if others_share <= BUSY_SHARE else disturbed(others_share)
+    return disturbed(others_share) if is_busy(others_share) else "measured"
 
 
 def disturbed(others_share: float) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock import FormedPrompt, Grammar, PromptForms, Tokenizer
+
+if TYPE_CHECKING:
+    from penstock import PromptEmbeds
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,17 @@ class ServedModel:
     check_grammar: Callable[[Grammar], None]
     #: How the model is asked to complete a text and to fill in blanks.
     forms: PromptForms
+    #: What the server was started with, by names.
+    soft_prompts: Mapping[str, PromptEmbeds] = field(default_factory=dict)
     #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
     predicts_prompt: bool = True
     #: Tokens with which the decoder of an encoder-decoder begins every answer. They count as tokens of the
     #: context.
     num_start_tokens: int = 0
+    #: Whose code computes the layers: "penstock" or "transformers".
+    model_impl: str = "penstock"
+    #: A request gets the same bits in any company.
+    is_batch_invariant: bool = True
 
     def room(self, form: FormedPrompt | None = None) -> int:
         """The most tokens of a prompt and its answer together, if the prompt has this form."""

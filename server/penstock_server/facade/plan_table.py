@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.memory.plan import CUDA_CONTEXT_BYTES, gib
+from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, gib
 from penstock_server.protocol.engine_bodies import PlanBody
 
 
@@ -29,17 +29,29 @@ def plan_table(plan: PlanBody) -> list[str]:
             rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
+        *_state_rows(plan, compute),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
     ]
     if plan.has_gpu:
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
+    width = max(16, *(len(name) for name, _, _, _ in rows))
     lines = [
-        f"{name:16} {home:7} {gib(num_bytes):>12}  {text}".rstrip() for name, home, num_bytes, text in rows
+        f"{name:{width}} {home:7} {gib(num_bytes):>12}  {text}".rstrip()
+        for name, home, num_bytes, text in rows
     ]
     lines.append(_budget("host", plan.host_used_bytes, plan.host_budget_bytes))
     if plan.has_gpu:
         lines.append(_budget("device", plan.device_used_bytes, plan.device_budget_bytes))
     return [*lines, *plan.notes, *plan.warnings]
+
+
+def _state_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:
+    if not plan.state_bytes:
+        return []
+    text = f"of {plan.num_state_sequences} sequences at a time"
+    if num_kept := plan.num_state_slots - plan.num_state_sequences:
+        text += f", and {num_kept} copies for later prompts"
+    return [("recurrent states", compute, plan.state_bytes, text)]
 
 
 def _workspace_text(plan: PlanBody) -> str:
@@ -48,11 +60,17 @@ def _workspace_text(plan: PlanBody) -> str:
 
 def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:
     rows: list[tuple[str, str, int, str]] = []
-    encoder, decoder = plan.layers[: plan.num_encoder_layers], plan.layers[plan.num_encoder_layers :]
-    kinds = (("encoder ", encoder, "streamed for each prompt"), ("", decoder, "streamed in each step"))
-    words = ((False, "upper planes"), (True, "lower planes")) if _has_planes(plan) else ((False, "layers"),)
-    for name, layers, streamed in kinds:
-        for is_lower, word in words:
+    end = plan.num_encoder_layers
+    start = end - plan.num_cross_layers
+    once, often = "streamed for each prompt", "streamed in each step"
+    kinds = (
+        ("encoder ", "layers", plan.layers[:start], once),
+        ("cross-attention ", "projections", plan.layers[start:end], once),
+        ("", "layers", plan.layers[end:], often),
+    )
+    for name, whole, layers, streamed in kinds:
+        planes = ((False, "upper planes"), (True, "lower planes"))
+        for is_lower, word in planes if _has_planes(plan) else ((False, whole),):
             for home in ("device", "host", "disk"):
                 sizes = [each.num_bytes for each in layers if (each.home, each.is_lower) == (home, is_lower)]
                 if sizes:

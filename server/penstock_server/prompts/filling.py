@@ -27,7 +27,7 @@ def read_fill(model: ServedModel, body: FillRequest) -> FillQuestion:
     """Raises InvalidParameter and 400 for a text without blanks, and for blanks that the model can't fill
     in."""
     text = BlankText.read(body.prompt, body.blank)
-    form = model.forms.fill(text.pieces)
+    form = model.forms.fill(text.pieces, "use /v1/completions or /v1/chat/completions")
     if text.num_blanks > 1:
         _refuse_ends(body, text.num_blanks)
     room = model.room(form) - len(form.token_ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.vectors import find_soft_prompt, read_embeds
 from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.generation_fields import GenerationFields, SamplingFields
@@ -37,6 +37,7 @@ _SAMPLING_FIELDS = (
     "include_stop_str_in_output",
     "skip_special_tokens",
     "seed",
+    "speculation",
 )
 
 #: Names that chat_template_kwargs can't set: the request has other fields for them, or they are arguments of
@@ -67,39 +68,47 @@ _TEMPLATE_ARGUMENTS = frozenset(
 )
 
 
+#: A text that will be truncated may have so many times the characters that the context has room for.
+TRUNCATED_TIMES = 4
+
+
 @dataclass(frozen=True)
 class Prompt:
     token_ids: list[int]
     #: The prompt as the client wrote it, or its truncated rest; for echo.
     text: str = ""
-    #: What stands in front of the tokens.
+    #: What stands in front of the tokens, or where the ids are below 0.
     embeds: PromptEmbeds | None = None
     #: What the model's own form demands of the answer. None: nothing.
     form: FormedPrompt | None = None
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids) + (self.embeds.num_tokens if self.embeds is not None else 0)
+        in_front = self.embeds.num_in_front(self.token_ids) if self.embeds is not None else 0
+        return in_front + len(self.token_ids)
 
 
 def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     """The prompts of a completion. Token ids stay as they are: the engine refuses ids beyond the
-    vocabulary. Raises InvalidParameter for prompt_embeds that can't be read."""
+    vocabulary. Raises InvalidParameter for prompt_embeds that can't be read, and for a soft prompt that the
+    server does not have."""
+    if body.soft_prompt is not None:
+        return _read_after(model, body, find_soft_prompt(model, body.soft_prompt))
     embeds = [read_embeds(text) for text in body.embeds]
     if body.prompt_follows_embeds:
         return [replace(prompt, embeds=embeds[0]) for prompt in _read_texts(model, body)]
     return [*(Prompt([], embeds=each) for each in embeds), *_read_texts(model, body)]
 
 
-def read_embeds(text: str) -> PromptEmbeds:
-    """Base64 of a file. Raises InvalidParameter."""
-    from penstock import PromptEmbeds  # this import loads torch
-
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise InvalidParameter("prompt_embeds", f"prompt_embeds is not base64: {error}") from error
-    return PromptEmbeds.read(raw)
+def _read_after(model: ServedModel, body: CompletionRequest, soft_prompt: PromptEmbeds) -> list[Prompt]:
+    """The prompts behind a soft prompt of the server, or around its vectors, which ids below 0 stand for."""
+    encode, add_special_tokens = model.tokenizer.encode, body.add_special_tokens is not False
+    prompts = []
+    for prompt in body.prompts:
+        token_ids = encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        form = model.forms.after_soft_prompt(token_ids)
+        prompts.append(Prompt(token_ids, embeds=soft_prompt, form=form))
+    return prompts
 
 
 def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
@@ -117,7 +126,7 @@ def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
         if isinstance(prompt, str) and len(kept) == len(token_ids):
             prompts.append(Prompt(kept, prompt))
         else:
-            has_text = body.echo and max(kept) < model.vocab_size
+            has_text = body.echo and min(kept) >= 0 and max(kept) < model.vocab_size
             text = tokenizer.decode(kept, skip_special_tokens=False) if has_text else ""
             prompts.append(Prompt(kept, text))
     return prompts
@@ -131,7 +140,7 @@ def read_form(model: ServedModel, body: CompletionRequest, prompt: str | list[in
             message = "A suffix goes with a prompt of text; this one has token ids."
             raise ApiError(400, message, code="invalid_value", param="suffix")
         try:
-            return model.forms.fill((prompt, body.suffix))
+            return model.forms.fill((prompt, body.suffix), "leave suffix out")
         except InvalidParameter as error:
             raise ApiError(400, f"suffix: {error}", code="unsupported_parameter", param="suffix") from error
     is_plain = isinstance(prompt, str) and body.add_special_tokens is not False
@@ -160,6 +169,21 @@ def refuse_long_text(model: ServedModel, num_chars: int) -> None:
             f"the prompt has {num_chars} characters, which are at least {least} tokens; this model's context "
             f"here is {model.max_model_len} tokens. Shorten the prompt",
             least,
+            model.max_model_len,
+        )
+
+
+def refuse_endless_text(model: ServedModel, num_chars: int) -> None:
+    """refuse_long_text() for a prompt that truncate_prompt_tokens will cut. The whole text is tokenized:
+    where a token begins may depend on all the text before. So the text may be longer than what can be kept,
+    within a limit."""
+    kept = model.max_model_len * model.tokenizer.max_token_chars
+    if num_chars > TRUNCATED_TIMES * kept:
+        raise ContextOverflow(
+            f"the prompt has {num_chars} characters, and truncate_prompt_tokens cuts prompts of at most "
+            f"{TRUNCATED_TIMES * kept}. Send the part that matters: {kept} characters are always enough for "
+            "this model's context",
+            math.ceil(num_chars / model.tokenizer.max_token_chars),
             model.max_model_len,
         )
 
@@ -259,6 +283,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: Grammar | None = None,
+    prediction: tuple[int, ...] = (),
 ) -> SamplingParams:
     """The parameters of the first choice. A field that the request leaves open has its value in `defaults`,
     or else the default of SamplingParams. A beam search takes no parameters of the draw from `defaults`.
@@ -280,6 +305,7 @@ def sampling_params(
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         bad_words=bad_words,
         grammar=grammar,
+        prediction=prediction,
         beams=body.beams,
     )
 

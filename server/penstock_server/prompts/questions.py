@@ -21,6 +21,7 @@ from penstock_server.prompts.inputs import (
     read_bad_words,
     read_conversation,
     read_prompts,
+    refuse_endless_text,
     refuse_long_text,
     sampling_params,
     truncated,
@@ -106,17 +107,25 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
         body.answer_tokens,
         body.num_logprobs,
         body.prompt_logprobs,
+        prediction=_read_prediction(model, body),
         **_constraints(model, body),
     )
     params = _bound(model, use, params)
     return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
 
 
+def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[int, ...]:
+    """The tokens that the answer is expected to have."""
+    if body.prediction is None or not body.prediction.text:
+        return ()
+    refuse_long_text(model, len(body.prediction.text))
+    return tuple(model.tokenizer.encode(body.prediction.text, add_special_tokens=False))
+
+
 def _read_messages(model: ServedModel, body: ChatCompletionRequest, tools: ToolPrompt) -> list[int]:
-    """The token ids of all messages. A prompt that will be truncated may have any length."""
-    if body.truncate_prompt_tokens is not None:
-        return read_conversation(model, body.as_conversation, tools)
-    return read_conversation(model, body.as_conversation, tools, partial(refuse_long_text, model))
+    """The token ids of all messages."""
+    refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
+    return read_conversation(model, body.as_conversation, tools, partial(refuse, model))
 
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:

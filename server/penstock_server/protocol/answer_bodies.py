@@ -24,6 +24,10 @@ class PromptTokensDetails(BaseModel):
 class CompletionTokensDetails(BaseModel):
     #: Always 0: reasoning is not counted apart.
     reasoning_tokens: int
+    #: Guesses of the answer's tokens that came true, from a prediction or from the text so far, and those
+    #: that did not.
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(BaseModel):
@@ -34,13 +38,24 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    def of(
+        cls,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int,
+        num_drafts: int,
+        num_right_drafts: int,
+    ) -> Usage:
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=0,
+                accepted_prediction_tokens=num_right_drafts,
+                rejected_prediction_tokens=num_drafts - num_right_drafts,
+            ),
         )
 
 
@@ -216,6 +231,10 @@ class Model(BaseModel):
     max_model_len: int | None = None
     #: The most blanks of a text that /v1/fill fills in; 0 if the model can't, null while the model loads.
     max_blanks: int | None = None
+    #: Whose code computes the layers, penstock's or transformers'; null while the model loads.
+    model_impl: str | None = None
+    #: Whether a request gets the same bits in any company; null while the model loads.
+    is_batch_invariant: bool | None = None
 
 
 class ModelList(BaseModel):

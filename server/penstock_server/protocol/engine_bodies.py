@@ -58,9 +58,28 @@ class PlanBody(Told):
     #: Bytes that each step reads.
     streamed_bytes: int
     num_resident_layers: int
-    #: The first so many layers are an encoder's: a prompt is swept through them once.
+    #: A prompt is swept through the first so many layers once: those of an encoder, and then the projections
+    #: that make the prompt's keys and values for the decoder's cross-attention.
     num_encoder_layers: int
+    #: How many of these are such projections.
+    num_cross_layers: int
     num_kv_tokens: int
+    #: Recurrent states: their bytes, how many there are, and how many of their sequences run at a time. 0 for
+    #: models without.
+    state_bytes: int
+    num_state_slots: int
+    num_state_sequences: int
+
+
+class ExpertDemandBody(Told):
+    """The experts that a predicted step asks for, in all layers together."""
+
+    num_asked: float
+    #: Those that are not on the compute device, and those that have to come from the disk.
+    num_missing: float
+    num_from_disk: float
+    #: The share of the asked-for experts that are on the compute device; 1 for a model without experts.
+    hit_rate: float
 
 
 class StepBody(Told):
@@ -75,8 +94,10 @@ class StepBody(Told):
     seconds: float
     #: The seconds that the products take.
     products_s: float
-    #: The link or unit that limits the step.
+    #: The link or unit that limits the step. "experts": the experts of a layer are read only after
+    #: its router has chosen them.
     binding: str
+    experts: ExpertDemandBody
 
 
 class ServedPlanBody(PlanBody):
@@ -84,6 +105,10 @@ class ServedPlanBody(PlanBody):
 
     #: The prediction for a step of one token.
     step: StepBody
+    #: Whose code computes the layers: "penstock" or "transformers".
+    model_impl: str
+    #: Whether a request gets the same bits in any company.
+    is_batch_invariant: bool
 
 
 class LastStep(Told):
@@ -101,6 +126,12 @@ class LastStep(Told):
     floor_s: float
     predicted_s: float
     num_fast_forwarded: int
+    #: Guesses of next tokens, and those that were right.
+    num_drafts: int
+    num_right_drafts: int
+    #: Experts that layers asked for, and those that were there.
+    num_experts: int
+    num_expert_hits: int
 
 
 class LinkTraffic(Told):
@@ -108,6 +139,30 @@ class LinkTraffic(Told):
 
     num_bytes: int
     busy_s: float
+
+
+class HotExpert(Told):
+    """One of the experts that were used most."""
+
+    #: The layer is counted over all stacks.
+    layer: int
+    expert: int
+    #: The share of the steps that asked for the expert, by the experts that a token passes through.
+    share: float
+
+
+class ExpertsBody(Told):
+    """The experts of a mixture, where they are computed."""
+
+    num_slots: int
+    #: Of the experts in slots, those that stay whatever else is asked for.
+    num_pinned: int
+    #: For each layer, its experts, those of them that are in slots, and those that came since the start.
+    num_experts: list[int]
+    in_slots: list[int]
+    num_arrived: list[int]
+    #: The most used ones, the most used first.
+    hot: list[HotExpert]
 
 
 class StatsBody(Told):
@@ -126,6 +181,12 @@ class StatsBody(Told):
     prompt_tokens: int
     generated_tokens: int
     fast_forwarded_tokens: int
+    #: Guesses of next tokens, those that were right, the chains of guesses, and the chains that were right
+    #: at each of the first places.
+    draft_tokens: int
+    accepted_tokens: int
+    draft_chains: int
+    accepted_by_place: list[int]
     prefix_cache_queries: int
     prefix_cache_hits: int
     #: Experts that layers asked for, and those that were in memory already.
@@ -141,6 +202,8 @@ class StatsBody(Told):
     pinned_bytes: int
     unpinned_bytes: int
     last_step: LastStep | None
+    #: None for a model without experts.
+    experts: ExpertsBody | None
     #: The traffic of each link, by the link's name.
     links: dict[str, LinkTraffic]
     step_tokens: int
@@ -202,6 +265,8 @@ class HardwareBody(Told):
     #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
     kept_since_s: float | None
     kernels: KernelsBody | None
+    #: The largest share of the cores that other work took while a rate was measured; None: not known.
+    others_share: float | None
 
 
 def told(kind: type[BaseModel], value: object, **computed: Any) -> dict[str, Any]:

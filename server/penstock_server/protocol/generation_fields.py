@@ -87,6 +87,10 @@ class SamplingFields(Wire):
     )
     spaces_between_special_tokens: OnlyTrue = None
 
+    speculation: bool | None = Field(
+        None, description="Penstock's own. false: no guesses of the answer's tokens are computed ahead."
+    )
+
     use_beam_search: bool | None = Field(
         None,
         description="Search for the n best answers with best_of beams; they come at the end. A route without "

@@ -11,10 +11,13 @@ LOAD_PATH = "/load"
 #: The engine's counters. The web page asks for them several times a second.
 STATS_PATH = "/v1/engine/stats"
 
+_OPEN = frozenset(("/", *OPEN_PATHS, UI_PATH))
+_BELOW_OPEN = tuple(f"{path}/" for path in (*OPEN_PATHS, UI_PATH))
+
 
 def is_open(path: str) -> bool:
     """Whether a path needs no API key. The web page needs none, since a browser can't send a key for it."""
-    return path == "/" or any(path == each or path.startswith(each + "/") for each in (*OPEN_PATHS, UI_PATH))
+    return path in _OPEN or path.startswith(_BELOW_OPEN)
 
 
 def is_operational(path: str) -> bool:

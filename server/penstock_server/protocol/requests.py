@@ -4,7 +4,7 @@ A field is honoured, or refused by an error that names the field. An unknown fie
 fields are accepted without effect: many clients always send them, and they could not change an answer here:
 
     user, safety_identifier, metadata, store, service_tier      accounting at OpenAI
-    prompt_cache_key, prompt_cache_options, prompt_cache_retention, prediction      hints for speed
+    prompt_cache_key, prompt_cache_options, prompt_cache_retention      hints for speed
     prompt_cache_breakpoint (of a content part), cache_prompt, id_slot (llama-server)      the same
     session_id, chat_id      names that Open WebUI and others give to a conversation
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
@@ -33,7 +33,7 @@ from pydantic import (
 from penstock import MAX_LOGPROBS
 from penstock_server.protocol.conversation import Conversation, template_kwargs, tool_offer, wrong_call
 from penstock_server.protocol.generation_fields import GenerationFields
-from penstock_server.protocol.messages import Message
+from penstock_server.protocol.messages import Message, Prediction
 from penstock_server.protocol.tools import (
     MAX_TOOLS,
     Deprecated,
@@ -41,7 +41,7 @@ from penstock_server.protocol.tools import (
     ToolChoice,
 )
 from penstock_server.protocol.wire import (
-    Count,
+    MAX_INT,
     OnlyFalse,
     OnlyTrue,
     PositiveCount,
@@ -66,7 +66,9 @@ def _kind_of_prompt(value: object) -> str:
     return "token_ids" if isinstance(first, int) else "strings"
 
 
-TokenIds = Annotated[list[Count], Field(min_length=1)]
+#: An id below 0 stands for a vector of the request's or of a soft prompt.
+PromptToken = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+TokenIds = Annotated[list[PromptToken], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[Text, Tag("string")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("strings")]
@@ -93,6 +95,12 @@ class CompletionRequest(GenerationFields):
         description="true: each prompt of `prompt` has the vectors of prompt_embeds in front (a soft "
         "prompt). Otherwise these are prompts of their own.",
     )
+    soft_prompt: str | None = Field(
+        None,
+        description="The name of a soft prompt that the server has (--soft-prompt NAME=FILE): its "
+        "vectors stand in front of each prompt. In a prompt of token ids, -1 stands for its first vector, -2 "
+        "for the second, and so on; then no vector is put in front.",
+    )
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = Field(
@@ -112,12 +120,17 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _check_embeds(self) -> CompletionRequest:
-        has_embeds = self.prompt_embeds is not None
+        given = "soft_prompt" if self.soft_prompt is not None else "prompt_embeds"
+        has_embeds = getattr(self, given) is not None
+        if self.soft_prompt is not None and (self.prompt_embeds is not None or not self.prompts):
+            raise invalid("soft_prompt", "needs a prompt, and no prompt_embeds beside it")
+        if self.soft_prompt is not None and self.suffix:
+            raise invalid("suffix", "not supported together with soft_prompt")
         if self.prompt_follows_embeds and (len(self.embeds) != 1 or not self.prompts):
             raise invalid("prompt_follows_embeds", "true needs a prompt, and prompt_embeds of one tensor")
         for name in ("echo", "prompt_logprobs", "truncate_prompt_tokens"):
             if has_embeds and getattr(self, name) not in (None, False):
-                raise invalid(name, "not supported together with prompt_embeds, which are no tokens")
+                raise invalid(name, f"not supported together with {given}, whose vectors are no tokens")
         return self
 
     @model_validator(mode="after")
@@ -187,6 +200,8 @@ class ChatCompletionRequest(GenerationFields):
     tool_choice: ToolChoice | None = Field(None, description="auto if null and there are tools")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
+    prediction: Prediction | None = None
+
     # not supported
     functions: Deprecated = None
     function_call: Deprecated = None
@@ -201,7 +216,6 @@ class ChatCompletionRequest(GenerationFields):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
-    prediction: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatCompletionRequest:

@@ -20,6 +20,8 @@ from penstock.config import (
     KernelChoice,
     KernelTuning,
     KVDtype,
+    ModelImpl,
+    SpeculationMode,
     WeightBits,
 )
 from penstock.errors import ConfigError
@@ -49,7 +51,7 @@ class Settings:
 
     model: str = setting(
         "model",
-        "a folder, a .gguf file, a repository on the Hugging Face hub, or 'demo'",
+        "a folder, a .gguf file, a repository on the Hugging Face hub, 'demo' or 'demo-moe'",
         "",
         metavar="MODEL",
     )
@@ -150,6 +152,13 @@ class Settings:
         metavar="SIZE",
         tell_field=lambda value: "kv_cache_share" if isinstance(value, float) else "kv_cache_bytes",
     )
+    state_memory: int | None = engine_setting(
+        "state_bytes",
+        "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "
+        "500MiB; default: an eighth of the memory that the engine may take, or less if this is enough",
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     kv_dtype: KVDtype = engine_setting("kv_dtype", "storage of keys and values")
     block_size: int = engine_setting("block_size", "tokens per block of keys and values, a multiple of 16")
     resident_layers: int | None = engine_setting(
@@ -173,6 +182,22 @@ class Settings:
         "when a model is quantized: inputs that share a scale (32, 64 or 128); default: all inputs of an "
         "output channel for int8, 64 for int4",
         commands=(*READING, "plan"),
+    )
+    model_impl: ModelImpl = engine_setting(
+        "model_impl",
+        "whose code computes the layers: penstock's own families, transformers' modules with penstock's "
+        "products and attention in them, or auto: the own family if there is one",
+        commands=(*READING, "plan"),
+    )
+    speculation: SpeculationMode = engine_setting(
+        "speculation",
+        "guesses of the next tokens, from prompt and answer, that a step computes beside them: auto where "
+        "they should pay, or off; no answer depends on them",
+    )
+    draft_model: str | None = engine_setting(
+        "draft_model",
+        "a small model of the same vocabulary (a folder, a .gguf file or a hub repository) that stays in "
+        "memory and guesses the next tokens",
     )
     threads: int | None = engine_setting(
         "num_threads", "threads for arithmetic; default: the physical cores", commands=MEASURING
@@ -207,6 +232,16 @@ class Settings:
         parse=parse_list,
         metavar="NAME",
         aliases=("--model-name",),
+    )
+    soft_prompt: tuple[str, ...] = setting(
+        "server",
+        "a soft prompt that requests may name (the field soft_prompt of /v1/completions): a file of "
+        "safetensors or of torch.save with one tensor [tokens, hidden size], or a checkpoint of "
+        "CPM-2-Finetune; may be given several times",
+        (),
+        commands=("serve", "batch"),
+        parse=parse_list,
+        metavar="NAME=FILE",
     )
     api_key: tuple[str, ...] = setting(
         "security",
@@ -361,6 +396,17 @@ class Settings:
         is_path = self.model.startswith(("/", "."))
         own_name = Path(self.model).resolve().name if is_path else self.model
         return self.served_model_name or (own_name,)
+
+    @property
+    def soft_prompts(self) -> dict[str, Path]:
+        """The files of soft prompts by their names. Raises ConfigError for what is no NAME=FILE."""
+        found: dict[str, Path] = {}
+        for text in self.soft_prompt:
+            name, _, file = text.partition("=")
+            if not name or not file or name in found:
+                raise ConfigError(f"--soft-prompt {text}: write NAME=FILE, with another name for each file")
+            found[name] = Path(file)
+        return found
 
     def engine_config(self) -> EngineConfig:
         """The engine's settings. Raises ConfigError for values that the engine refuses."""

@@ -175,6 +175,7 @@ def make_settings(
     settings = Settings(**values)
     if needs_model and not settings.model:
         raise ConfigError(
-            "no model given: name a folder, a hub repository or 'demo' (plan and bench also take --shape)"
+            "no model given: name a folder, a hub repository, 'demo' or 'demo-moe' (plan and bench also take "
+            "--shape)"
         )
     return settings

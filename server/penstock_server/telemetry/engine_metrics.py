@@ -17,7 +17,10 @@ from prometheus_client.registry import Collector
 
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.snapshot import EngineSnapshot
-from penstock_server.protocol.engine_bodies import LinkTraffic, StatsBody
+from penstock_server.protocol.engine_bodies import ExpertsBody, LinkTraffic, StatsBody
+
+#: The link over which experts come from the disk.
+EXPERTS_LINK = "disk, experts"
 
 
 def vllm_labels(model_name: str) -> dict[str, str]:
@@ -52,8 +55,11 @@ class EngineCollector(Collector):
             yield self._gauge(
                 "penstock:floor_share", "Least possible step time / measured, since start", share
             )
+        if now.experts is not None:
+            yield from self._experts(now, now.experts)
         yield self._waiting_by_reason(now)
         yield from self._totals(now)
+        yield self._accepted_by_place(now)
         yield self._tokens_per_step(snapshot)
         yield self._cache_config(snapshot)
         yield from self._links(now.links)
@@ -73,6 +79,13 @@ class EngineCollector(Collector):
                 "penstock:fast_forwarded_tokens",
                 "Generated tokens that a grammar forced, without a step of their own",
                 now.fast_forwarded_tokens,
+            ),
+            ("vllm:spec_decode_num_drafts", "Chains of guessed tokens", now.draft_chains),
+            ("vllm:spec_decode_num_draft_tokens", "Guessed tokens", now.draft_tokens),
+            (
+                "vllm:spec_decode_num_accepted_tokens",
+                "Guessed tokens that were right",
+                now.accepted_tokens,
             ),
             ("penstock:expert_queries", "Experts that layers asked for", now.expert_queries),
             ("penstock:expert_hits", "Experts that were in memory when asked for", now.expert_hits),
@@ -96,6 +109,39 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=[*labels])
             counter.add_metric([*labels.values()], value)
             yield counter
+
+    def _accepted_by_place(self, now: StatsBody) -> Metric:
+        labels = self._labels("vllm:")
+        counter = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Chains of guessed tokens that were right at a place",
+            labels=[*labels, "position"],
+        )
+        for place, count in enumerate(now.accepted_by_place):
+            counter.add_metric([*labels.values(), str(place)], count)
+        return counter
+
+    def _experts(self, now: StatsBody, experts: ExpertsBody) -> Iterable[Metric]:
+        """How often experts were in memory, what a token made the disk read, and which experts are hot."""
+        read = now.links.get(EXPERTS_LINK)
+        rate = now.expert_hits / now.expert_queries if now.expert_queries else 0.0
+        yield self._gauge("penstock:expert_hit_rate", "Experts in memory / asked for, since start", rate)
+        yield self._gauge(
+            "penstock:expert_bytes_per_token",
+            "Bytes of experts from the disk / tokens computed, since start",
+            read.num_bytes / now.step_tokens if read and now.step_tokens else 0.0,
+        )
+        yield self._gauge("penstock:expert_slots", "Experts that have room", experts.num_slots)
+        yield self._gauge("penstock:pinned_experts", "Experts that stay in memory", experts.num_pinned)
+        labels = self._labels("penstock:")
+        hot = GaugeMetricFamily(
+            "penstock:hot_expert_share",
+            "Share of the steps that asked for one of the most used experts",
+            labels=[*labels, "layer", "expert"],
+        )
+        for each in experts.hot:
+            hot.add_metric([*labels.values(), str(each.layer), str(each.expert)], each.share)
+        yield hot
 
     def _waiting_by_reason(self, now: StatsBody) -> Metric:
         """Waiting sequences by vLLM's reasons. "deferred" sequences wait for a LoRA adapter or a transfer at

@@ -4,11 +4,11 @@ import { element, svg } from "./dom.js";
 import { inEnglish, words } from "./words.js";
 
 const IDEAS = ["ideaStory", "ideaSum", "ideaWho"];
-/** The model that comes with Penstock. It was taught English alone. */
-const DEMO = "demo";
+/** The models that come with Penstock. They were taught English alone. */
+const DEMOS = ["demo", "demo-moe"];
 
 export function emptyStage(model, ask) {
-  const ideas = IDEAS.map(model === DEMO ? inEnglish : (key) => words(key));
+  const ideas = IDEAS.map(DEMOS.includes(model) ? inEnglish : (key) => words(key));
   return element(
     "div",
     { class: "empty" },
@@ -25,7 +25,7 @@ export function emptyStage(model, ask) {
         ),
       ),
     ),
-    model === DEMO && element("p", { class: "hint" }, words("demoHint")),
+    DEMOS.includes(model) && element("p", { class: "hint" }, words("demoHint")),
   );
 }
 

@@ -10,6 +10,7 @@ const BINDINGS = {
   "host to device": "waitsForLink",
   memory: "waitsForMemory",
   arithmetic: "waitsForArithmetic",
+  experts: "waitsForExperts",
 };
 const waitingFor = (binding) => (BINDINGS[binding] ? words(BINDINGS[binding]) : binding);
 
@@ -35,9 +36,12 @@ export function ledger(plan) {
     [words("embedding"), ram, plan.embedding_bytes, ""],
     [words("head"), compute, plan.head_bytes, ""],
   ];
+  const end = plan.num_encoder_layers;
+  const start = end - plan.num_cross_layers;
   for (const [key, layers, streamed] of [
-    ["encoderLayers", plan.layers.slice(0, plan.num_encoder_layers), "streamedEachPrompt"],
-    ["layers", plan.layers.slice(plan.num_encoder_layers), "streamedEachStep"],
+    ["encoderLayers", plan.layers.slice(0, start), "streamedEachPrompt"],
+    ["crossProjections", plan.layers.slice(start, end), "streamedEachPrompt"],
+    ["layers", plan.layers.slice(end), "streamedEachStep"],
   ])
     rows.push(...layerRows(key, layers, streamed, homes));
   const staging = (slots) => slots * plan.staging_slot_bytes;
@@ -61,6 +65,13 @@ export function ledger(plan) {
   if (plan.num_host_expert_slots)
     rows.push([words("experts"), ram, experts(plan.num_host_expert_slots), words("onTheWay")]);
   rows.push([words("keysAndValues"), compute, plan.kv_bytes, count(plan.num_kv_tokens, "tokens")]);
+  if (plan.state_bytes)
+    rows.push([
+      words("recurrentStates"),
+      compute,
+      plan.state_bytes,
+      count(plan.num_state_slots, "slots"),
+    ]);
   rows.push([words("activations"), compute, plan.workspace_bytes, words("atLargestStep")]);
   const budgets = [[ram, plan.host_used_bytes, plan.host_budget_bytes]];
   if (plan.has_gpu) budgets.push([gpu, plan.device_used_bytes, plan.device_budget_bytes]);

@@ -102,6 +102,7 @@ export class Machine {
     this.#isKnown = stats.num_steps >= this.#steps; // fewer steps: another process, maybe another model
     this.#steps = stats.num_steps;
     this.#strip.sample(stats.current_layer, stats.last_step?.duration_s, isRunning);
+    this.#strip.experts(stats.experts);
     this.#readings.show(stats, isRunning || hasMoved);
     this.#onState(isRunning ? "working" : "ready", words(isRunning ? "working" : "ready"));
     this.#delay = isRunning || hasMoved ? BUSY_MS : Math.min(IDLE_MS, 1.5 * this.#delay);

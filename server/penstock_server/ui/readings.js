@@ -2,13 +2,16 @@
 // and values, the queue.
 
 import { element, svg } from "./dom.js";
-import { byteRate, percent, rate, seconds } from "./figures.js";
+import { byteRate, bytes, percent, rate, seconds } from "./figures.js";
 import { count, words } from "./words.js";
 
 /** The seconds, and the least number of steps, over which rates are taken. */
 const WINDOW_S = 3;
 const WINDOW_STEPS = 3;
 const HISTORY = 60;
+
+/** The link over which experts come from the disk. */
+const EXPERTS = "disk, experts";
 
 /** The difference between two answers of GET /v1/engine/stats. */
 class Window {
@@ -40,6 +43,17 @@ class Window {
     return elapsed > 0 ? this.#change((stats) => stats.links[name]?.num_bytes ?? 0) / elapsed : 0;
   }
 
+  /** The share of the experts asked for that were in memory; null if none was asked for. */
+  get hitRate() {
+    const asked = this.#change((stats) => stats.expert_queries);
+    return asked > 0 ? this.#change((stats) => stats.expert_hits) / asked : null;
+  }
+
+  get expertBytesPerToken() {
+    const tokens = this.#change((stats) => stats.step_tokens);
+    return tokens > 0 ? this.#change((stats) => stats.links[EXPERTS]?.num_bytes ?? 0) / tokens : 0;
+  }
+
   #change(read) {
     return this.#samples.length > 1 ? read(this.#samples.at(-1)) - read(this.#samples[0]) : 0;
   }
@@ -64,6 +78,7 @@ export class Readings {
       tokens: reading(words("tokensPerSTitle"), "spark"),
       step: reading(words("step"), "bar"),
       ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "bar")])),
+      ...(plan.num_expert_slots && { experts: reading(words("expertsTitle"), "bar") }),
       kv: reading(words("kvCache"), "bar"),
       queue: reading(words("sequences")),
     };
@@ -86,6 +101,7 @@ export class Readings {
     this.#showStep(stats.last_step);
     for (const name of Object.keys(stats.links))
       this.#showLink(name, isRunning ? this.#window.linkRate(name) : 0);
+    if (stats.experts) this.#showExperts(stats);
     const used = stats.kv_blocks_total ? stats.kv_blocks_used / stats.kv_blocks_total : 0;
     this.#shown.kv.set(
       percent(used),
@@ -115,10 +131,26 @@ export class Readings {
     this.#shown.step.fill(step.duration_s / longest, step.predicted_s / longest);
   }
 
+  #showExperts(stats) {
+    const hits = this.#window.hitRate ?? (stats.expert_queries ? stats.expert_hits / stats.expert_queries : 0);
+    const hottest = stats.experts.hot[0];
+    this.#shown.experts.set(
+      percent(hits),
+      hottest
+        ? words("expertsRemark", {
+            bytes: bytes(this.#window.expertBytesPerToken),
+            layer: hottest.layer + 1,
+            expert: hottest.expert,
+          })
+        : words("noneYet"),
+    );
+    this.#shown.experts.fill(hits);
+  }
+
   #showLink(name, now) {
     const able = this.#ableRate(name);
     const shown = this.#shown[name];
-    if (!this.#plan.streamed_bytes) {
+    if (!this.#streamedBytes(name)) {
       shown.fill(null);
       return shown.set(words("idle"), words("allResident"));
     }
@@ -133,15 +165,24 @@ export class Readings {
 
   /** The measured rate of the link, computed from the plan's prediction; 0 if unknown. */
   #ableRate(name) {
+    if (name === EXPERTS) return this.#ableRate("disk");
     const busyS = this.#plan.step.terms[name];
     if (!busyS) return 0;
-    const isDisk = (layer) => layer.home === "disk";
-    const sum = (layers) => layers.reduce((total, layer) => total + layer.num_bytes, 0);
-    return (name === "disk" ? sum(this.#stepLayers.filter(isDisk)) : this.#plan.streamed_bytes) / busyS;
+    const planned = name === "disk" ? this.#streamedBytes("disk") + this.#streamedBytes(EXPERTS) : null;
+    return (planned ?? this.#plan.streamed_bytes) / busyS;
+  }
+
+  /** Bytes that a step of one token moves over a link, by the plan. */
+  #streamedBytes(name) {
+    const { step, expert_slot_bytes, streamed_bytes } = this.#plan;
+    if (name === EXPERTS) return step.experts.num_from_disk * expert_slot_bytes;
+    if (name !== "disk") return streamed_bytes;
+    const onDisk = this.#stepLayers.filter((layer) => layer.home === "disk");
+    return onDisk.reduce((total, layer) => total + layer.num_bytes, 0);
   }
 }
 
-const LINKS = { disk: "fromDisk", "host to device": "toGpu" };
+const LINKS = { disk: "fromDisk", [EXPERTS]: "expertsFromDisk", "host to device": "toGpu" };
 const linkTitle = (name) => (LINKS[name] ? words(LINKS[name]) : name);
 
 /** One instrument. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */

@@ -22,6 +22,7 @@ export class Strip {
   #caption;
   #sample = null;
   #shown = null;
+  #arrived = []; // for each layer, the experts that had come when the strip was told last
   #frame = null;
   summary = "";
 
@@ -52,13 +53,16 @@ export class Strip {
       plan.layers.some((layer) => layer.home === home),
     );
     const sums = {};
-    const whole = plan.layers.filter((layer) => !layer.is_lower);
-    const parts = [count(whole.length, "layers")];
+    const number = (layers) => layers.filter((layer) => !layer.is_lower).length;
+    const end = plan.num_encoder_layers;
+    const cross = number(plan.layers.slice(end - plan.num_cross_layers, end));
+    const parts = [count(number(plan.layers) - cross, "layers")];
+    if (cross) parts.push(count(cross, "crossProjections"));
     for (const home of homes) {
       const there = plan.layers.filter((layer) => layer.home === home);
       const isPinned = home === "host" && plan.has_gpu;
-      const number = isPinned ? words("pinnedLayers", { layers: there.length }) : there.length;
-      sums[home] = `${number} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
+      const found = isPinned ? words("pinnedLayers", { layers: there.length }) : there.length;
+      sums[home] = `${found} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
       parts.push(words(PLACES[home], { number: there.length }));
     }
     this.#build(plan.layers, homes, sums);
@@ -85,6 +89,21 @@ export class Strip {
     else this.#frame ??= requestAnimationFrame(() => this.#move());
   }
 
+  /** Shows how many of each layer's experts are in memory, and in which layers some have arrived since the last
+   * time. `experts` as GET /v1/engine/stats has them; null: the model has none. */
+  experts(experts) {
+    if (!experts) return;
+    for (const [layer, total] of experts.num_experts.entries()) {
+      const cell = this.#cells[this.#whole[layer]];
+      if (!cell || !total) continue;
+      if (!cell.firstChild) cell.append(element("i", { class: "experts" }));
+      cell.style.setProperty("--held", experts.in_slots[layer] / total);
+      const arrived = experts.num_arrived[layer];
+      cell.firstChild.classList.toggle("arriving", arrived > (this.#arrived[layer] ?? arrived));
+      this.#arrived[layer] = arrived;
+    }
+  }
+
   /** Stops the movement while nobody looks. */
   rest() {
     this.#stop();
@@ -92,6 +111,7 @@ export class Strip {
 
   #build(layers, homes, sums) {
     this.#stop();
+    this.#arrived = [];
     this.#place.style.setProperty("--layers", layers.length);
     this.#place.style.setProperty("--lanes", homes.length);
     this.#place.classList.toggle("dense", layers.length > 40);

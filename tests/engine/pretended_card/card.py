@@ -22,9 +22,10 @@ from compiled import compiled
 from torch import Tensor
 from torch.cuda import _sanitizer
 
+from penstock.memory.direct_io import DirectReader
 from pretended_card.driver import Driver
 from pretended_card.memory import CardMemory
-from pretended_card.races import Races
+from pretended_card.races import Race, Races
 from pretended_card.streams import CurrentStream, Event, Stream
 from pretended_card.tensors import CardTensor, blank
 
@@ -49,6 +50,9 @@ class PretendedCard:
         self.default_stream = Stream(self.races, self.driver.fake_stream(), is_default=True)
         self.current_stream = CurrentStream(self.default_stream)
         self._streams = [self.default_stream]
+        #: Copies out of the host's memory: first address, the one after the last, the stream, and how much of
+        #: the stream has run after the copy.
+        self._copied_from: list[tuple[int, int, Stream, int]] = []
         #: Why the host waited for the card, each time.
         self.host_waits: list[str] = []
         #: A machine without a driver, or a container without the card, has none.
@@ -72,7 +76,23 @@ class PretendedCard:
             self.races.on_use([target.data_ptr()], stream.stream_id, "a small copy")
         else:
             self.races.on_copy(target, stream.stream_id)
+            if self.is_pinned(source):
+                self._on_host_read(source, stream)
         stream.enqueue(lambda: target.inner.copy_(source))
+
+    def _on_host_read(self, source: Tensor, stream: Stream) -> None:
+        begin = source.data_ptr()
+        with self.races.lock:
+            self._copied_from.append((begin, begin + source.nbytes, stream, stream.num_queued + 1))
+
+    def on_host_write(self, begin: int, num_bytes: int) -> None:
+        """The host writes to its own memory, which a copy may still read. Only a wait of the host puts the
+        two in order, however late either of them comes."""
+        with self.races.lock:
+            self._copied_from = [copy for copy in self._copied_from if copy[2].num_known < copy[3]]
+            for first, end, _, _ in self._copied_from:
+                if first < begin + num_bytes and begin < end:
+                    self.races.found.append(Race("the host does not wait for a copy out of its memory"))
 
     def on_use(self, addresses: Iterable[int], name: str) -> None:
         """A kernel or operation begins."""
@@ -158,6 +178,7 @@ def pretend(capability: tuple[int, int] = (6, 1), total_bytes: int = 6 * GIB) ->
             patches.enter_context(patch.object(torch, "tensor", _tensor(torch.tensor)))
             patches.enter_context(patch.object(Tensor, "new_tensor", _new_tensor))
             patches.enter_context(patch.object(ctypes, "CDLL", _with_driver(card.driver, ctypes.CDLL)))
+            patches.enter_context(patch.object(DirectReader, "submit", _told(card, DirectReader.submit)))
             yield card
     finally:
         factories._destroy()
@@ -176,6 +197,14 @@ def _tensor(make: Any) -> Any:
 
 def _new_tensor(self: Tensor, value: Any, **kwargs: Any) -> Tensor:
     return torch.tensor(value, **({"dtype": self.dtype, "device": self.device} | kwargs))
+
+
+def _told(card: PretendedCard, submit: Any) -> Any:
+    def told(self: DirectReader, path: Path, offset: int, num_bytes: int, target: Tensor) -> Any:
+        card.on_host_write(target.data_ptr(), num_bytes)
+        return submit(self, path, offset, num_bytes, target)
+
+    return told
 
 
 def _with_driver(driver: Driver, load: Any) -> Any:

@@ -13,9 +13,9 @@ from test_convert import Ids
 import penstock.kernels
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import Home
+from penstock.memory.planning.plan import Home
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
 from pretended_card.card import PretendedCard, pretend

@@ -3,6 +3,7 @@ forgotten does nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.memory.direct_io import DirectReader
 from pretended_card.driver import Driver
 from pretended_card.streams import Event, Stream
 
@@ -40,6 +42,18 @@ def _the_last_use_is_recorded_on_the_link(patch: Patch) -> None:
 
 def _the_host_waits_for_no_event(patch: Patch) -> None:
     patch.setattr(Event, "synchronize", lambda self: None)
+
+
+def _the_host_waits_for_no_event_of_a_slow_disk(patch: Patch) -> None:
+    """The copy out of a slot has mostly ended before the next read begins, and nothing looks wrong."""
+    _the_host_waits_for_no_event(patch)
+    submit = DirectReader.submit
+
+    def slow(self: DirectReader, *args: Any) -> Any:
+        time.sleep(0.02)
+        return submit(self, *args)
+
+    patch.setattr(DirectReader, "submit", slow)
 
 
 def _new_memory_is_used_before_it_is_zero(patch: Patch) -> None:
@@ -90,6 +104,7 @@ FAULTS: dict[str, tuple[Fault, bool]] = {
     "copies do not wait for the last use": (_copies_do_not_wait_for_the_last_use, False),
     "the last use is recorded on the link": (_the_last_use_is_recorded_on_the_link, False),
     "the host waits for no event": (_the_host_waits_for_no_event, True),
+    "the host waits for no event, and the disk is slow": (_the_host_waits_for_no_event_of_a_slow_disk, True),
     "new memory is used before it is zero": (_new_memory_is_used_before_it_is_zero, False),
     "copies are timed before they have ended": (_copies_are_timed_before_they_have_ended, False),
     "no context is current in the launching thread": (_no_context_is_current, False),

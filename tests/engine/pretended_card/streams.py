@@ -29,6 +29,10 @@ class Stream:
         self.is_default = is_default
         self.num_queued = 0
         self._num_run = 0
+        #: How much of each stream has run before what is queued here, since this stream waited for it.
+        self.awaited: dict[Stream, int] = {}
+        #: How much the host knows to have run, because it waited.
+        self.num_known = 0
         self._queue: deque[Callable[[], object]] = deque()
         self.races = races
         if not is_default:
@@ -54,12 +58,25 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         with self.races.lock:
             self.races.detector._handle_event_wait(event.number, self.stream_id)
+            for stream, until in event.before.items():
+                self.awaited[stream] = max(until, self.awaited.get(stream, 0))
         self.enqueue(event.run)
+
+    def all_before(self) -> dict[Stream, int]:
+        """How much of each stream comes before what will be queued here."""
+        return self.awaited | {self: self.num_queued}
 
     def synchronize(self) -> None:
         with self.races.lock:
             self.run(self.num_queued)
+            tell_host(self.all_before())
             self.races.detector._handle_stream_synchronization(self.stream_id)
+
+
+def tell_host(before: dict[Stream, int]) -> None:
+    """The host has waited until so much of each stream had run."""
+    for stream, until in before.items():
+        stream.num_known = max(stream.num_known, until)
 
 
 class Event:
@@ -69,11 +86,13 @@ class Event:
         self._is_timed = enable_timing
         #: The stream that it was recorded on, and how much was queued there before it.
         self._place: tuple[Stream, int] | None = None
+        #: How much of each stream comes before it.
+        self.before: dict[Stream, int] = {}
         races.detector._handle_event_creation(self.number)
 
     def record(self, stream: Stream) -> None:
         with self._races.lock:
-            self._place = stream, stream.num_queued
+            self._place, self.before = (stream, stream.num_queued), stream.all_before()
             self._races.detector._handle_event_record(self.number, stream.stream_id)
 
     def query(self) -> bool:
@@ -93,6 +112,7 @@ class Event:
     def synchronize(self) -> None:
         with self._races.lock:
             self.run()
+            tell_host(self.before)
             self._races.detector._handle_event_synchronization(self.number)
 
     def elapsed_time(self, end: Event) -> float:

@@ -10,8 +10,8 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeStream, Script
 from penstock.errors import ContextOverflow, EngineDead, EngineStopped
-from penstock.generation.generation_request import SamplingParams
-from penstock.generation.request import RequestOutput
+from penstock.generation.requests.generation_request import SamplingParams
+from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock_server.answers.answers import Answers
 from penstock_server.facade.engine import ServedEngine

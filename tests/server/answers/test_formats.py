@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fakes import EOS, FakeAsyncEngine, FakeTokenizer
-from penstock.generation.generation_request import SamplingParams
 from penstock.generation.logprobs import TokenLogprobs
-from penstock.generation.request import RequestOutput
+from penstock.generation.requests.generation_request import SamplingParams
+from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras, stream
@@ -143,7 +143,11 @@ async def test_whole_chat() -> None:
         "completion_tokens": 14,
         "total_tokens": 16,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert body["choices"][1] == {
         "index": 1,

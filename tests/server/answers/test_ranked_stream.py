@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeStream
 from penstock.errors import StepFailed
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock_server.answers.ranked_stream import RankedStream, Search
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeTokenizer, Script
 from penstock.errors import EngineDead
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.responses_format import ResponsesFormat, response_events
 from penstock_server.facade.engine import ServedEngine

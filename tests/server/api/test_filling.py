@@ -201,8 +201,10 @@ def test_a_model_that_cannot_fill(make_client: MakeClient) -> None:
     client = make_client(FakeAsyncEngine())
     status, param, message = error_of(client.post("/v1/fill", json={"prompt": "a <span> b"}))
     assert (status, param) == (400, "prompt") and "fill-in-the-middle" in message
+    assert "use /v1/completions or" in message
     status, param, message = error_of(client.post("/v1/completions", json={"prompt": "a", "suffix": "b"}))
     assert (status, param) == (400, "suffix") and "can't fill in blanks" in message
+    assert "leave suffix out, or take a model that can" in message
     assert client.get("/v1/models").json()["data"][0]["max_blanks"] == 0
 
 

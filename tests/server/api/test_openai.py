@@ -18,7 +18,7 @@ from fakes import FakeAsyncEngine, FakeModel, FakeStream, Script
 from penstock.async_engine import EngineStatus
 from penstock.errors import EngineDead, QueueFull, TooFewAnswers
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import SamplingParams, ValidRequest
+from penstock.generation.requests.generation_request import SamplingParams, ValidRequest
 from penstock_server.answers.formats import ChatFormat
 from penstock_server.answers.responses_format import ResponsesFormat
 from penstock_server.tools import schemas, templates
@@ -548,6 +548,14 @@ def test_a_search_that_finds_too_few_answers_is_a_400(make_client: MakeClient) -
 def test_a_prompt_may_be_cut(client: TestClient, engine: FakeAsyncEngine) -> None:
     assert complete(client, prompt="x" * 2000).status_code == 400
     assert complete(client, prompt="x" * 2000, truncate_prompt_tokens=-1).status_code == 200
+    messages = [{"role": "user", "content": "x" * 4001}]
+    for route, fields in (
+        ("completions", {"prompt": "x" * 4001}),
+        ("chat/completions", {"messages": messages}),
+    ):
+        refused = client.post(f"/v1/{route}", json=fields | {"truncate_prompt_tokens": 2})
+        assert refused.status_code == 400
+        assert "cuts prompts of at most 4000. Send the part" in refused.json()["error"]["message"]
     answer = complete(client, prompt="abc", truncate_prompt_tokens=2, echo=True).json()
     assert answer["choices"][0]["text"] == "bcHello!"
     assert [len(stream.prompt) for stream in engine.streams] == [999, 2]

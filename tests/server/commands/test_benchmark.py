@@ -94,7 +94,7 @@ def test_a_repository_is_looked_up_as_told(
     assert cli.main(["bench", "owner/name", "--offline"]) == 1
     assert "--offline forbids" in capsys.readouterr().err
     assert cli.main(["bench", "owner/name"]) == 1
-    assert "can't be reached" in capsys.readouterr().err
+    assert "is not in the local cache" in capsys.readouterr().err
 
 
 def test_unknown_shapes_and_no_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from penstock.memory.cards import CARDS
+from penstock.memory.planning.cards import CARDS
 from penstock.model.known_shapes import SHAPES
 from penstock_server.commands.command_line import build_parser
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from penstock.errors import UnsafeCheckpoint, WrongTensor
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.conversion.report import ConversionReport
+from penstock.weights.formats.model_formats import has_int4
 from penstock_server import cli
 from penstock_server.commands.converting import run_convert, summary
 from penstock_server.facade.loading import load_engine
@@ -133,7 +134,7 @@ def test_four_bits(tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "weights           int4, groups of 32; int8\n" in told and "KL divergence" in told
     settings = Settings(model=str(tiny_llama), weights="int4", group_size=32, convert_to=tmp_path / "plain")
     with load_engine(settings) as engine:
-        assert engine.model.store.tensors.has_int4 and (tmp_path / "plain" / "config.json").is_file()
+        assert has_int4(engine.model.store.tensors) and (tmp_path / "plain" / "config.json").is_file()
 
 
 def as_pickle(source: Path, folder: Path) -> Path:

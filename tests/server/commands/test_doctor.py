@@ -98,6 +98,18 @@ def test_no_card() -> None:
         assert not finding.advice or "driver" in finding.text
 
 
+def test_rates_of_a_busy_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "hardware.json"
+    found = doctor.rates(cache, tmp_path)
+    assert not found.advice and "at the first start" in found.text
+    assert not doctor.rates(cache, tmp_path / "no such folder").advice
+    for share, text in ((None, "were measured"), (0.05, "were measured"), (0.4, "took 40% of the cores")):
+        monkeypatch.setattr(doctor, "kept_shares", lambda *_, kept=share: [0.0, kept])
+        found = doctor.rates(cache, tmp_path)
+        assert text in found.text and bool(found.advice) == (share == 0.4)
+    assert f"`penstock hardware --remeasure {tmp_path}`" in found.advice
+
+
 def test_a_tuning_of_a_busy_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "hardware.json"
     monkeypatch.setattr(doctor, "build_fingerprint", lambda: "avx512 1234")

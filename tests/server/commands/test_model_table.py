@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
 import pytest
 
-from penstock.config import EngineConfig
 from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock_server import cli
-from penstock_server.commands.model_table import MACHINES, NO_ROOM, model_table
+from penstock_server.commands.model_table import MACHINES, NO_ROOM
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    return model_table(EngineConfig())
+    """What the command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert cli.main(["plan", "--table"]) == 0
+    return output.getvalue().splitlines()
 
 
 def cells(line: str) -> list[str]:
@@ -53,8 +57,6 @@ def test_the_readme_has_the_table_that_the_command_prints(name: str, lines: list
     assert name != "README.md" or "\n".join(lines) in text
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], lines: list[str]) -> None:
-    assert cli.main(["plan", "--table"]) == 0
-    assert capsys.readouterr().out.splitlines() == lines
+def test_the_table_is_of_all_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--table", "--card", "T4", "owner/name"]) == 2
     assert "leave out MODEL and --card" in capsys.readouterr().err

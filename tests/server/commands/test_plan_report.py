@@ -44,6 +44,13 @@ def test_a_plan_as_a_table_and_as_data(capsys: pytest.CaptureFixture[str]) -> No
     assert f"{streamed / 2**30:8.2f} GiB" in text and "of a budget of 6.00 GiB" in text
 
 
+def test_an_encoder_is_counted_as_a_reader_counts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """CPM-2 has 24 layers in its encoder; the matrices for the decoder's cross-attention are no layers."""
+    rows = run(capsys, "plan", "--shape", "cpm-2", "--kv-tokens", "1024").splitlines()
+    for name in ("24 encoder layers", "24 cross-attention projections", "24 layers"):
+        assert any(row.startswith(f"{name} ") for row in rows), rows
+
+
 @pytest.mark.parametrize("card", [(), ("--card", "GTX 1060")])
 def test_what_the_table_shows_adds_up_to_what_is_used(
     capsys: pytest.CaptureFixture[str], card: tuple[str, ...]
@@ -164,6 +171,16 @@ def test_rates_that_were_kept_are_told_with_their_date(
     for command in (["hardware", "."], ["plan", "--shape", "cpm-1"]):
         text = run(capsys, *command)
         assert "measured on 2026-05-04 at 03:02 and kept" in text and "hardware --remeasure" in text
+
+
+def test_rates_of_a_busy_machine_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = dataclasses.replace(MACHINE, others_share=0.43)
+    monkeypatch.setattr(machine, "measure_hardware", lambda *_: busy)
+    for command in (["hardware", "."], ["plan", "--shape", "cpm-1"]):
+        assert run(capsys, *command).count("measured while other work took 43% of the cores") == 1
+    assert json.loads(run(capsys, "hardware", ".", "--json"))["others_share"] == 0.43
 
 
 def test_wrong_usage_is_told_before_anything_is_measured(

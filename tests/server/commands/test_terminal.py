@@ -16,7 +16,7 @@ from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError, RequestError
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import Chosen
-from penstock.generation.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock_server.commands import terminal
 from penstock_server.settings.settings import Settings
 

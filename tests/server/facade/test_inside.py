@@ -11,7 +11,7 @@ from test_seams import engine_of, open_mixture, write_mixture
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.plan import gib
+from penstock.memory.planning.plan import gib
 from penstock_server.facade import inside
 from penstock_server.facade.plan_table import plan_table
 
@@ -71,6 +71,12 @@ def test_the_plans_lines_add_up(tmp_path: Path) -> None:
     # With room for all, an expert is read once.
     assert stats.expert_queries - stats.expert_hits <= 15 < stats.expert_queries
     assert stats.expert_hits > 0
+    experts = stats.experts
+    assert experts is not None and experts.num_experts == [0, 0, 5, 5, 5] and experts.num_slots == 15
+    assert experts.in_slots == experts.num_arrived and sum(experts.in_slots) <= 15
+    assert stats.expert_queries - stats.expert_hits == sum(experts.num_arrived)
+    assert {(each.layer in (2, 3, 4), each.expert in range(5)) for each in experts.hot} == {(True, True)}
+    assert [each.share for each in experts.hot] == sorted((each.share for each in experts.hot), reverse=True)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 3, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from penstock import measure
 from penstock.config import KernelTuning
 from penstock.engine import Engine
 from penstock.errors import CheckpointNotFound, EngineDead
-from penstock.memory.hardware import DiskProfile
+from penstock.memory.hardware import DiskProfile, capacities
 from penstock_server.commands.plan_report import profile
 from penstock_server.facade import loading
 from penstock_server.facade.loading import LoadProgress, load_engine
@@ -62,6 +63,14 @@ def test_the_disk_is_the_one_that_plans_know(
     monkeypatch.setattr(measure, "measure_disk", None)
     load_engine(settings)
     assert seen["hardware"].disk == disk
+
+
+def test_rates_of_a_busy_machine_are_told(seen: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    busy = replace(capacities(), others_share=0.43)
+    load_engine(Settings(model="m"), hardware=busy)
+    assert seen["hardware"] == busy
+    assert "measured while other work took 43% of the cores" in caplog.text
+    assert "`penstock hardware --remeasure" in caplog.text
 
 
 def test_loading_ends_if_its_progress_is_refused(seen: dict[str, Any]) -> None:

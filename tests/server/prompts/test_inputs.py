@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from fakes import FakeModel, model_of
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 from penstock_server.prompts.inputs import (
     choices,

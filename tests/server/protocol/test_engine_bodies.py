@@ -10,10 +10,10 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.config import EngineConfig, KernelTuning
-from penstock.memory.cards import find_card
-from penstock.memory.cost import predict_step
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
-from penstock.memory.planner import plan_memory
+from penstock.memory.planning.cards import find_card
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
 from penstock_server.commands.plan_report import as_data, footprint_of, predictions
@@ -48,7 +48,11 @@ PLAN = [
     "streamed_bytes",
     "num_resident_layers",
     "num_encoder_layers",
+    "num_cross_layers",
     "num_kv_tokens",
+    "state_bytes",
+    "num_state_slots",
+    "num_state_sequences",
 ]
 STEP = [
     "num_tokens",
@@ -62,6 +66,10 @@ STEP = [
     "seconds",
     "products_s",
     "binding",
+    "experts.num_asked",
+    "experts.num_missing",
+    "experts.num_from_disk",
+    "experts.hit_rate",
 ]
 STATS = [
     "time_s",
@@ -75,6 +83,10 @@ STATS = [
     "prompt_tokens",
     "generated_tokens",
     "fast_forwarded_tokens",
+    "draft_tokens",
+    "accepted_tokens",
+    "draft_chains",
+    "accepted_by_place",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "expert_queries",
@@ -97,6 +109,11 @@ STATS = [
     "last_step.floor_s",
     "last_step.predicted_s",
     "last_step.num_fast_forwarded",
+    "last_step.num_drafts",
+    "last_step.num_right_drafts",
+    "last_step.num_experts",
+    "last_step.num_expert_hits",
+    "experts",
     "links.disk.num_bytes",
     "links.disk.busy_s",
     "step_tokens",
@@ -129,6 +146,7 @@ HARDWARE = [
     "kernels.tuning.panel_inputs_few",
     "kernels.tuning.read_threads",
     "kernels.others_share",
+    "others_share",
 ]
 
 CONFIG = EngineConfig(host_memory_bytes=6 << 30)
@@ -158,7 +176,7 @@ def model() -> FakeModel:
     model = FakeModel()
     model.plan = MEMORY_PLAN
     model.meter.predict = functools.partial(predict_step, MEMORY_PLAN, SIZE, MACHINE, CONFIG)
-    model.metrics.record(StepStats(0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1))
+    model.metrics.record(StepStats(0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1, 9, 5))
     model.metrics.links = {"disk": Traffic(5, 0.5)}
     model.streamer.current_layer = 3
     return model
@@ -166,7 +184,7 @@ def model() -> FakeModel:
 
 def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> None:
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
-    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP)]
+    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), "model_impl", "is_batch_invariant"]
     assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
     assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
     step = model.meter.predict(1, 1)
@@ -178,7 +196,7 @@ def test_the_totals_and_the_last_step(make_client: MakeClient, model: FakeModel)
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/engine/stats").json()
     assert [*keys(told)] == STATS
     assert (told["current_layer"], told["num_steps"], told["step_tokens"]) == (3, 1, 3)
-    assert [*told["last_step"].values()] == [0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1]
+    assert [*told["last_step"].values()] == [0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1, 9, 5, 0, 0]
     assert told["links"] == {"disk": {"num_bytes": 5, "busy_s": 0.5}}
 
 

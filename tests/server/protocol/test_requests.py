@@ -82,7 +82,6 @@ def test_accepted_without_effect_as_the_module_says() -> None:
         prompt_cache_key="k",
         prompt_cache_options={"mode": "auto"},
         prompt_cache_retention="24h",
-        prediction={"type": "content", "content": "x"},
         stream=True,
         stream_options={"include_obfuscation": False},
     )
@@ -165,7 +164,7 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], [1, "a"], [[1], "a"], None, 7, [-1]])
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], [1, "a"], [[1], "a"], None, 7, [-(2**31)]])
 def test_no_prompts(prompt: Any) -> None:
     assert refused(completion, prompt=prompt)["loc"][0] == "prompt"
 

@@ -56,6 +56,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         host_memory=1,
         device_memory=1,
         kv_cache_memory=1,
+        state_memory=1,
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,
@@ -71,8 +72,11 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         group_size=64,
         device="cpu",
         strict_plan=True,
+        model_impl="penstock",
         ignore_unexpected_tensors=True,
         allow_pickle=True,
+        speculation="off",
+        draft_model="draft",
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2

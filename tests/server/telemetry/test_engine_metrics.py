@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock.metrics import StepStats, Traffic
+from penstock.spec import UnitKey
+from penstock.weights.tiers.use_counts import UseCounts
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.telemetry.metrics import RequestMetrics
 
@@ -26,6 +29,9 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     totals = engine.model.metrics
     totals.num_steps, totals.step_seconds, totals.streamed_bytes = 3, 1.5, 2**30
     totals.fast_forwarded_tokens = 7
+    totals.draft_tokens, totals.accepted_tokens = 9, 4
+    for num_right in (0, 1, 3):
+        totals.record_chain(num_right)
     totals.prompt_tokens, totals.generated_tokens, totals.num_preemptions = 40, 50, 6
     totals.num_running, totals.num_waiting = 2, 1
     totals.prefix_cache_queries, totals.prefix_cache_hits = 40, 16
@@ -38,6 +44,11 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["vllm:prompt_tokens_total"] == 40
     assert found["vllm:generation_tokens_total"] == 50
     assert found["penstock:fast_forwarded_tokens_total"] == 7
+    assert found["vllm:spec_decode_num_drafts_total"] == 3
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 9
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 4
+    places = [found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total/{place}"] for place in range(4)]
+    assert places == [2, 1, 1, 0]
     assert found["vllm:num_preemptions_total"] == 6
     assert found["vllm:prefix_cache_queries_total"] == 40 and found["vllm:prefix_cache_hits_total"] == 16
     assert (found["penstock:expert_queries_total"], found["penstock:expert_hits_total"]) == (60, 45)
@@ -60,6 +71,27 @@ def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAs
     assert found["penstock:predicted_seconds_total"] == 1.75
     assert found["penstock:link_bytes_total/disk"] == 4e9
     assert found["penstock:link_busy_seconds_total/host to device"] == 0.5
+
+
+def test_experts(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    """Of a mixture with two layers, the first without experts."""
+    uses = UseCounts[UnitKey](1)
+    uses.add([UnitKey("decoder", 1, 3)] * 3 + [UnitKey("decoder", 1, 0)])
+    policy = SimpleNamespace(keys=[UnitKey("decoder", 1, 3)], num_pinned=1)
+    tier = SimpleNamespace(
+        num_slots=2, num_units={("decoder", 0): 0, ("decoder", 1): 4}, num_arrived={("decoder", 1): 5},
+        policy=policy, uses=uses,
+    )  # fmt: skip
+    engine.model.streamer.tiers.nearest_experts = tier
+    engine.model.streamer.layer_places = {("decoder", 0): 0, ("decoder", 1): 1}
+    totals = engine.model.metrics
+    totals.expert_queries, totals.expert_hits, totals.step_tokens = 60, 45, 20
+    totals.links = {"disk, experts": Traffic(4000, 1.0)}
+    found = samples(metrics)
+    assert found["penstock:expert_hit_rate"] == 0.75 and found["penstock:expert_bytes_per_token"] == 200
+    assert (found["penstock:expert_slots"], found["penstock:pinned_experts"]) == (2, 1)
+    text = metrics.render().decode()
+    assert 'penstock:hot_expert_share{expert="3",layer="1",model_name="tiny"} 0.75' in text
 
 
 def test_nothing_of_the_engine_while_it_loads(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine
 from penstock.errors import QueueFull
-from penstock.generation.request import RequestOutput
+from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.metrics import StepStats
 from penstock_server.facade.engine import ServedEngine

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from fakes import FakeAsyncEngine, FakeModel, Script
-from penstock.generation.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import SamplingParams
 
 from ..test_openai_package import LiveServer
 from .chat_templates import HERMES

@@ -16,8 +16,8 @@ from fakes import FakeModel, model_of
 from penstock.async_engine import AsyncEngine
 from penstock.engine import Engine
 from penstock.errors import InvalidParameter
-from penstock.generation.generation_request import SamplingParams
 from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer

@@ -121,7 +121,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _reply(pipe: IO[bytes]) -> bytes:
     """One byte. Empty if the process ended or said nothing in time."""
-    return pipe.read(1) if select.select([pipe], [], [], _PATIENCE_S)[0] else b""
+    poller = select.poll()  # select.select() refuses descriptors from 1024 on; a server can have more
+    poller.register(pipe, select.POLLIN)
+    return pipe.read(1) if poller.poll(1000 * _PATIENCE_S) else b""
 
 
 def _send(pipe: IO[bytes], data: bytes) -> None:

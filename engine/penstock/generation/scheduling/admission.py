@@ -158,12 +158,12 @@ class Admission:
     def _would_have_place(self, sequence: Sequence, lower: list[Sequence]) -> bool:
         """Whether there were blocks and places if the last running sequences, `lower`, did not run."""
         others = self.running[: -len(lower)]
-        num_free = self._block_manager.num_free + len(_blocks(lower) - _blocks(others))
+        num_free = self._block_manager.pool.num_free + len(_blocks(lower) - _blocks(others))
         has_room = self._places.have_room(len(others), sequence.group, {each.group for each in others})
         return has_room and self._block_manager.num_missing(sequence) <= num_free
 
     def _has_place(self, sequence: Sequence) -> bool:
-        fits = self._block_manager.num_missing(sequence) <= self._block_manager.num_free
+        fits = self._block_manager.num_missing(sequence) <= self._block_manager.pool.num_free
         has_room = self._places.have_room(len(self.running), sequence.group)
         return fits and has_room and self.encoder_turns.have_room(sequence)
 

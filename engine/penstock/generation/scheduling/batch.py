@@ -25,6 +25,9 @@ class ScheduledSequence(NamedTuple):
     #: A chain: the first draft follows the pending tokens, each other one the draft before. Empty unless
     #: is_sampled.
     drafts: tuple[int, ...] = ()
+    #: Copies of the recurrent state that are kept: (number of the sequence's tokens that the state stands
+    #: for, slot of the copy), in the order of tokens.
+    saves: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
@@ -52,6 +55,8 @@ class Batch:
     block_copies: tuple[tuple[int, int], ...] = ()
     #: Sequences of the batch whose inputs are encoded before their tokens are computed.
     encoded: tuple[Sequence, ...] = ()
+    #: Slots (source, destination) of recurrent states to be copied in this order before anything is written.
+    state_copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_encoded(self) -> int:

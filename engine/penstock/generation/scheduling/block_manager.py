@@ -1,4 +1,4 @@
-"""BlockManager: the KV blocks of each sequence. Numbers only.
+"""BlockManager: the KV blocks of each sequence, and its recurrent state. Numbers only.
 
 Sequences that begin with the same tokens share blocks. A sequence that goes on otherwise gets a copy of the
 shared block before it writes there.
@@ -9,22 +9,27 @@ from __future__ import annotations
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.prefix_cache import PrefixCache
 from penstock.generation.scheduling.sequence_group import together
+from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 
 
 class BlockManager:
     """Fills and empties the sequences' block tables."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        states: StatePool | None = None,
+    ) -> None:
+        """`states`: of a model with recurrent states."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching)
+        self.states = states or StatePool()
+        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching, self.states)
         self._copies: list[tuple[int, int]] = []
-
-    @property
-    def num_free(self) -> int:
-        return self.pool.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens take."""
@@ -80,15 +85,17 @@ class BlockManager:
                 table[index] = block
             else:
                 table.append(block)
+        self.prefix_cache.adopt_state(sequence, first + len(found))
         return min((first + len(found)) * self.block_size, sequence.num_tokens - 1)
 
     def grow(self, sequence: Sequence) -> bool:
         """Give a sequence blocks for all its tokens, and a copy of the block of the next token if the
-        sequence must not write into that block. False, and nothing is done, if there are too few free
-        blocks."""
+        sequence must not write into that block; and a slot for its state. False, and no blocks are given, if
+        there are too few free blocks."""
+        self.states.place(sequence)
         table, pool = sequence.block_table, self.pool
         num_new = max(0, self.blocks_for(sequence.num_tokens) - len(table))
-        is_diverging = self._is_diverging(sequence)
+        is_diverging = _is_diverging(sequence, pool, self.block_size)
         if not (num_new or is_diverging):
             return True
         if num_new + is_diverging > pool.num_free:
@@ -127,6 +134,7 @@ class BlockManager:
             own += other
             for block in other:
                 self.pool.own(block)
+        self.states.share(parent, child)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
@@ -135,6 +143,7 @@ class BlockManager:
             for block in reversed(table):
                 self.pool.disown(block)
             table.clear()
+        self.states.release(sequence)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source, destination) that the step has to make before it writes. No destination is a
@@ -143,13 +152,14 @@ class BlockManager:
         self._copies.clear()
         return copies
 
-    def _is_diverging(self, sequence: Sequence) -> bool:
-        """Whether the next token would overwrite what others see in the same block."""
-        index, offset = divmod(sequence.num_computed_tokens, self.block_size)
-        if index >= len(sequence.block_table):
-            return False
-        block = sequence.block_table[index]
-        return self.pool.num_owners[block] > 1 and offset >= self.pool.num_keyed_tokens(block)
+
+def _is_diverging(sequence: Sequence, pool: BlockPool, block_size: int) -> bool:
+    """Whether the next token would overwrite what others see in the same block."""
+    index, offset = divmod(sequence.num_computed_tokens, block_size)
+    if index >= len(sequence.block_table):
+        return False
+    block = sequence.block_table[index]
+    return pool.num_owners[block] > 1 and offset >= pool.num_keyed_tokens(block)
 
 
 def _tables(sequence: Sequence) -> tuple[list[int], ...]:

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 from penstock.generation.scheduling.block_keys import encoder_keys, full_key, tail_key
 from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.states.state_pool import StatePool
+from penstock.generation.scheduling.states.state_saves import StateSaves
 from penstock.generation.sequence import Sequence
 
 
 class PrefixCache:
     """Gives keys to a pool's blocks and looks blocks up by key."""
 
-    def __init__(self, pool: BlockPool, block_size: int, is_enabled: bool) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, is_enabled: bool, states: StatePool) -> None:
         self._pool = pool
         self._block_size = block_size
         self._is_enabled = is_enabled
+        self._states = states
+        self._state_saves = StateSaves(states, block_size)
         #: Blocks that got their keys in the step that is being decided or computed.
         self._unconfirmed: list[int] = []
 
@@ -33,10 +37,14 @@ class PrefixCache:
         return self._is_enabled and sequence.prompt_scores is None
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Blocks with the sequence's next tokens, beginning with the block of the first pending token."""
-        found: list[int] = []
+        """Blocks with the sequence's next tokens, beginning with the block of the first pending token; where
+        the model has recurrent states, up to the last block behind which a state was kept."""
         if not (self.is_read_by(sequence) and sequence.num_pending_tokens > 1):
-            return found
+            return []
+        return self._state_saves.reach(sequence, self._find(sequence))
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        found: list[int] = []
         size = self._block_size
         for index in range(sequence.num_computed_tokens // size, sequence.num_tokens // size):
             block = self._pool.find(full_key(sequence, index, sequence.token_ids, size))
@@ -47,6 +55,10 @@ class PrefixCache:
             block = self._pool.find(tail_key(sequence, size))
             found += [] if block is None else [block]
         return found
+
+    def adopt_state(self, sequence: Sequence, num_blocks: int) -> None:
+        """The sequence goes on behind its first blocks, which find() has found."""
+        self._state_saves.adopt(sequence, num_blocks)
 
     def find_encoder(self, sequence: Sequence, num_blocks: int) -> list[int]:
         """The blocks of the sequence's encoded input, if all of them are in the cache; else none."""
@@ -64,16 +76,17 @@ class PrefixCache:
         for block, key in zip(table, encoder_keys(sequence, len(table)), strict=True):
             self._set_key(block, key, self._block_size)
 
-    def register(self, sequence: Sequence, end: int) -> None:
+    def register(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
         """The sequence's tokens up to `end` will be computed in this step. The blocks that become full, and
-        the prompt's last block, can be found from now on."""
+        the prompt's last block, can be found from now on. Returns ScheduledSequence.saves."""
         if not self._is_enabled:
-            return
+            return ()
         size, table = self._block_size, sequence.block_table
         for index in range(sequence.num_computed_tokens // size, end // size):
             self._set_key(table[index], full_key(sequence, index, sequence.token_ids, size), size)
         if end % size and end == sequence.num_prompt_tokens:
             self._set_key(table[end // size], tail_key(sequence, size), end % size)
+        return self._state_saves.plan(sequence, end)
 
     def register_accepted(self, sequence: Sequence, accepted: tuple[int, ...]) -> None:
         """These drafts, which follow the sequence's tokens, were computed and were right."""
@@ -86,12 +99,14 @@ class PrefixCache:
     def confirm(self) -> None:
         """The step was computed."""
         self._unconfirmed.clear()
+        self._states.end_step(is_computed=True)
 
     def rollback(self) -> None:
         """The step was not computed. Every sequence that had a part in it must be released."""
         for block in self._unconfirmed:
             self._pool.drop_key(block)
         self._unconfirmed.clear()
+        self._states.end_step(is_computed=False)
 
     def _set_key(self, block: int, key: bytes, num_tokens: int) -> None:
         if self._pool.set_key(block, key, num_tokens):

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 
 from penstock.generation.chosen import Chosen
+from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.admission import Admission
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
-from penstock.generation.scheduling.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.fair_queue import OUTPUT_WEIGHT
 from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.scheduling.step_limit import MIN_CHUNK, StepLimit
@@ -79,7 +79,7 @@ class Scheduler:
                 budget -= item.num_new_tokens
         self._draft(scheduled, max(0, budget))
         copies, encoded = self.block_manager.take_copies(), self.admission.encoder_turns.take()
-        return Batch(tuple(scheduled.values()), copies, encoded)
+        return Batch(tuple(scheduled.values()), copies, encoded, self.block_manager.states.take_copies())
 
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
         """A step was computed, and `chosen` has what was chosen for each of its sequences. The step's tokens
@@ -89,6 +89,7 @@ class Scheduler:
         for item, choice in zip(batch.scheduled, chosen, strict=True):
             sequence = item.sequence
             if item.drafts:
+                self._drafter.learn(sequence, item.drafts, choice.num_right)
                 self.block_manager.accept(sequence, item.drafts[: choice.num_accepted])
                 sequence.advance(choice.num_accepted)
             sequence.advance(item.num_new_tokens)
@@ -155,16 +156,22 @@ class Scheduler:
             yield self._take(sequence, count)
 
     def _take(self, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
-        self.block_manager.prefix_cache.register(sequence, sequence.num_computed_tokens + num_new_tokens)
-        return ScheduledSequence.of(sequence, num_new_tokens)
+        end = sequence.num_computed_tokens + num_new_tokens
+        saves = self.block_manager.prefix_cache.register(sequence, end)
+        scheduled = ScheduledSequence.of(sequence, num_new_tokens)
+        return scheduled._replace(saves=saves) if saves else scheduled
 
     def _draft(self, scheduled: dict[Sequence, ScheduledSequence], budget: int) -> None:
         """Add guesses to what is scheduled: as many as have room in the step, in the answer (which takes one
-        token more than the guesses) and in free blocks."""
+        token more than the guesses) and in free blocks. Models with recurrent states get none: a state has
+        no way back to the last guess that was right."""
+        if self.block_manager.states.is_needed:
+            return
         ends = (
             sequence for sequence, item in scheduled.items() if item.is_sampled and sequence.group is None
         )
-        for sequence, guess in self._drafter.propose(ends, budget).items():
+        num_tokens = sum(item.num_new_tokens for item in scheduled.values())
+        for sequence, guess in self._drafter.propose(ends, num_tokens, budget).items():
             room = min(budget, sequence.max_total_tokens - sequence.num_tokens - 1)
             drafts = tuple(guess[: max(0, room)])
             while drafts and not self._rope_lengths.keeps(sequence, len(drafts)):

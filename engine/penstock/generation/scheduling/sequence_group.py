@@ -66,6 +66,7 @@ def branch(parent: Sequence) -> Sequence:
     """A sequence that begins with all tokens of another one, and has no blocks yet."""
     child = copy.copy(parent)
     child.token_ids, child.block_keys, child.block_table = list(parent.token_ids), list(parent.block_keys), []
+    child.state_slot = None
     if parent.encoder is not None:
         child.encoder = copy.copy(parent.encoder)
         child.encoder.block_table = []

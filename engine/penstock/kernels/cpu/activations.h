@@ -1,4 +1,4 @@
-/* Quantizing activations to integers, one scale for each token. Part of linear.h. */
+/* Quantizing activations to integers, one scale for each token. Part of linear/linear.h. */
 #pragma once
 
 /* Whether the rows hi and lo of a token lie in turns of eight inputs, for instructions that multiply two rows at once. */
@@ -20,6 +20,7 @@ enum { WEIGHT_OFFSET = 128 };
 typedef struct {
     const float *x;
     int64_t x_stride, num_tokens, in_features, padded;
+    const int64_t *order; /* the row of x that each token has; NULL: their own order */
     int64_t group_size, num_groups; /* of inputs that share a scale of the weights: all of them, or 16 n */
     int rows_per_token;
     int64_t words; /* 0, or the inputs of a block, of which the 16-bit integers of even inputs lie before those of odd
@@ -117,9 +118,13 @@ INLINE void quantize_groups(const activations *a, const float *x, float divisor,
         else quantize_halves(x + k, divisor, hi + k, hi, a->offset, sums, sums, false);
 }
 
+INLINE const float *inputs_of(const activations *a, int64_t token) {
+    return a->x + (a->order ? a->order[token] : token) * a->x_stride;
+}
+
 /* Sets the token's scale, and returns what its inputs are divided by. */
 INLINE float token_divisor(const activations *a, int64_t token) {
-    const float *x = a->x + token * a->x_stride;
+    const float *x = inputs_of(a, token);
     int32_t largest = 0; /* the bits have the order of the numbers; NaN is the largest */
     for (int64_t k = 0; k < a->in_features; k++) largest = MAX(largest, bits_of(x[k]) & 0x7fffffff);
     float s;
@@ -133,7 +138,7 @@ INLINE float token_divisor(const activations *a, int64_t token) {
 
 static void quantize_token(void *context, int64_t token) {
     const activations *a = context;
-    const float *x = a->x + token * a->x_stride, divisor = token_divisor(a, token);
+    const float *x = inputs_of(a, token), divisor = token_divisor(a, token);
     const int64_t k_end = a->in_features, size = a->group_size, n = a->num_groups, row = token * a->rows_per_token;
     integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
     int32_t *sums = a->corrections + row * n;

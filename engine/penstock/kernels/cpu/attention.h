@@ -27,7 +27,13 @@ INLINE void write_kv_head(const kv_write *c, int64_t token, int64_t head) {
     const int64_t block = c->slot_mapping[token] / bs, offset = c->slot_mapping[token] % bs;
     const int64_t base = (block * c->kv.num_kv_heads + head) * d * bs;
     const float *k = c->k + token * c->k_stride + head * d, *v = c->v + token * c->v_stride + head * d;
-    if (c->kv.is_half) {
+    if (!c->kv.v_cache) { /* with a latent, keys alone */
+        uint16_t *halves = (uint16_t *)c->kv.k_cache + base + offset;
+        float *floats = (float *)c->kv.k_cache + base + offset;
+        for (int64_t i = 0; i < d; i++)
+            if (c->kv.is_half) halves[i * bs] = float_to_half(k[i]);
+            else floats[i * bs] = k[i];
+    } else if (c->kv.is_half) {
         uint16_t *k_out = (uint16_t *)c->kv.k_cache + base + offset, *v_out = (uint16_t *)c->kv.v_cache + base + offset * d;
         write_halves(k, v, k_out, v_out, d, bs);
     } else {
@@ -51,7 +57,7 @@ EXPORT void penstock_write_kv(const float *k, int64_t k_stride, const float *v, 
     /* A block's tokens together, but tasks for all threads. */
     const int64_t share = num_tokens / (2 * (atomic_load(&pool.num_wanted) + 1));
     const int64_t tokens_per_task = MAX(1, MIN(block_size, share));
-    kv_write c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size}, k, v, k_stride, v_stride,
+    kv_write c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size, 0, 0, 0}, k, v, k_stride, v_stride,
                   num_tokens, tokens_per_task, slot_mapping};
     const int64_t num_tasks = (num_tokens + tokens_per_task - 1) / tokens_per_task;
     for_rows(num_tasks, 2 * num_kv_heads * head_dim * tokens_per_task, write_kv_task, &c);
@@ -77,6 +83,19 @@ NOINLINE void divide_by_sum(float *y, const float *total, int64_t d) {
     for (int64_t i = 0; i < d; i++) y[i] = total[i] / total[padded(d) + 1];
 }
 
+/* A head's sink is merged as a last part: one key of the weight 1 and with a value of zeros. */
+NOINLINE void add_sink(float *total, float sink, int64_t d) {
+    float part[part_width(d)];
+    memset(part, 0, sizeof part);
+    part[padded(d)] = LOG2_E * sink, part[padded(d) + 1] = 1.0f;
+    merge(total, part, d);
+}
+static void finish_row(const attention *c, int64_t token, int64_t head, float *total) {
+    const int64_t d = c->kv.value_dim;
+    if (c->sinks) add_sink(total, c->sinks[head], d);
+    divide_by_sum(c->y + token * c->y_stride + head * d, total, d);
+}
+
 /* A thread's scratch, which is kept from call to call: otherwise the system would have to find its pages each
  * time. NULL if there is no memory. */
 static float *scratch_of(int64_t num_floats) {
@@ -91,21 +110,16 @@ static float *scratch_of(int64_t num_floats) {
 }
 
 INLINE float *part_of(const attention *c, int64_t token, int64_t head, int64_t split) {
-    return c->partials + ((token * c->num_heads + head) * c->num_splits + split) * part_width(c->kv.head_dim);
+    return c->partials + ((token * c->num_heads + head) * c->num_splits + split) * part_width(c->kv.value_dim);
 }
 
 /* Keys that every token of a sequence sees, whatever its position is. */
 INLINE int64_t prefix_of(const attention *c, int64_t seq) { return c->prefix_lens ? c->prefix_lens[seq] : 0; }
 
-/* The first key that a token at this position sees. */
-INLINE int64_t first_seen(const attention *c, int64_t position) {
-    return c->window ? MAX(0, position - c->window + 1) : 0;
-}
-
 /* One split of a tile and of some KV heads, or all splits. */
 static void attention_task(void *context, int64_t task) {
     const attention *c = context;
-    const int64_t d = c->kv.head_dim, group = c->num_heads / c->kv.num_kv_heads;
+    const int64_t d = c->kv.head_dim, value_dim = c->kv.value_dim, group = c->num_heads / c->kv.num_kv_heads;
     const int64_t num_parts = (c->kv.num_kv_heads + c->heads_per_task - 1) / c->heads_per_task;
     const int64_t first_head = task % num_parts * c->heads_per_task;
     const int64_t the_split = c->partials ? task / num_parts % c->num_splits : -1;
@@ -123,14 +137,14 @@ static void attention_task(void *context, int64_t task) {
         split = the_split, split_end = the_split + 1;
     }
 
-    const int64_t all_rows = num_heads * num_rows, width = part_width(d);
+    const int64_t all_rows = num_heads * num_rows, width = part_width(value_dim);
     float *scratch = scratch_of(all_rows * (2 * LANES + SCORES_STRIDE + 2 * width + d) + num_rows * CHUNK +
-                                CHUNK * padded(d));
+                                CHUNK * padded(value_dim));
     if (!scratch) abort(); /* a machine without some hundred KB can do nothing */
     vec *largest = (vec *)scratch, *sums = largest + all_rows;
     float *scores = (float *)(sums + all_rows), *weights = scores + all_rows * SCORES_STRIDE;
     float *parts = weights + num_rows * CHUNK, *totals = parts + all_rows * width, *values = totals + all_rows * width;
-    float *queries = values + CHUNK * padded(d);
+    float *queries = values + CHUNK * padded(value_dim);
     query_tile t = {c, c->block_tables + seq * c->max_blocks, first_head, num_heads, group, num_rows, first + shift,
                     first + num_tokens - 1 + shift, prefix, 0, 0, queries, scores, weights, parts, totals, values, largest, sums};
     const float factor = c->softcap > 0.0f ? c->scale : c->scale * LOG2_E;
@@ -138,7 +152,7 @@ static void attention_task(void *context, int64_t task) {
         const int64_t head = r / num_rows, row = r % num_rows;
         const float *q = c->q + (first + row / group) * c->q_stride + ((first_head + head) * group + row % group) * d;
         for (int64_t i = 0; i < d; i++) queries[(head * d + i) * num_rows + row] = q[i] * factor;
-        start(totals + r * width, d);
+        start(totals + r * width, value_dim);
     }
     for (; split < split_end; split++) {
         t.begin = MAX(first_key, split * SPLIT);
@@ -148,20 +162,20 @@ static void attention_task(void *context, int64_t task) {
         for (int64_t r = 0; r < all_rows; r++) {
             const int64_t token = first + r % num_rows / group, head = first_head + r / num_rows;
             if (c->partials) memcpy(part_of(c, token, head * group + r % group, split), parts + r * width, 4 * width);
-            else merge(totals + r * width, parts + r * width, d);
+            else merge(totals + r * width, parts + r * width, value_dim);
         }
     }
     if (!c->partials)
         for (int64_t r = 0; r < all_rows; r++) {
             const int64_t token = first + r % num_rows / group, head = first_head + r / num_rows;
-            divide_by_sum(c->y + token * c->y_stride + (head * group + r % group) * d, totals + r * width, d);
+            finish_row(c, token, head * group + r % group, totals + r * width);
         }
 }
 
 /* Merge the splits of a tile's tokens, for all heads. */
 static void merge_tile(void *context, int64_t index) {
     const attention *c = context;
-    const int64_t d = c->kv.head_dim, seq = c->tile_seq[index], first = c->tile_begin[index];
+    const int64_t d = c->kv.value_dim, seq = c->tile_seq[index], first = c->tile_begin[index];
     const int64_t end = MIN(first + c->tokens_per_tile, c->query_start[seq + 1]);
     const int64_t shift = c->context_lens[seq] - c->query_start[seq + 1], prefix = prefix_of(c, seq);
     float total[part_width(d)];
@@ -170,8 +184,16 @@ static void merge_tile(void *context, int64_t index) {
             start(total, d);
             for (int64_t split = first_seen(c, token + shift) / SPLIT; split * SPLIT < num_seen(token + shift, prefix); split++)
                 merge(total, part_of(c, token, head, split), d);
-            divide_by_sum(c->y + token * c->y_stride + head * d, total, d);
+            finish_row(c, token, head, total);
         }
+}
+
+/* Query heads that share a latent are cut into parts, so that threads can share them: the fewest equal parts that fill
+ * at most a tile of one token. */
+static int64_t query_parts(int64_t num_heads) {
+    int64_t parts = (num_heads + TILE_ROWS - 1) / TILE_ROWS;
+    while (num_heads % parts) parts++;
+    return parts;
 }
 
 /* Attention of new tokens over all cached tokens of their sequences: causal, but for a prefix.
@@ -179,8 +201,9 @@ static void merge_tile(void *context, int64_t index) {
  * q and y are [num_tokens, num_heads, head_dim], block_tables [num_seqs, max_blocks], query_start [num_seqs + 1].
  * The batch's tokens query_start[s] .. query_start[s + 1] are the last of the context_lens[s] tokens of sequence s.
  * Every token of sequence s also sees the first prefix_lens[s] keys; with prefix_lens NULL, attention is causal.
- * window 0, softcap 0, alibi_slopes NULL, distance_bias NULL and across_bias NULL mean none; DistanceBias in operands.py
- * says what the last two are. tiles is scratch of 2 * num_tokens. partials is scratch of
+ * window 0, chunk 0, softcap 0, alibi_slopes NULL, distance_bias NULL, across_bias NULL and sinks NULL mean none;
+ * AttentionSpec and DistanceBias in operands.py say what these are. With a latent, v_cache is NULL, latent_dim the
+ * number of a key's first dimensions that are its value, and y is [num_tokens, num_heads, latent_dim]. tiles is scratch of 2 * num_tokens. partials is scratch of
  * num_tokens * num_heads * part_width for each SPLIT keys of the longest context; with NULL, threads do not share
  * the splits of a sequence. */
 EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y, int64_t y_stride, int64_t num_heads,
@@ -188,9 +211,16 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
                                      int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
                                      const int32_t *query_start, const int32_t *context_lens,
                                      const int32_t *prefix_lens, int64_t num_seqs, float scale, float softcap,
-                                     int64_t window, const float *alibi_slopes, const float *distance_bias,
-                                     int64_t max_distance, int64_t boundary, const float *across_bias,
+                                     int64_t window, int64_t chunk, const float *alibi_slopes,
+                                     const float *distance_bias, int64_t max_distance, int64_t boundary,
+                                     const float *across_bias, const float *sinks, int64_t latent_dim,
                                      int32_t *tiles, float *partials) {
+    const int64_t size = head_dim * block_size;
+    kv_layout kv = {k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size, head_dim, size, num_kv_heads * size};
+    if (!v_cache) {
+        num_kv_heads = query_parts(num_heads);
+        kv.num_kv_heads = num_kv_heads, kv.value_dim = latent_dim, kv.head_size = 0;
+    }
     const int64_t group = num_heads / num_kv_heads, tokens_per_tile = MAX(1, TILE_ROWS / group);
     int32_t *tile_begin = tiles + query_start[num_seqs];
     int64_t num_tiles = 0, num_keys = 0, most_tokens = 1;
@@ -208,11 +238,10 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
     const int64_t num_tasks = num_tiles * (partials ? num_splits : 1), wanted = 2 * (atomic_load(&pool.num_wanted) + 1);
     const int64_t at_most = MAX(1, num_kv_heads * num_tasks / wanted);
     const int64_t heads_per_task = MIN(at_most, MAX(1, TASK_ROWS / (MIN(most_tokens, tokens_per_tile) * group)));
-    attention c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size},
-                   q, y, q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks,
+    attention c = {kv, q, y, q_stride, y_stride, num_heads, tokens_per_tile, heads_per_task, max_blocks,
                    block_tables, query_start, context_lens, prefix_lens, tiles, tile_begin,
-                   scale, softcap, window, alibi_slopes, distance_bias, max_distance, boundary, across_bias,
-                   partials, num_splits};
+                   scale, softcap, window, chunk, alibi_slopes, distance_bias, max_distance, boundary, across_bias,
+                   sinks, partials, num_splits};
     parallel(num_tasks * ((num_kv_heads + heads_per_task - 1) / heads_per_task), attention_task, &c);
     if (partials) parallel(num_tiles, merge_tile, &c);
 }

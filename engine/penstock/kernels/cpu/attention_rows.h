@@ -3,11 +3,16 @@
 #pragma once
 
 /* K is [num_blocks, num_kv_heads, head_dim, block_size]: 16 keys of one dimension lie together, so that a vector
- * holds 16 keys and scores need no sum over lanes. V is [num_blocks, num_kv_heads, block_size, head_dim]. */
+ * holds 16 keys and scores need no sum over lanes. V is [num_blocks, num_kv_heads, block_size, head_dim].
+ *
+ * With a latent, v_cache is NULL: the first value_dim dimensions of a key are its value, and all query heads share
+ * the one KV head. num_kv_heads counts the parts into which the query heads are cut then, and all parts read the
+ * same keys: head_size is 0. */
 typedef struct {
     void *k_cache, *v_cache;
     int is_half;
-    int64_t num_kv_heads, head_dim, block_size;
+    int64_t num_kv_heads, head_dim, block_size, value_dim;
+    int64_t head_size, all_heads_size; /* elements from a KV head of a block to the next, from a block to the next */
 } kv_layout;
 
 /* The keys of a sequence are cut by position. SPLIT keys add up to one partial result: the weighted values, the

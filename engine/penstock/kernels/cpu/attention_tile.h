@@ -20,11 +20,12 @@ typedef struct {
     const int32_t *block_tables, *query_start, *context_lens, *prefix_lens;
     const int32_t *tile_seq, *tile_begin; /* per tile: its sequence, its first token in the batch */
     float scale, softcap;
-    int64_t window;
+    int64_t window, chunk;
     const float *alibi_slopes;
     const float *distance_bias; /* [num_heads, 2 * max_distance + 1] */
     int64_t max_distance, boundary;
     const float *across_bias; /* [2, num_heads]: for queries before the boundary, then for those behind */
+    const float *sinks; /* [num_heads] */
     float *partials; /* [num_tokens, num_heads, num_splits] parts; NULL: a tile's thread computes all splits */
     int64_t num_splits;
 } attention;
@@ -39,7 +40,7 @@ typedef struct {
     int64_t prefix;                  /* keys that every token sees */
     int64_t begin, end;              /* of the split, the keys that some row sees; `begin` is a multiple of GROUP */
     /* queries [num_heads, head_dim, num_rows]; scores [num_heads, num_rows, SCORES_STRIDE]; weights [num_rows, CHUNK];
-     * parts and totals [num_heads, num_rows, part_width]; values [CHUNK, padded head_dim] */
+     * parts and totals [num_heads, num_rows, part_width]; values [CHUNK, padded value_dim] */
     float *queries, *scores, *weights, *parts, *totals, *values;
     vec *largest, *sums; /* of each row, lane by lane; then the largest in every lane */
 } query_tile;
@@ -52,12 +53,13 @@ typedef struct {
 static places find(const query_tile *t, int64_t key, const int is_k) {
     const kv_layout *kv = &t->c->kv;
     const int64_t bs = kv->block_size, last = (t->end - 1) / GROUP * GROUP;
+    const bool in_keys = is_k || !kv->v_cache;
     places found;
     for (int g = 0; g < CHUNK / GROUP; g++) {
         const uint32_t k = (uint32_t)MIN(key + g * GROUP, last), block = k / (uint32_t)bs, offset = k % (uint32_t)bs;
-        const int64_t index = (t->blocks[block] * kv->num_kv_heads + t->first_head) * kv->head_dim * bs +
-                              offset * (is_k ? 1 : kv->head_dim);
-        found.at[g] = (const char *)(is_k ? kv->k_cache : kv->v_cache) + index * (kv->is_half ? 2 : 4);
+        const int64_t index = t->blocks[block] * kv->all_heads_size + t->first_head * kv->head_size +
+                              offset * (in_keys ? 1 : kv->value_dim);
+        found.at[g] = (const char *)(in_keys ? kv->k_cache : kv->v_cache) + index * (kv->is_half ? 2 : 4);
     }
     return found;
 }
@@ -71,12 +73,12 @@ typedef struct {
 } chunk;
 
 INLINE int64_t head_bytes(const query_tile *t, const int is_half) {
-    return t->c->kv.head_dim * t->c->kv.block_size * (is_half ? 2 : 4);
+    return t->c->kv.head_size * (is_half ? 2 : 4);
 }
 
 /* Bytes of a group of keys in all the tile's heads. */
 INLINE int64_t group_bytes(const query_tile *t) {
-    return t->num_heads * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
+    return (t->c->kv.v_cache ? t->num_heads : 1) * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
 }
 
 static void enter(const query_tile *t, chunk *c, int64_t key, places here, places next) {
@@ -100,6 +102,12 @@ INLINE const char *look_ahead(const query_tile *t, chunk *c, int64_t bytes) {
 
 /* Keys that a token sees, counted from the sequence's beginning. */
 INLINE int64_t num_seen(int64_t position, int64_t prefix) { return MAX(position + 1, prefix); }
+
+/* The first key that a token at this position sees. */
+INLINE int64_t first_seen(const attention *c, int64_t position) {
+    if (c->chunk) return position / c->chunk * c->chunk;
+    return c->window ? MAX(0, position - c->window + 1) : 0;
+}
 
 /* The biases of LANES keys from `key` on, for a head's query at `position`. */
 static vec distance_biases(const attention *c, int64_t head, int64_t position, int64_t key) {
@@ -130,7 +138,7 @@ INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t 
     if (c->distance_bias)
         v += splat(LOG2_E) * distance_biases(c, (t->first_head + head) * t->group + row % t->group, position, key);
     ivec seen = key_positions < (int32_t)num_seen(position, t->prefix);
-    if (c->window) seen &= key_positions > (int32_t)(position - c->window);
+    if (c->window || c->chunk) seen &= key_positions >= (int32_t)first_seen(c, position);
     return select_vec(seen, v, splat(-INFINITY));
 }
 
@@ -142,7 +150,8 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
     const int64_t first_row = head * t->num_rows + row, bytes = num * LANES * a->kv.head_dim * size;
     const bool is_finished = a->softcap == 0.0f && !a->alibi_slopes && !a->distance_bias &&
                              c->end == c->key + CHUNK && c->end <= num_seen(t->position, t->prefix) &&
-                             (!a->window || c->key > t->last_position - a->window);
+                             c->key >= first_seen(a, t->last_position);
+    const bool is_read_first = row == 0 && (head == 0 || a->kv.v_cache);
     const float *q = t->queries + head * a->kv.head_dim * t->num_rows + row;
     score_fn *add = rows == 1 ? (is_half ? score_1_half : score_1_float)
                   : rows == 2 ? (is_half ? score_2_half : score_2_float)
@@ -159,7 +168,7 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
             keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
         }
         for (int part = 0; part < 2; part++) /* only the first rows prefetch */
-            ahead[part] = row ? keys[0] : look_ahead(t, c, bytes / 2);
+            ahead[part] = is_read_first ? look_ahead(t, c, bytes / 2) : keys[0];
         float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
         add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
         if (is_finished) continue;
@@ -172,21 +181,26 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
     }
 }
 
+/* Whether values are first copied as floats in whole vectors: where value_dim is no multiple of a register's lanes,
+ * and where values are the beginning of keys, which lie in another order. */
+INLINE bool is_widened(const kv_layout *kv) { return !kv->v_cache || kv->value_dim % LANES; }
+
 INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_t num_keys, const int is_half,
                 const int rows) {
     const int most = MIN(8, SUMS / rows), size = is_half ? 2 : 4;
-    const int64_t d = t->c->kv.head_dim, width = padded(d);
+    const int64_t d = t->c->kv.value_dim, width = padded(d);
+    const bool widened = is_widened(&t->c->kv);
     const char *values[CHUNK / GROUP], *ahead[CHUNK / GROUP];
     float *y[SUMS];
     for (int64_t g = 0; g < CHUNK / GROUP; g++)
-        values[g] = ahead[g] = d % LANES ? (const char *)(t->values + g * GROUP * width)
-                                         : c->here.at[g] + head * head_bytes(t, is_half);
+        values[g] = ahead[g] = widened ? (const char *)(t->values + g * GROUP * width)
+                                       : c->here.at[g] + head * head_bytes(t, is_half);
     for (int r = 0; r < rows; r++) y[r] = t->parts + (head * t->num_rows + row + r) * part_width(d);
     const float *p = t->weights + row * CHUNK;
     int64_t i = 0;
 #define SLICES(num)                                                                                    \
     for (; num <= most && i + num * LANES <= width; i += num * LANES) {                                \
-        if (row == 0 && d % LANES == 0)                                                                \
+        if (row == 0 && !widened)                                                                      \
             for (int64_t g = 0; g < CHUNK / GROUP; g++)                                                \
                 ahead[g] = look_ahead(t, c, GROUP * num * LANES * size);                               \
         mix_rows(values, ahead, i, width, num_keys, p, y, is_half, rows, num);                         \
@@ -198,10 +212,33 @@ INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_
 #undef SLICES
 }
 
-/* The values as floats in whole vectors, where head_dim is no multiple of a register's lanes. */
+/* Four dimensions of LANES keys at a time: [value_dim, keys] -> [keys, value_dim]. All heads share the copy. */
+static void turn_latents(const query_tile *t, const chunk *c) {
+    const kv_layout *kv = &t->c->kv;
+    const int64_t d = kv->value_dim, width = padded(d);
+    for (int64_t i = 0; i < d; i += 4)
+        for (int64_t key = 0; key < CHUNK; key += LANES) {
+            const int64_t num = MIN(4, d - i), from = i * kv->block_size + key % GROUP;
+            float *to = t->values + key * width + i, rows[4][LANES];
+            for (int64_t r = 0; r < num; r++)
+                store(rows[r], load_cached(c->here.at[key / GROUP], from + r * kv->block_size, kv->is_half));
+            if (num == 4)
+                for (int64_t lane = 0; lane < LANES; lane++)
+                    for (int r = 0; r < 4; r++) to[lane * width + r] = rows[r][lane];
+            else
+                for (int64_t lane = 0; lane < LANES; lane++)
+                    for (int64_t r = 0; r < num; r++) to[lane * width + r] = rows[r][lane];
+        }
+}
+
+/* The values of a head as floats in whole vectors. */
 static void widen_values(const query_tile *t, const chunk *c, int64_t head, int64_t num_keys) {
     const kv_layout *kv = &t->c->kv;
-    const int64_t d = kv->head_dim, width = padded(d);
+    const int64_t d = kv->value_dim, width = padded(d);
+    if (!kv->v_cache) {
+        if (head == 0) turn_latents(t, c);
+        return;
+    }
     for (int64_t j = 0; j < num_keys; j++) {
         const char *at = c->here.at[j / GROUP] + head * head_bytes(t, kv->is_half);
         for (int64_t i = 0; i < d; i++)
@@ -222,7 +259,7 @@ static void widen_values(const query_tile *t, const chunk *c, int64_t head, int6
 
 /* The partial results of a split. Two passes over the keys: first scores, then values. */
 INLINE void attend(query_tile *t, const int is_half) {
-    const int64_t d = t->c->kv.head_dim, all_rows = t->num_heads * t->num_rows, begin = t->begin, end = t->end;
+    const int64_t d = t->c->kv.value_dim, all_rows = t->num_heads * t->num_rows, begin = t->begin, end = t->end;
     for (int64_t r = 0; r < all_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};
     chunk c;
     places here = find(t, begin, 1), next;
@@ -251,7 +288,7 @@ INLINE void attend(query_tile *t, const int is_half) {
                          t->num_rows, (int)((c.end - key + LANES - 1) / LANES));
 #define MIX(rows) mix(t, &c, head, row, c.end - c.key, is_half, rows)
 #define MIX_WIDENED(rows) mix(t, &c, head, row, c.end - c.key, 0, rows)
-            if (d % LANES == 0) FOR_ROWS(t, MIX)
+            if (!is_widened(&t->c->kv)) FOR_ROWS(t, MIX)
             else {
                 widen_values(t, &c, head, c.end - c.key);
                 FOR_ROWS(t, MIX_WIDENED)

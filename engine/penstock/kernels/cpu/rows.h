@@ -55,7 +55,7 @@ EXPORT void penstock_layer_norm(const float *x, int64_t x_stride, int64_t num_ro
     for_rows(num_rows, width, layer_norm_row, &n);
 }
 
-enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3 };
+enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3, RELU_SQUARED = 4, SIGMOID_OF = 5 };
 
 INLINE vec activate(vec x, int kind) {
     switch (kind) {
@@ -70,8 +70,13 @@ INLINE vec activate(vec x, int kind) {
         for (int i = 0; i < LANES; i++) e[i] = erff(x[i] * 0.70710678f);
         return splat(0.5f) * x * (splat(1.0f) + e);
     }
+    case SIGMOID_OF:
+        return splat(1.0f) / (splat(1.0f) + exp_vec(-x));
+    case RELU_SQUARED: /* max_vec gives its second operand where that is NaN */
+        x = max_vec(splat(0.0f), x);
+        return x * x;
     default:
-        return max_vec(x, splat(0.0f));
+        return max_vec(splat(0.0f), x);
     }
 }
 

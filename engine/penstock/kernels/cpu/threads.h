@@ -27,9 +27,14 @@ INLINE void relax(void) {
 #endif
 }
 
+/* A region inside a task is computed by the task's thread alone. */
+static _Thread_local bool is_in_task;
+
 static void run_tasks(void) {
     int64_t num_tasks = atomic_load(&pool.num_tasks), task;
+    is_in_task = true;
     while ((task = atomic_fetch_add(&pool.next, 1)) < num_tasks) pool.fn(pool.context, task);
+    is_in_task = false;
 }
 
 /* After a region a worker spins for about 0.1 ms, then sleeps. The next region usually begins within this time, since
@@ -95,7 +100,7 @@ __attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NU
 
 /* On at most `num_threads` threads. */
 static void parallel_on(int64_t num_threads, int64_t num_tasks, task_fn fn, void *context) {
-    if (num_tasks <= 1 || num_threads <= 1 || atomic_load(&pool.num_wanted) == 0) {
+    if (num_tasks <= 1 || num_threads <= 1 || is_in_task || atomic_load(&pool.num_wanted) == 0) {
         for (int64_t task = 0; task < num_tasks; task++) fn(context, task);
         return;
     }

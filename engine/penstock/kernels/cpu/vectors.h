@@ -70,8 +70,8 @@ INLINE vec abs_vec(vec v) { return (vec)((ivec)v & 0x7fffffff); }
 /* e^x = 2^n times a polynomial on [-ln2/2, ln2/2] (Cody and Waite's reduction; Taylor to degree 7, error below 2e-8
  * on this interval). Below -87, which gives the smallest normal number, the result is 0; from 88 on it saturates. */
 INLINE vec exp_vec(vec x) {
-    vec clamped = max_vec(x, splat(-87.0f));
-    clamped = min_vec(clamped, splat(88.0f));
+    vec clamped = max_vec(splat(-87.0f), x); /* NaN stays NaN */
+    clamped = min_vec(splat(88.0f), clamped);
     /* Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
     const vec magic = splat(12582912.0f);
     vec shifted = clamped * splat(1.44269504f) + magic;

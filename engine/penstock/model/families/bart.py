@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.memory.planner import ENCODER_ROWS
+from penstock.memory.planning.planner import ENCODER_ROWS
 from penstock.model.architecture import layer_norm_tensors, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, require
 from penstock.model.encoder_decoder import EncoderDecoder
 from penstock.model.layers import activation_function, attend, layer_norm, mlp
 from penstock.spec import CROSS, DECODER, ENCODER, ModelSpec
+from penstock.weights.formats.weight_format import INT8
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec
-from penstock.weights.weight_format import INT8
 
 #: The tables of positions begin with two rows that were used only for padding.
 POSITION_OFFSET = 2
@@ -112,33 +112,23 @@ class BART(EncoderDecoder):
     def encode(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        hidden = self._attend(weights, self._placed(weights, hidden, batch), kv, batch)
-        return self._mix(weights, hidden)
+        hidden = self._attend(weights, hidden, kv, batch)
+        return _mix(self, weights, hidden)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        hidden = self._attend(weights, self._placed(weights, hidden, batch), kv, batch)
+        hidden = self._attend(weights, hidden, kv, batch)
         mixed = self.attend_input(index, weights, hidden, kv, batch)
-        return self._mix(weights, layer_norm(self, "cross_norm", weights, hidden + mixed))
-
-    def _placed(self, weights: LayerWeights, hidden: Tensor, batch: BatchLayout) -> Tensor:
-        """What the first layer of a stack makes of embedded tokens. Other layers have no positions."""
-        table = weights.optional("positions")
-        if table is None:
-            return hidden
-        return layer_norm(self, "first_norm", weights, hidden + table[batch.positions + POSITION_OFFSET])
+        return _mix(self, weights, layer_norm(self, "cross_norm", weights, hidden + mixed))
 
     def _attend(self, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout) -> Tensor:
+        """The first layer of a stack adds positions to embedded tokens. Other layers have no table."""
+        if (table := weights.optional("positions")) is not None:
+            placed = hidden + table[batch.positions + POSITION_OFFSET]
+            hidden = layer_norm(self, "first_norm", weights, placed)
         mixed = attend(self, 0, weights, hidden, kv, batch)  # attention is the same in all layers
         return layer_norm(self, "attention_norm", weights, hidden + mixed)
-
-    def _mix(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        """Changes `hidden`, which is the result of a norm and nobody else's. An encoder gets its whole input
-        at once, and inner vectors are several times as wide as others."""
-        for rows in torch.split(hidden, ENCODER_ROWS):
-            rows += mlp(self, weights, rows, self.spec.activation)
-        return layer_norm(self, "post_norm", weights, hidden)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         """The last layer ends with a norm."""
@@ -146,6 +136,14 @@ class BART(EncoderDecoder):
 
     def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return self.kernels.linear(hidden, weights.matrix("head"), weights.vector("head.bias")[0])
+
+
+def _mix(family: BART, weights: LayerWeights, hidden: Tensor) -> Tensor:
+    """Changes `hidden`, which is the result of a norm and nobody else's. An encoder gets its whole input at
+    once, and inner vectors are several times as wide as others."""
+    for rows in torch.split(hidden, ENCODER_ROWS):
+        rows += mlp(family, weights, rows, family.spec.activation)
+    return layer_norm(family, "post_norm", weights, hidden)
 
 
 def _stack_tensors(spec: ModelSpec, stack: str, index: int, ffn: int) -> tuple[TensorSpec, ...]:

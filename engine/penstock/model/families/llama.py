@@ -3,42 +3,29 @@ biases, in norms on the heads of q and k, and in sliding windows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
-from penstock.model.architecture import linear_tensors, sliding_windows
-from penstock.model.config_values import count, flag, num_layers_of, number, require
-from penstock.model.family import Family
-from penstock.model.layers import activation_function, attend, gated_mlp
-from penstock.model.rope import context_length, read_rope
-from penstock.spec import ModelSpec
+from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
+from penstock.model.architecture import sliding_windows
+from penstock.model.config_values import flag, num_layers_of, number, require
+from penstock.model.families.llama_architecture import LlamaArchitecture, LlamaSpec
+from penstock.model.layers import AttentionForm, attend, gated_mlp, mlp
+from penstock.model.norms import HeadNorms
+from penstock.model.recurrent.form import CONV
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.tensors import TensorSpec
-from penstock.weights.weight_format import INT8
+
+#: RMS norms on the heads of q and k.
+HEAD_NORMS = AttentionForm(norms=HeadNorms())
 
 
-@dataclass(frozen=True)
-class LlamaSpec(ModelSpec):
-    """The families that share Llama's layer differ in these values."""
+class Llama(LlamaArchitecture):
+    """A layer has rms norms, rope, grouped heads, and a gated mlp. LlamaSpec says what other families have in
+    their place. Products with a factor and sums are separate operations, because a fused operation rounds
+    once, and not all of torch's loops fuse."""
 
-    activation: ActivationFunction = "silu"
-    has_qkv_bias: bool = False
-    has_o_bias: bool = False
-    has_mlp_bias: bool = False
-    has_head_norms: bool = False
-
-
-class Llama(Family):
-    """A layer has rms norms, rope, grouped heads, and a gated mlp."""
-
-    architectures = ("LlamaForCausalLM",)
-    #: The checkpoint's modules that make up our fused matrices.
-    qkv_parts: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
-    gate_up_parts: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj")
-    spec: LlamaSpec
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
@@ -51,82 +38,69 @@ class Llama(Family):
             has_mlp_bias=flag(config, "mlp_bias", False),
         )
 
-    @classmethod
-    def _spec(cls, config: dict[str, Any], **differences: Any) -> LlamaSpec:
-        num_heads = count(config, "num_attention_heads")
-        hidden_size, num_layers = (
-            count(config, "hidden_size"),
-            num_layers_of(config, "num_hidden_layers"),
-        )
-        head_dim = count(config, "head_dim", default=hidden_size // num_heads)
-        rope = read_rope(config, head_dim)
-        numbers: dict[str, Any] = {
-            "architecture": cls.architectures[0],
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "num_kv_heads": count(config, "num_key_value_heads", default=num_heads),
-            "head_dim": head_dim,
-            "intermediate_size": count(config, "intermediate_size"),
-            "vocab_size": count(config, "vocab_size"),
-            "max_position_embeddings": context_length(rope, count(config, "max_position_embeddings")),
-            "norm_eps": number(config, "rms_norm_eps"),
-            "is_tied": flag(config, "tie_word_embeddings", False),
-            "rope": rope,
-            "activation": activation_function(config.get("hidden_act", "silu")),
-        }
-        return LlamaSpec(**(numbers | differences))
-
-    @classmethod
-    def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), INT8),)
-
-    @classmethod
-    def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
-        assert isinstance(spec, LlamaSpec)
-        prefix, hidden, ffn = f"model.layers.{index}.", spec.hidden_size, spec.intermediate_size
-        q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        qkv = tuple(f"{prefix}self_attn.{part}" for part in cls.qkv_parts)
-        gate_up = tuple(f"{prefix}mlp.{part}" for part in cls.gate_up_parts)
-        o, down = (f"{prefix}self_attn.o_proj",), (f"{prefix}mlp.down_proj",)
-
-        def norm(name: str, checkpoint_name: str, width: int = hidden) -> TensorSpec:
-            return TensorSpec(name, (width,), (f"{prefix}{checkpoint_name}.weight",))
-
-        head_norms = (
-            norm("q_norm", "self_attn.q_norm", spec.head_dim),
-            norm("k_norm", "self_attn.k_norm", spec.head_dim),
-        )
-        return (
-            norm("input_norm", "input_layernorm"),
-            *linear_tensors("qkv", (q_rows + 2 * kv_rows, hidden), qkv, spec.has_qkv_bias),
-            *(head_norms if spec.has_head_norms else ()),
-            *linear_tensors("o", (hidden, q_rows), o, spec.has_o_bias),
-            norm("post_norm", "post_attention_layernorm"),
-            *linear_tensors("gate_up", (2 * ffn, hidden), gate_up, spec.has_mlp_bias),
-            *linear_tensors("down", (hidden, ffn), down, spec.has_mlp_bias),
+    def attention_spec(self) -> AttentionSpec:
+        spec = self.spec
+        scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
+        return AttentionSpec(
+            spec.num_heads, scale, softcap=spec.attention_softcap, latent_dim=spec.latent_dim
         )
 
-    @classmethod
-    def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        norm = TensorSpec("final_norm", (spec.hidden_size,), ("model.norm.weight",))
-        shape = (spec.vocab_size, spec.hidden_size)
-        head = TensorSpec("head", shape, ("lm_head.weight",), INT8)
-        return (norm,) if spec.is_tied else (norm, head)
+    def scale_tokens(self, vectors: Tensor) -> Tensor:
+        return _scaled(vectors, self.spec.embedding_factor)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        spec, kernels = self.spec, self.kernels
-        x = kernels.rms_norm(hidden, weights.vector("input_norm"), spec.norm_eps)
-        head_norm_offset = 0.0 if spec.has_head_norms else None
-        hidden = hidden + attend(self, index, weights, x, kv, batch, head_norm_offset=head_norm_offset)
-        x = kernels.rms_norm(hidden, weights.vector("post_norm"), spec.norm_eps)
-        return hidden + gated_mlp(self, weights, x, spec.activation)
+        x = self._before("input_norm", weights, hidden)
+        attended = self.attention(index, weights, x, kv, batch)
+        attended = self._behind("attention_out_norm", weights, attended)
+        if self.spec.is_parallel:
+            return hidden + attended + self._behind("mlp_out_norm", weights, self.mlp(index, weights, x))
+        hidden = hidden + attended
+        x = self._before("post_norm", weights, hidden)
+        return hidden + self._behind("mlp_out_norm", weights, self.mlp(index, weights, x))
+
+    def attention(
+        self, index: int, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> Tensor:
+        """What attention makes of x [num_tokens, hidden_size], normed."""
+        if self.spec.recurrent is not None and CONV in weights:
+            return self.spec.recurrent.mix(self, weights, x, kv, batch)
+        if self.spec.latent is not None:
+            return self.spec.latent.attend(self, index, weights, x, kv, batch)
+        return attend(self, index, weights, x, kv, batch, self.spec.attention)
+
+    def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
+        """What the mlp makes of x [num_tokens, hidden_size], normed."""
+        return (gated_mlp if self.spec.has_gate else mlp)(self, weights, x, self.spec.activation)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        return self.kernels.rms_norm(hidden, weights.vector("final_norm"), self.spec.norm_eps)
+        return _scaled(self._norm("final_norm", weights, hidden), self.spec.head_factor)
+
+    def head(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        logits, cap = super().head(weights, hidden), self.spec.logits_softcap
+        if not cap:
+            return logits
+        # tanh runs in float64. torch's vector tanh and scalar tanh differ in the last bit, and an element's
+        # place in the batch decides which of the two computes it; rounded to float32 the two agree.
+        capped: Tensor = cap * (logits.double() / cap).tanh()
+        return capped.float()
+
+    def _before(self, name: str, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        """What attention or mlp gets."""
+        return hidden if self.spec.norm_places == "after" else self._norm(name, weights, hidden)
+
+    def _behind(self, name: str, weights: LayerWeights, x: Tensor) -> Tensor:
+        """What is added to the hidden state of what attention or mlp gives."""
+        x = x if self.spec.norm_places == "before" else self._norm(name, weights, x)
+        return _scaled(x, self.spec.branch_factor)
+
+    def _norm(self, name: str, weights: LayerWeights, x: Tensor) -> Tensor:
+        return self.spec.norm.apply(self.kernels, weights, name, x, self.spec.norm_eps)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor
 
 
 class Mistral(Llama):
@@ -136,9 +110,9 @@ class Mistral(Llama):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
-        return cls._spec(
-            config, sliding_windows=sliding_windows(config, num_layers_of(config, "num_hidden_layers"))
-        )
+        config = {"sliding_window": 4096} | config  # null means none
+        windows = sliding_windows(config, num_layers_of(config, "num_hidden_layers"))
+        return cls._spec(config, sliding_windows=windows)
 
 
 class Qwen2(Llama):
@@ -174,6 +148,6 @@ class Qwen3(Qwen2):
             config,
             has_qkv_bias=has_bias,
             has_o_bias=has_bias,
-            has_head_norms=True,
+            attention=HEAD_NORMS,
             sliding_windows=cls._windows(config),
         )

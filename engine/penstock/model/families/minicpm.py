@@ -1,85 +1,76 @@
 """MiniCPM 1, 2 and 4 (arXiv 2404.06395, 2506.07900) have Llama's layer and three constants: factors of the
-embedding, of what each layer adds, and of the last hidden state."""
+embedding, of what each layer adds, and of the last hidden state. MiniCPM3 has latent attention besides."""
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from penstock.errors import UnsupportedModel
-from penstock.kernels import BatchLayout, LayerKV
-from penstock.model.config_values import number, require
-from penstock.model.families.llama import Llama, LlamaSpec
-from penstock.model.layers import ACTIVATION_FUNCTIONS, attend, gated_mlp
-from penstock.weights.layer_weights import LayerWeights
+from penstock.model.attention.latent import LatentForm
+from penstock.model.config_values import count, flag, number, require
+from penstock.model.families.llama import Llama
+from penstock.model.families.llama_architecture import LlamaSpec
+from penstock.model.layers import ACTIVATION_FUNCTIONS
+from penstock.model.rope import read_rope
 
 logger = logging.getLogger(__name__)
 
 #: Keys of config.json that other models of the line have, and what these models are.
 _OTHER_MODELS = {
     "num_experts": "a mixture of experts (MiniCPM-MoE)",
-    "q_lora_rank": "latent attention (MiniCPM3)",
-    "kv_lora_rank": "latent attention (MiniCPM3)",
+    "q_lora_rank": "latent attention, which MiniCPM3ForCausalLM has",
+    "kv_lora_rank": "latent attention, which MiniCPM3ForCausalLM has",
     "mixer_types": "linear attention (MiniCPM-SALA)",
     "qk_norm": "norms on the heads of q and k",
     "kv_channels": "heads of another size (VoxCPM)",
 }
 
 
-@dataclass(frozen=True)
-class MiniCPMSpec(LlamaSpec):
-    """Llama's numbers, and the factors that MiniCPM adds. 1 changes nothing."""
-
-    embedding_factor: float = 1.0
-    #: Of what attention adds to the hidden state, and of what the mlp adds.
-    branch_factor: float = 1.0
-    #: Of the hidden state behind the final norm.
-    head_factor: float = 1.0
-
-
 class MiniCPM(Llama):
-    """Llama with three factors. Products with a factor and sums are separate operations, because a fused
-    operation rounds once, and not all of torch's loops fuse."""
+    """Llama with three factors."""
 
     architectures = ("MiniCPMForCausalLM",)
-    spec: MiniCPMSpec
 
     @classmethod
-    def read_spec(cls, config: dict[str, Any]) -> MiniCPMSpec:
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
         _refuse_other_models(config)
         # The head is the embedding unless the config says otherwise, as in MiniCPM's own code.
-        base = super().read_spec({"tie_word_embeddings": True} | config)
+        return cls._with_factors(config, super().read_spec({"tie_word_embeddings": True} | config))
+
+    @classmethod
+    def _with_factors(cls, config: dict[str, Any], base: LlamaSpec) -> LlamaSpec:
         depth, width = _constant(config, "scale_depth"), _constant(config, "dim_model_base")
         if config.get("sparse_config"):
             logger.info(
                 "config.json has sparse_config (InfLLM-V2). Penstock computes dense attention: the results "
                 "are those of the model without sparse_config, and long texts take as long as there"
             )
-        return MiniCPMSpec(
-            **vars(base),
+        return replace(
+            base,
             embedding_factor=number(config, "scale_emb"),
             branch_factor=1.0 if depth is None else depth / math.sqrt(base.num_layers),
             head_factor=1.0 if width is None else width / base.hidden_size,
         )
 
-    def scale_tokens(self, vectors: Tensor) -> Tensor:
-        return vectors * self.spec.embedding_factor
 
-    def layer(
-        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
-    ) -> Tensor:
-        spec, kernels = self.spec, self.kernels
-        x = kernels.rms_norm(hidden, weights.vector("input_norm"), spec.norm_eps)
-        hidden = hidden + attend(self, index, weights, x, kv, batch) * spec.branch_factor
-        x = kernels.rms_norm(hidden, weights.vector("post_norm"), spec.norm_eps)
-        return hidden + gated_mlp(self, weights, x, spec.activation) * spec.branch_factor
+class MiniCPM3(MiniCPM):
+    """MiniCPM with latent attention, in which rope turns halves of its dimensions, as in Llama."""
 
-    def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        return super().norm_final(weights, hidden) * self.spec.head_factor
+    architectures = ("MiniCPM3ForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        latent = {name: None for name in ("q_lora_rank", "kv_lora_rank")}
+        _refuse_other_models(config | latent)
+        head_dim = count(config, "hidden_size") // count(config, "num_attention_heads")
+        form = LatentForm.of(config, head_dim, flag(config, "attention_bias", False))
+        values = form.values(config, read_rope(config, form.rope_dim))
+        has_bias = flag(config, "mlp_bias", False)
+        tied = {"tie_word_embeddings": True} | config
+        return cls._with_factors(config, cls._spec(tied, has_mlp_bias=has_bias, **values))
 
 
 def _constant(config: dict[str, Any], name: str) -> float | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, DistanceBias, LayerKV
-from penstock.memory.planner import ENCODER_ROWS
+from penstock.memory.planning.planner import ENCODER_ROWS
 from penstock.model.config_values import count, flag
 from penstock.model.encoder_decoder import EncoderDecoder
 from penstock.model.families.t5_architecture import T5Architecture, T5Spec, token_id

@@ -12,8 +12,8 @@ from penstock.model.architecture import Architecture, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, number
 from penstock.model.layers import activation_function
 from penstock.spec import CROSS, DECODER, ENCODER, ModelSpec
+from penstock.weights.formats.weight_format import INT8
 from penstock.weights.tensors import Stack, TensorSpec
-from penstock.weights.weight_format import INT8
 
 #: Positions are distances, and far ones share a bucket: no table ends. This many tokens of input and answer
 #: together are allowed. Published models were trained with inputs of 512 to 2048 tokens, and an encoder takes

@@ -141,7 +141,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointNotFound(
             f"{folder} is not a folder. Give a Hugging Face model folder, a hub repository as "
-            '"owner/name", or "demo"'
+            '"owner/name", "demo" or "demo-moe"'
         )
     path = folder / "config.json"
     if not path.is_file():

@@ -13,8 +13,8 @@ from penstock.errors import CorruptFile
 
 logger = logging.getLogger(__name__)
 
-#: What a cache beside a core holds, so that a byte is hashed before it leaves the cache.
-READ_BYTES = 1 << 20
+#: After each piece, the thread waits for its turn at the interpreter, which other threads use as well.
+READ_BYTES = 8 << 20
 
 
 class Checksums:

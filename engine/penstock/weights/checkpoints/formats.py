@@ -18,12 +18,14 @@ from penstock.weights.checkpoints.published.bminf_file import is_bminf
 from penstock.weights.checkpoints.published.pickled_folder import open_pickled
 from penstock.weights.checkpoints.quantized import quantization_config as configs
 from penstock.weights.checkpoints.quantized.awq import awq_entries
+from penstock.weights.checkpoints.quantized.codes import codes_entries
 from penstock.weights.checkpoints.quantized.compressed import ACTIVATION_SCALES, compressed_entries
-from penstock.weights.checkpoints.quantized.fp8 import is_fp8, without_fp8
+from penstock.weights.checkpoints.quantized.fp8 import REQUANTIZED, is_fp8, without_fp8
 from penstock.weights.checkpoints.quantized.gptq_int4 import gptq_int4_entries
 from penstock.weights.checkpoints.quantized.packed import gptq_entries
 from penstock.weights.checkpoints.quantized.planes import planes_entries
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
+from penstock.weights.checkpoints.text_part import is_multimodal, text_config, text_tensors
 
 #: Endings of tensors that show what quantized a checkpoint where config.json does not name it.
 FOREIGN_TENSORS = {
@@ -79,18 +81,23 @@ def _open_quantized(stored: Checkpoint, quantization: dict[str, Any]) -> Checkpo
         if not entry.name.endswith(ACTIVATION_SCALES)
     }
     idle = _zeros(stored, ".weight_zero_point") | _zero_biases(stored)
-    requantized = "FP8 weights, which become INT8" if has_fp8 else ""
+    requantized = REQUANTIZED if has_fp8 else ""
     return Checkpoint(stored.folder, stored.config, entries, idle, requantized, stored.pickles)
 
 
 def _quantized_entries(stored: Checkpoint, quantization: dict[str, Any]) -> Iterable[TensorEntry]:
     method = configs.method(quantization)
     if method == configs.GPTQ_INT4:
-        return gptq_int4_entries(stored, not configs.is_second(quantization), quantization.get("sym", True))
+        is_first, is_symmetric = not configs.is_second(quantization), quantization.get("sym", True)
+        return gptq_int4_entries(stored, is_first, is_symmetric, bool(quantization.get("desc_act")))
     if method == configs.AWQ:
         return awq_entries(stored)
+    if method == configs.MXFP4:
+        return stored.entries.values()
     if method == configs.PLANES:
         return planes_entries(stored)
+    if method == configs.CODES:
+        return codes_entries(stored)
     block = configs.fp8_block(stored.config)
     if method == configs.COMPRESSED:
         return compressed_entries(stored, quantization, block)
@@ -105,19 +112,21 @@ def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
             folders.check_no_pickles(folder)
         return open_pickled(folder, read_config(folder) if (folder / "config.json").is_file() else {})
     stored = Checkpoint.open(folder)
+    has_text_part = is_multimodal(stored.config)
     stored.config = read_config(folder)
-    return stored
+    return text_tensors(stored) if has_text_part else stored
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a folder or a GGUF file, in the form of config.json. `quantization_config` has what
+    """The config of a folder or a GGUF file, in the form of config.json. A multimodal model has that of its
+    text part. `quantization_config` has what
     AutoGPTQ and ModelOpt write into files of their own, and MLX under a key of its own. Raises
     CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF files, adapters)."""
     if is_gguf(folder):
         return gguf_models.read_config(folder)
     if is_bminf(folder):
         return bminf.read_config(folder)
-    config = checkpoint.read_config(folder)
+    config = text_config(checkpoint.read_config(folder))
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat the key, without a method's name
         return config | {"quantization_config": mlx | {"quant_method": "MLX"}}
@@ -133,9 +142,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
+    quantization = stored.config["quantization_config"]
     # The first version of the format stores each zero point minus one.
-    zero = 128 if configs.is_second(stored.config["quantization_config"]) else 127
-    entries = {entry.name: entry for entry in gptq_entries(stored, keeps_integers, zero)}
+    zero = 128 if configs.is_second(quantization) else 127
+    is_reordered = bool(quantization.get("desc_act"))
+    entries = {entry.name: entry for entry in gptq_entries(stored, keeps_integers, zero, is_reordered)}
     requantized = "" if keeps_integers else "GPTQ's groups, which are out of order (desc_act)"
     return Checkpoint(
         stored.folder, stored.config, entries, _zero_biases(stored), requantized, stored.pickles

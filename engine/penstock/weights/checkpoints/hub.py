@@ -1,4 +1,4 @@
-"""Model name -> folder: a folder or GGUF file on this machine, the demo model, or a Hugging Face repository,
+"""Model name -> folder: a folder or GGUF file on this machine, a demo model, or a Hugging Face repository,
 which is fetched once."""
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from penstock.errors import CheckpointNotFound, DownloadError, UnsafeCheckpoint
 from penstock.weights.checkpoints.folder import CONSOLIDATED, about_pickles, find_gguf, shortened
 from penstock.weights.checkpoints.gguf_files.gguf_header import is_gguf
 
-DEMO_FOLDER = Path(__file__).parents[2] / "demo_model"
+#: Models that come with Penstock.
+SHIPPED = {
+    name: Path(__file__).parents[2] / folder
+    for name, folder in (("demo", "demo_model"), ("demo-moe", "demo_mixture"))
+}
 #: owner/name, as the hub spells repositories. Older repositories ("gpt2") have no owner.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 #: Files that a model needs. Pickles and other formats of the same weights are not fetched.
@@ -29,8 +33,9 @@ def find_config(model: str | Path, revision: str | None = None, offline: bool = 
 def find_model(
     model: str | Path, revision: str | None = None, offline: bool = False, allow_pickle: bool = False
 ) -> Path:
-    """The folder (or GGUF file) of a model, which is given as a path, "demo", or a repository at a revision
-    (branch, tag or commit). For a folder that holds one GGUF file and no safetensors, the file is returned.
+    """The folder (or GGUF file) of a model, which is given as a path, a name of SHIPPED, or a repository at a
+    revision (branch, tag or commit). For a folder that holds one GGUF file and no safetensors, the file is
+    returned.
 
     With `allow_pickle` (EngineConfig's), pickles are fetched from a repository that has its weights in no
     other form. With `offline` the network is never touched: only files that were fetched before are used.
@@ -52,8 +57,8 @@ def _local(model: str | Path) -> Path | None:
     """The folder or GGUF file of a model on this machine; None for a repository's name. Raises
     CheckpointNotFound for a name that is neither."""
     name = str(model)
-    if name == "demo":
-        return DEMO_FOLDER
+    if name in SHIPPED:
+        return SHIPPED[name]
     path = Path(model).expanduser()
     if name and (path.is_dir() or is_gguf(path)):
         return find_gguf(path) or path
@@ -61,7 +66,7 @@ def _local(model: str | Path) -> Path | None:
         what = "a file that is no .gguf" if path.is_file() else "not a folder"
         raise CheckpointNotFound(
             f"{name} is {what}. Give a Hugging Face model folder, a .gguf file, a hub repository as "
-            '"owner/name", or "demo"'
+            '"owner/name", "demo" or "demo-moe"'
         )
     return None
 
@@ -90,18 +95,17 @@ def _check_files(repository: str, files: list[str]) -> None:
 def _repository_files(repository: str, revision: str | None, offline: bool) -> list[str]:
     """The names of a repository's files; [] if the hub can't be asked."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return [] if offline else huggingface_hub.list_repo_files(repository, revision=revision)
-    except (HfHubHTTPError, OSError, ValueError):
+    except _fetch_errors():
         return []
 
 
 def _download(repository: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:
     # The import takes a second, and folders don't need it.
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(
@@ -114,16 +118,40 @@ def _download(repository: str, revision: str | None, offline: bool, patterns: li
             )
         )
     except LocalEntryNotFoundError as error:
-        where = (
-            "is not in the local cache, and --offline forbids fetching it"
-            if offline
-            else ("is not in the local cache and the hub can't be reached")
-        )
         raise DownloadError(
-            f"{repository} (revision {revision or 'main'}) {where}. There is no folder of that name either"
+            f"{repository} (revision {revision or 'main'}) is not in the local cache, and there is no folder "
+            f"of that name. {_why_not_fetched(offline, error.__cause__)}, and give the path of its folder"
         ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except _fetch_errors() as error:
         raise DownloadError(
             f"{repository} (revision {revision or 'main'}) can't be fetched: {error}. Check the name, the "
-            "revision and, for gated models, the token (HF_TOKEN)"
+            "revision, for gated models the token (HF_TOKEN), and the proxy if there is one (HTTPS_PROXY)"
         ) from error
+
+
+def _why_not_fetched(offline: bool, cause: BaseException | None) -> str:
+    """Why a repository that is not in the cache was not fetched, and what to do. The variables are those that
+    huggingface_hub reads."""
+    from huggingface_hub import constants
+
+    if offline:
+        return "--offline forbids fetching the model: leave --offline out once, or fetch the model elsewhere"
+    if constants.HF_HUB_OFFLINE:
+        return (
+            "HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids fetching: set it to 0 once, or fetch the model "
+            "elsewhere"
+        )
+    reason = f" ({cause})" if cause else ""
+    return (
+        f"The hub can't be reached at {constants.ENDPOINT}{reason}: check the network. "
+        "If a proxy leads to the hub, set HTTPS_PROXY. For a mirror, set HF_ENDPOINT to its address. With "
+        "HF_HUB_OFFLINE=1, models that were fetched before load without the hub. Fetch the model elsewhere"
+    )
+
+
+def _fetch_errors() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises where it can't fetch. Its library for HTTP has errors that are no OSError,
+    as when a proxy refuses; an ImportError means that a package for the kind of proxy is missing."""
+    from huggingface_hub import errors
+
+    return errors.HTTPError, OSError, ValueError, ImportError  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import torch
@@ -14,15 +15,16 @@ from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 
 class OpenFiles:
-    """close() gives the file descriptors back; a file that is read after that is opened again."""
+    """close() gives the file descriptors back; a file that is read after that is opened again. The end of the
+    object closes, too."""
 
     def __init__(self) -> None:
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._descriptors)
 
     def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        _close(self._descriptors)
 
     def read_into(self, target: Tensor, entry: TensorEntry, start: int) -> None:
         """Fill `target` (contiguous) with the bytes of a tensor from `start` on. Raises CorruptFile."""
@@ -54,3 +56,8 @@ class OpenFiles:
                 except OSError as error:
                     raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
             return self._descriptors[file]
+
+
+def _close(descriptors: dict[Path, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])

@@ -1,4 +1,5 @@
-"""A checkpoint -> a Penstock folder: quantized once and for all, one file per unit, each read at once.
+"""A checkpoint -> a Penstock folder: quantized once and for all, each unit in one range of a file, which is
+read at once.
 
 The folder is a Hugging Face folder in compressed-tensors' layouts: `int-quantized` for INT8, `pack-quantized`
 for INT4. The last file, config.json, makes the folder a model; until then `penstock.json` tells what is done,
@@ -28,14 +29,15 @@ from penstock.weights.conversion.converted_config import converted_config, conve
 from penstock.weights.conversion.manifest import CONFIG, MANIFEST
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
-from penstock.weights.conversion.unit_files import UnitFile, unit_files
+from penstock.weights.conversion.unit_files import StoredUnit, UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
-from penstock.weights.int4_format import Int4
-from penstock.weights.stacked_format import in_one_format
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.model_formats import has_int4, has_planes
+from penstock.weights.formats.stacked_format import in_one_format
+from penstock.weights.formats.weight_format import rows_of_parts
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import TensorSpec, stored_arrays
-from penstock.weights.weight_format import rows_of_parts
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ def convert(
     started = time.perf_counter()
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
-    way |= {"weights": "int4"} if store.tensors.has_int4 else {}
-    way |= {"weights": "planes"} if store.tensors.has_planes else {}
+    way |= {"weights": "int4"} if has_int4(store.tensors) else {}
+    way |= {"weights": "planes"} if has_planes(store.tensors) else {}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(converted_tensors(store))
     report = ConversionReport(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
@@ -162,7 +164,12 @@ class Conversion:
 
     def _index(self, shapes: dict[str, Tensor]) -> dict[str, Any]:
         """model.safetensors.index.json."""
-        names = {array.name: file.name for file in self._files for array in stored_arrays(file.stored)}
+        names = {
+            array.name: file.name
+            for file in self._files
+            for unit in file.units
+            for array in (*stored_arrays(unit.stored), *stored_arrays(unit.padding))
+        }
         names |= dict.fromkeys(shapes, SHAPES)
         total = sum(file.num_stored_bytes for file in self._files)
         return {"metadata": {"total_size": total}, "weight_map": names}
@@ -172,16 +179,17 @@ def packed_shapes(files: list[UnitFile], source: TensorSource) -> dict[str, Tens
     """The shapes of matrices that lie in words, as compressed-tensors wants them beside the words: int64 [2]
     by name."""
     found = dict[str, Tensor]()
-    for tensor, stored in ((one, other) for file in files for one, other in _matrices(file)):
+    units = [unit for file in files for unit in file.units]
+    for tensor, stored in (pair for unit in units for pair in _matrices(unit)):
         rows = [end - start for _, _, start, end in rows_of_parts(source, tensor)]
         shapes = [torch.tensor([count, tensor.shape[1]]) for count in rows]
         found |= dict(zip((f"{part}_shape" for part in stored.parts), shapes, strict=True))
     return found
 
 
-def _matrices(file: UnitFile) -> Iterator[tuple[TensorSpec, TensorSpec]]:
-    """The matrices in 4 bits of a file, each with its form under the names in the file."""
-    for tensor, stored in zip(file.tensors, file.stored, strict=True):
+def _matrices(unit: StoredUnit) -> Iterator[tuple[TensorSpec, TensorSpec]]:
+    """The matrices in 4 bits of a unit, each with its form under the names in the file."""
+    for tensor, stored in zip(unit.tensors, unit.stored, strict=True):
         for pair in zip(in_one_format(tensor), in_one_format(stored), strict=True):
             if isinstance(pair[0].format, Int4):
                 yield pair

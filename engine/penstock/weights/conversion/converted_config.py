@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.weights.checkpoints.own_head import HEAD
-from penstock.weights.checkpoints.quantized.quantization_config import PLANES
-from penstock.weights.int4_format import WORD_ROWS, Int4
-from penstock.weights.planes_format import UpperPlane
-from penstock.weights.stacked_format import in_one_format
+from penstock.weights.checkpoints.quantized.quantization_config import CODES, PLANES
+from penstock.weights.formats.int4_format import WORD_ROWS, Int4
+from penstock.weights.formats.model_formats import has_planes
+from penstock.weights.formats.planes_format import UpperPlane
+from penstock.weights.formats.stacked_format import in_one_format
+from penstock.weights.formats.weight_format import Floats, Int8, WeightFormat, rows_of_parts
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec
-from penstock.weights.weight_format import Floats, Int8, WeightFormat, rows_of_parts
 
 #: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
 TIED_HEAD = "penstock_tied_head"
@@ -56,7 +57,7 @@ def _unquantized(tensor: TensorSpec, source: TensorSource) -> TensorSpec:
 def has_copied_head(tensors: ModelTensors) -> bool:
     """Whether a converted folder holds the embedding's matrix a second time: transformers can't share a
     quantized matrix between embedding and head."""
-    return tensors.is_tied and bool(_scheme(tensors.output_matrix.format))
+    return tensors.is_tied and not has_own_codes(tensors) and bool(_scheme(tensors.output_matrix.format))
 
 
 def _check_words(store: WeightStore) -> None:
@@ -75,8 +76,10 @@ def _check_words(store: WeightStore) -> None:
 def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
     """What compressed-tensors calls our formats; planes have a name of our own. Raises ConfigError for a
     format without a name."""
-    if tensors.has_planes:
+    if has_planes(tensors):
         return planes_config(tensors)
+    if has_own_codes(tensors):
+        return codes_config(tensors)
     tables = _kept(tensors.embedding)
     linear = [kept for unit in tensors.units for kept in _kept(unit.tensors)]
     # transformers calls every head by one name, and knows the names of heads in checkpoints beside it.
@@ -123,6 +126,41 @@ def planes_config(tensors: ModelTensors) -> dict[str, Any]:
     }
 
 
+def _matrices(tensors: ModelTensors) -> list[TensorSpec]:
+    """All matrices, each in one format."""
+    return [
+        own
+        for group in tensors.groups
+        for tensor in group
+        if tensor.is_matrix
+        for own in in_one_format(tensor)
+    ]
+
+
+def has_own_codes(tensors: ModelTensors) -> bool:
+    """Whether a matrix has 4-bit codes in a form for which compressed-tensors has no name. A folder with such
+    matrices is described in our own words."""
+    kinds = {tensor.format for tensor in _matrices(tensors)}
+    return any(isinstance(kind, Int4) and kind.scheme() is None for kind in kinds)
+
+
+def codes_config(tensors: ModelTensors) -> dict[str, Any]:
+    """What says that matrices are in codes of our own description (codes.py). As planes_config(), without a
+    `quant_method`. Raises ConfigError for a format that is neither 4-bit codes nor INT8."""
+    kinds = {tensor.format for tensor in _matrices(tensors)}
+    for kind in kinds:
+        if not isinstance(kind, Int4 | Int8 | Floats):
+            _scheme(kind)
+    return {
+        "penstock": CODES,
+        "version": 1,
+        "group_size": max(kind.group_size for kind in kinds if isinstance(kind, Int4)),
+        "int8_group_sizes": sorted({kind.group_size for kind in kinds if isinstance(kind, Int8)}),
+        "arrays": "the fields of a matrix of 4-bit codes, each as NAME_field; NAME_packed has the codes, "
+        "NAME_mxfp4 and NAME_iq4_nl codes that stand for numbers of a table; eight codes in a word",
+    }
+
+
 class _Kept(NamedTuple):
     """Modules of one format."""
 
@@ -160,24 +198,11 @@ def _scheme(kind: WeightFormat) -> dict[str, Any]:
     scheme = kind.scheme()
     if scheme is None:
         raise ConfigError(
-            f"weights that are kept as {kind.name} can't be converted without loss: {_reason(kind)}. Serve "
-            "the checkpoint itself, unconverted"
+            f"weights that are kept as {kind.name} can't be converted without loss: compressed-tensors, in "
+            "whose form converted models are written, has no name for this format. Serve the checkpoint "
+            "itself, unconverted"
         )
     return scheme
-
-
-def _reason(kind: WeightFormat) -> str:
-    """Why compressed-tensors, in whose form converted models are written, has no name for a format."""
-    ours = "compressed-tensors, in whose form converted models are written, has"
-    if not isinstance(kind, Int4):
-        return f"{ours} no name for this format"
-    if kind.form.is_permuted:
-        return f"{ours} the codes in the order of the inputs, and here they lie group by group (desc_act)"
-    if kind.form.codebook not in ("signed", "unsigned"):
-        return f"{ours} no scales of this kind for codes that stand for a table of 16 numbers"
-    if kind.form.minima == "numbers":
-        return f"{ours} zero points, which are whole multiples of a scale, and these minima are not"
-    return f"{ours} one scale for each group, and here a block of groups has one, too"
 
 
 def _packing(kind: WeightFormat) -> str:

@@ -1,5 +1,5 @@
-"""The tensors of a unit (or of embedding or head) as one safetensors file that is read at once. The data
-begin on a page and lie as UnitLayout has them, under the checkpoint's own names. Every reader of safetensors
+"""A unit (or embedding, head, or some experts) as one safetensors file. The data begin on a page. Each unit
+lies as UnitLayout has it, under the checkpoint's own names, and is read at once. Every reader of safetensors
 can read the file."""
 
 from __future__ import annotations
@@ -7,20 +7,19 @@ from __future__ import annotations
 import json
 import math
 import struct
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from penstock.memory.pages import PAGE
-from penstock.weights.conversion import whole_file
-from penstock.weights.tensors import TensorSpec, UnitLayout, stored_arrays
+from penstock.weights.conversion.unit_files import StoredUnit
+from penstock.weights.tensors import stored_arrays
 
 WRITE_BYTES = 16 << 20
 
 
-def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
+def header(units: Sequence[StoredUnit], part_rows: dict[str, int]) -> bytes:
     """The bytes before the data: the length of the JSON in eight bytes, the JSON, and spaces up to a whole
     page.
 
@@ -28,7 +27,8 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
     """
     entries: dict[str, object] = {}
     end = 0
-    for array in stored_arrays(tensors):
+    arrays = (array for unit in units for one in (unit.stored, unit.padding) for array in stored_arrays(one))
+    for array in arrays:
         component = array.component
         rows = part_rows.get(array.part, array.tensor.shape[0])
         shape = [component.shape[0] * rows // array.tensor.shape[0], *component.columns]
@@ -36,23 +36,24 @@ def header(tensors: tuple[TensorSpec, ...], part_rows: dict[str, int]) -> bytes:
         data = {"dtype": component.dtype, "shape": shape, "data_offsets": [end, end + num_bytes]}
         entries[array.name] = data
         end += num_bytes
-    assert end == UnitLayout.of(tensors).num_stored_bytes
+    assert end == sum(unit.num_file_bytes for unit in units)
     raw = json.dumps(entries, separators=(",", ":")).encode()
     raw += b" " * (-(8 + len(raw)) % PAGE)
     return struct.pack("<Q", len(raw)) + raw
 
 
-def write(path: Path, head: bytes, buffer: Tensor) -> dict[str, Any]:
-    """Write header and data; returns what whole_file.write() returns."""
-    data = memoryview(buffer.numpy().data).cast("B")
-    pieces = (data[start : start + WRITE_BYTES] for start in range(0, len(data), WRITE_BYTES))
-    return whole_file.write(path, chain([head], pieces))
+def data(unit: StoredUnit, buffer: Tensor) -> Iterator[bytes | memoryview]:
+    """What a file has of a unit, from the unit's buffer."""
+    stored = memoryview(buffer.numpy().data).cast("B")[: unit.layout.num_stored_bytes]
+    yield from (stored[start : start + WRITE_BYTES] for start in range(0, len(stored), WRITE_BYTES))
+    if unit.padding:
+        yield bytes(unit.num_padding_bytes)
 
 
-def read(path: Path, buffer: Tensor) -> None:
-    """Read the data of a whole file into `buffer`. Raises OSError."""
+def read(path: Path, buffer: Tensor, offset: int = 0) -> None:
+    """Fill `buffer` with the data of a file, from byte `offset` of the data on. Raises OSError."""
     with path.open("rb", buffering=0) as stream:
-        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        stream.seek(8 + int.from_bytes(stream.read(8), "little") + offset)
         left = memoryview(buffer.numpy().data).cast("B")
         while left:
             count = stream.readinto(left)

@@ -1,45 +1,108 @@
-"""UnitFile: which files the weights of a converted model consist of, and what each holds."""
+"""UnitFile: which files the weights of a converted model consist of, and what each holds.
+
+Embedding, head and each dense unit have a file. The experts of a layer share files, since a model may have
+15,000 experts. In such a file each expert begins on a page, so that one direct read brings the expert: behind
+each expert there are bytes of padding, as a tensor, because safetensors allows no gaps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 
+from penstock.memory.pages import PAGE
 from penstock.spec import DECODER
 from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.conversion.converted_config import has_copied_head
+from penstock.weights.formats.weight_format import Floats
 from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout
+
+#: The most bytes of a file with several experts. A conversion that was stopped begins the file again in which
+#: it was stopped.
+MAX_EXPERTS_BYTES = 2 << 30
+#: How the names of padding end. vLLM skips names with this ending that it does not know.
+PADDING = ".padding_bias"
+
+
+@dataclass(frozen=True)
+class StoredUnit:
+    """Embedding, a unit or head, as a part of a file."""
+
+    tensors: tuple[TensorSpec, ...]
+    #: The same tensors under the names that they have in the file.
+    stored: tuple[TensorSpec, ...]
+    #: What follows the tensors in the file, in bytes.
+    padding: tuple[TensorSpec, ...] = ()
+
+    @cached_property
+    def layout(self) -> UnitLayout:
+        return UnitLayout.of(self.tensors)
+
+    @property
+    def num_padding_bytes(self) -> int:
+        return sum(tensor.num_elements for tensor in self.padding)
+
+    @property
+    def num_file_bytes(self) -> int:
+        """The bytes of the unit's buffer that the file has, and the padding."""
+        return self.layout.num_stored_bytes + self.num_padding_bytes
 
 
 @dataclass(frozen=True)
 class UnitFile:
-    """A file of a converted model: embedding, a unit, or head."""
+    """A file of a converted model: embedding, a dense unit, head, or some experts of a layer."""
 
     name: str
-    tensors: tuple[TensorSpec, ...]
-    #: The same tensors under the names that they have in the file.
-    stored: tuple[TensorSpec, ...]
+    units: tuple[StoredUnit, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors' buffer."""
-        return UnitLayout.of(self.tensors).num_bytes
+        """Bytes of the units' buffers."""
+        return sum(unit.layout.num_bytes for unit in self.units)
 
     @property
     def num_stored_bytes(self) -> int:
-        """The first bytes of the buffer, which the file has."""
-        return UnitLayout.of(self.tensors).num_stored_bytes
+        """Bytes of the data in the file."""
+        return sum(unit.num_file_bytes for unit in self.units)
 
 
 def unit_files(tensors: ModelTensors) -> list[UnitFile]:
     """The files of a converted model, in the order of `ModelTensors.groups`, and a file with a tied head."""
-    names = ["model-embedding", *map(_unit_name, tensors.units), "model-head"]
-    found = zip(names, tensors.groups, strict=True)
-    files = [UnitFile(f"{name}.safetensors", group, group) for name, group in found]
+    files = [_file("model-embedding", tensors.embedding)]
+    for is_expert, units in groupby(tensors.units, lambda unit: unit.key.expert is not None and unit.key[:2]):
+        if is_expert:
+            files += _expert_files(list(units))
+        else:
+            files += [_file(_unit_name(unit), unit.tensors) for unit in units]
+    files.append(_file("model-head", tensors.head))
     if has_copied_head(tensors):
         matrix = tensors.output_matrix
-        head = replace(matrix, parts=(HEAD,))
-        files.append(UnitFile("model-tied-head.safetensors", (matrix,), (head,)))
+        files.append(_file("model-tied-head", (matrix,), (replace(matrix, parts=(HEAD,)),)))
     return files
+
+
+def _file(
+    name: str, tensors: tuple[TensorSpec, ...], stored: tuple[TensorSpec, ...] | None = None
+) -> UnitFile:
+    """A file with one unit."""
+    return UnitFile(f"{name}.safetensors", (StoredUnit(tensors, tensors if stored is None else stored),))
+
+
+def _expert_files(experts: list[Unit]) -> Iterator[UnitFile]:
+    """The files of a layer's experts. A file is named by its first expert."""
+    per_file = max(1, MAX_EXPERTS_BYTES // experts[0].num_bytes)
+    for first in range(0, len(experts), per_file):
+        units = experts[first : first + per_file]
+        name = f"{_unit_name(units[0])}.safetensors"
+        yield UnitFile(name, tuple(StoredUnit(unit.tensors, unit.tensors, _padding(unit)) for unit in units))
+
+
+def _padding(expert: Unit) -> tuple[TensorSpec, ...]:
+    """What makes whole pages of an expert in a file."""
+    missing = -expert.layout.num_stored_bytes % PAGE
+    name = f"{expert.tensors[0].parts[0].removesuffix('.weight')}{PADDING}"
+    return (TensorSpec("padding", (missing,), (name,), Floats("U8")),) if missing else ()
 
 
 def _unit_name(unit: Unit) -> str:
@@ -48,6 +111,6 @@ def _unit_name(unit: Unit) -> str:
         "model"
         + ("" if stack == DECODER else f"-{stack}")
         + f"-layer-{layer:05d}"
-        + ("" if expert is None else f"-expert-{expert:05d}")
+        + ("" if expert is None else f"-experts-{expert:05d}")
         + ("" if plane is None else f"-{plane}")
     )

@@ -43,38 +43,69 @@ def _description(num_bytes: int, checksum: str) -> dict[str, Any]:
     return {"file_bytes": num_bytes, CHECKSUM: checksum}
 
 
+class NewFile:
+    """A file that has another name until all of it is on the disk. Who does not finish the file discards
+    it. Every method raises CapacityError (the disk is full) and ConfigError, and leaves nothing behind
+    then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._checksum, self._num_bytes = hashlib.new(CHECKSUM), 0
+        self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = os.open(self._temporary, flags, 0o666)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        self._is_open = True
+
+    def add(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write more bytes."""
+        with self._discarded_if_it_fails():
+            for piece in pieces:
+                _write_all(self._descriptor, memoryview(piece))
+                self._checksum.update(piece)
+                self._num_bytes += len(piece)
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until all bytes are on the disk, and only then give the file its name. Returns size and
+        checksum."""
+        with self._discarded_if_it_fails():
+            os.fdatasync(self._descriptor)
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._close()
+            os.replace(self._temporary, self._path)
+            sync_folder(self._path.parent)
+        return _description(self._num_bytes, self._checksum.hexdigest())
+
+    def discard(self) -> None:
+        """Remove a file that was not finished; a finished file stays."""
+        if self._is_open:
+            self._close()
+            self._temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _discarded_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.discard()
+            self._temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise _unwritable(self._path, error) from error
+            raise
+
+    def _close(self) -> None:
+        self._is_open = False
+        os.close(self._descriptor)
+
+
 def write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a file under another name, wait until all of it is on the disk, and only then rename it to
-    `path`; returns size and checksum.
-
-    Raises CapacityError (the disk is full) and ConfigError, and leaves nothing behind then.
-    """
-    try:
-        return _write(path, pieces)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    checksum, num_bytes = hashlib.new(CHECKSUM), 0
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            for piece in pieces:
-                _write_all(descriptor, memoryview(piece))
-                checksum.update(piece)
-                num_bytes += len(piece)
-            os.fdatasync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-    return _description(num_bytes, checksum.hexdigest())
+    `path`; returns size and checksum. Raises what NewFile raises."""
+    file = NewFile(path)
+    file.add(pieces)
+    return file.finish()
 
 
 def write_json(path: Path, content: object) -> dict[str, Any]:

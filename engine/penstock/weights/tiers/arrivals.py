@@ -28,6 +28,7 @@ class ReadClock:
     def __init__(self) -> None:
         self.traffic = Traffic()
         self.num_reads = 0
+        self.num_failures = 0
         self._busy_since = 0.0
 
     def begin(self) -> None:
@@ -41,6 +42,8 @@ class ReadClock:
             self.traffic.busy_s += time.perf_counter() - self._busy_since
         if read.exception() is None:
             self.traffic.num_bytes += read.result()
+        else:
+            self.num_failures += 1
 
 
 class Arrivals:
@@ -49,19 +52,24 @@ class Arrivals:
     once must not nest a thousand calls. The other reads are watched: _on_end() takes the lock."""
 
     def __init__(
-        self, reader: UnitReader, slots: Sequence[Tensor], ask: Callable[[], object] | None = None
+        self,
+        reader: UnitReader,
+        slots: Sequence[Tensor],
+        ask: Callable[[], object] | None = None,
+        max_reads: int = MAX_READS,
     ) -> None:
         """`slots` are lent to one unit after the other. `ask` is called with the lock held when a read has
-        ended, to begin the next ones."""
+        ended, to begin the next ones. At most `max_reads` units are read at the same time."""
         self.reader = reader
         self.units: dict[UnitKey, Arrival] = {}
         self.free_slots = list(range(len(slots)))
         self.is_closed = False
         self._slots = slots
         self._ask = ask
-        self._clock = ReadClock()
+        self._max_reads = max_reads
+        self.clock = ReadClock()
         #: Bytes and busy seconds of the reads from the tier below.
-        self.traffic = self._clock.traffic
+        self.traffic = self.clock.traffic
         self._lock = threading.Lock()
         #: Told when a read has ended, and when nothing more is read.
         self._changed = threading.Condition(self._lock)
@@ -87,8 +95,8 @@ class Arrivals:
 
     @property
     def can_read(self) -> bool:
-        """Whether fewer reads than MAX_READS are under way."""
-        return self._clock.num_reads < MAX_READS
+        """Whether fewer reads than the most are under way."""
+        return self.clock.num_reads < self._max_reads
 
     def stop(self) -> None:
         """Read nothing more."""
@@ -123,7 +131,7 @@ class Arrivals:
             read = Future()
             read.set_exception(error)
         self.units[key] = Arrival(buffer, read, slot)
-        self._clock.begin()
+        self.clock.begin()
         self._begun.append(read)
 
     def forget(self, key: UnitKey, arrival: Arrival) -> None:
@@ -145,7 +153,7 @@ class Arrivals:
 
     def _count(self, read: Future[int]) -> None:
         """A read has ended."""
-        self._clock.end(read)
+        self.clock.end(read)
         if self._ask is not None:
             self._ask()
         self.changed()

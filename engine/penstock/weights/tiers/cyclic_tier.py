@@ -173,7 +173,9 @@ class CyclicTier:
 
     def _next(self, has_slot: bool) -> UnitKey | None:
         arrivals = self.arrivals
-        if arrivals.is_closed:
+        num_staged = self.num_slots - len(arrivals.free_slots)
+        lacks_residents = len(arrivals.units) - num_staged < len(self.resident)
+        if arrivals.is_closed or not (has_slot or lacks_residents):
             return None
         return next_in_cycle(
             self._cycle,

@@ -1,20 +1,29 @@
 """A memory and the units in it that somebody asked for: experts of a mixture.
 
-All units have slots of one size, allocated at the start. A unit stays until policies.victim() gives its slot
-to another. Nothing is read ahead: which expert a token needs is known only in its layer."""
+All units have slots of one size, allocated at the start. A unit stays until the policy gives its slot to
+another. Nothing is read before it is asked for: which expert a token needs is known only in its layer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals, take_back
-from penstock.weights.tiers.policies import victim
+from penstock.weights.tiers.expert_policy import ExpertPolicy
+from penstock.weights.tiers.expert_slots import ExpertSlots
 from penstock.weights.tiers.tier import Arrival, UnitReader
+from penstock.weights.tiers.use_counts import UseCounts
+
+#: Experts that are being read at the same time. The disk's reader cuts each into blocks and has a few of
+#: these in flight; so many experts keep it busy while the next ones are asked for.
+MAX_EXPERT_READS = 16
+#: Units that are lent together, with their keys.
+Group = list[tuple[UnitKey, Arrival]]
 
 
 class DemandTier:
@@ -26,20 +35,26 @@ class DemandTier:
         reader: UnitReader,
         pool: MemoryPool,
         num_slots: int,
-        num_per_sweep: int,
+        uses: UseCounts[UnitKey],
     ) -> None:
-        """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); a sweep of one token
-        asks for `num_per_sweep` units."""
+        """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); the tier counts
+        `uses`."""
         if num_slots < 1:
             raise ValueError("units that are asked for need a slot")
         self.num_slots = min(num_slots, len(sizes))
-        self._num_per_sweep = num_per_sweep
+        #: Units by stack and layer.
+        self.num_units = Counter((key.stack, key.layer) for key in sizes)
         slot_bytes = max(sizes.values())
         slots = [pool.allocate(f"expert.{index}", slot_bytes) for index in range(self.num_slots)]
-        self.arrivals = Arrivals(reader, slots)
-        #: The number of a unit's last use; a unit that was read and never used has none.
-        self._last_uses: dict[UnitKey, int] = {}
-        self._num_uses = 0
+        self.uses = uses
+        self.policy = ExpertPolicy(self.num_slots, uses)
+        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS)
+        self._slots = ExpertSlots(self.arrivals, self.policy)
+        #: Units that began to arrive since the start, by stack and layer.
+        self.num_arrived: dict[tuple[str, int], int] = {}
+        #: What the user asked for and was not lent yet, and about how many units the whole sweep asks for.
+        self._wanted: Mapping[UnitKey, None] = {}
+        self._num_in_sweep = 0
         #: How often units were taken back from users who were gone.
         self._num_taken_back = 0
         #: Units that were asked for, and units of these that were there.
@@ -52,28 +67,33 @@ class DemandTier:
         """Bytes that a tier takes from its pool."""
         return min(num_slots, len(sizes)) * max(sizes.values(), default=0)
 
-    def gather(self, keys: Sequence[UnitKey]) -> Iterator[tuple[UnitKey, Arrival]]:
-        """Each of these units once: first the units that are there, then the others in the order in which
-        they arrive. A unit stays until the next one is asked for. Raises what reading raised."""
+    def gather(self, keys: Sequence[UnitKey]) -> Iterator[Group]:
+        """Each of these units once, in groups: first all units that are there, then those that have arrived
+        meanwhile. A group stays until the next one is asked for. Raises what reading raised."""
         waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
-        with self.arrivals:
-            self.num_asked += len(waiting)
-            self.num_hits += sum(
-                key in self.arrivals.units and self.arrivals.units[key].has_arrived for key in waiting
-            )
+        self._want(waiting)
         while waiting:
-            key, arrival = self._take(waiting)
-            del waiting[key]
+            group = self._take(waiting)
             try:
-                yield key, arrival
+                yield group
             finally:
                 # Who was thought to be gone and comes back late takes nothing from the next user.
                 if num_taken_back == self._num_taken_back:
-                    self.release(key)
+                    self._release(group)
 
     def acquire(self, key: UnitKey) -> Arrival:
         """Wait for a unit; the unit stays until it is released. Raises what reading raised."""
-        return self._take({key: None})[1]
+        waiting = {key: None}
+        self._want(waiting)
+        ((_, arrival),) = self._take(waiting)
+        return arrival
+
+    def _release(self, group: Group) -> None:
+        """The next group is asked for, or the user needs no more."""
+        with self.arrivals:
+            self._wanted = {}
+            for _, arrival in group:
+                arrival.is_lent = False
 
     def release(self, key: UnitKey) -> None:
         with self.arrivals:
@@ -86,85 +106,71 @@ class DemandTier:
         buffers."""
         with self.arrivals:
             self._num_taken_back += 1
+            self._wanted = {}
         return take_back(self.arrivals)
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our slots."""
         self.arrivals.close()
-        self._last_uses.clear()
 
-    def _take(self, wanted: Mapping[UnitKey, None]) -> tuple[UnitKey, Arrival]:
-        """Lend one of these units, and have the others read meanwhile. Raises what reading raised. A read
-        that failed before anybody waited for it is tried once more."""
-        started = time.perf_counter()
+    def _want(self, keys: Mapping[UnitKey, None]) -> None:
+        """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
+        once more."""
         with self.arrivals:
-            for key in _failed(self.arrivals.units, wanted):
-                self._drop(key)
-        found = None
-        while found is None:
+            there = self._slots.arrived(keys)
+            for key in [key for key, _ in there if self._slots.has_failed(key)]:
+                self._slots.drop(key)
+            self.num_asked += len(keys)
+            self.num_hits += sum(key in self.arrivals.units for key, _ in there)
+            self.uses.add(keys)
+            self._num_in_sweep = len(keys) * len(self.num_units)
+
+    def _take(self, waiting: dict[UnitKey, None]) -> Group:
+        """Lend those of these units that are there, and have the others read meanwhile. Waits if none is
+        there. What is lent is not waited for any more. Raises what reading raised."""
+        started = time.perf_counter()
+        group: Group = []
+        while not group:
             with self.arrivals:
                 if self.arrivals.is_closed:
                     raise RuntimeError("the engine was closed while its experts were in use")
-                has_begun = self._ask(wanted)
-                found = self._lend_one(wanted)
-                if found is None and not has_begun:
+                group = self._lend(waiting)
+                self._wanted = waiting
+                has_begun = self._ask(takes_pinned=not group)
+                if not (group or has_begun):
                     self.arrivals.wait()
         self.stall_s += time.perf_counter() - started
-        found[1].read.result()
-        return found
+        return group
 
     # ------------------------------------------------------------ with the lock of the arrivals held
 
-    def _lend_one(self, wanted: Mapping[UnitKey, None]) -> tuple[UnitKey, Arrival] | None:
-        """The first of these units whose read has ended. A unit whose read failed is forgotten: the next one
-        who asks has it read anew."""
-        units = self.arrivals.units
-        key = next((key for key in wanted if key in units and units[key].read.done()), None)
-        if key is None:
-            return None
-        arrival = units[key]
-        if arrival.has_failed:
-            self._drop(key)
-        else:
-            arrival.is_lent = True
-            self._num_uses += 1
-            self._last_uses[key] = self._num_uses
-        return key, arrival
+    def _lend(self, waiting: dict[UnitKey, None]) -> Group:
+        """Those of these units whose reads have ended. Raises what reading raised; the unit is forgotten, and
+        the next one who asks has it read anew."""
+        group = self._slots.arrived(waiting)
+        for key, arrival in group:
+            if self._slots.has_failed(key):
+                self._slots.drop(key)
+                self._wanted = {}
+                arrival.read.result()
+        for key, _ in group:
+            del waiting[key]
+            self._slots.lend(key)
+        return group
 
-    def _ask(self, wanted: Mapping[UnitKey, None]) -> bool:
-        """Read the units that are not there, as long as there are slots for them. Returns whether a read has
-        begun."""
+    def _ask(self, takes_pinned: bool = False) -> bool:
+        """Read the wanted units that are not there, as long as there are slots for them. `takes_pinned`:
+        nothing is lent whose slot could be waited for. Returns whether a read has begun."""
         has_begun = False
-        for key in wanted:
+        for key in self._wanted:
             if key in self.arrivals.units:
                 continue
-            if not self.arrivals.can_read or not self._make_room(wanted):
+            if self.arrivals.is_closed or not self.arrivals.can_read:
                 break
-            self.arrivals.begin(key)
+            if not self._slots.make_room(self._wanted, self._num_in_sweep, takes_pinned):
+                break
+            self._slots.begin(key)
+            place = key.stack, key.layer
+            self.num_arrived[place] = self.num_arrived.get(place, 0) + 1
             has_begun = True
         return has_begun
-
-    def _make_room(self, wanted: Mapping[UnitKey, None]) -> bool:
-        """Whether a slot is free, if need be the slot of a unit that nobody uses or waits for."""
-        if self.arrivals.free_slots:
-            return True
-        # A unit whose user went away before the unit arrived was never used: it counts as used long ago.
-        idle = {
-            key: self._last_uses.get(key, 0)
-            for key, arrival in self.arrivals.units.items()
-            if key not in wanted and not arrival.is_lent and arrival.read.done()
-        }
-        failed = _failed(self.arrivals.units, idle)
-        given_up = failed[0] if failed else victim(idle, self.num_slots, self._num_per_sweep)
-        if given_up is not None:
-            self._drop(given_up)
-        return given_up is not None
-
-    def _drop(self, key: UnitKey) -> None:
-        self._last_uses.pop(key, None)
-        self.arrivals.forget(key, self.arrivals.units[key])
-
-
-def _failed(units: Mapping[UnitKey, Arrival], keys: Iterable[UnitKey]) -> list[UnitKey]:
-    """Those of `keys` whose reads have failed."""
-    return [key for key in keys if key in units and units[key].has_failed]

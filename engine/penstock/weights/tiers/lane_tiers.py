@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.memory.lane import Lane
 from penstock.memory.pages import round_up
-from penstock.memory.plan import TierPlan
+from penstock.memory.planning.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic
 from penstock.spec import UnitKey
@@ -18,6 +18,7 @@ from penstock.weights.tiers.cyclic_tier import CyclicTier
 from penstock.weights.tiers.demand_tier import DemandTier
 from penstock.weights.tiers.readers import LinkReader
 from penstock.weights.tiers.tier import UnitReader
+from penstock.weights.tiers.use_counts import UseCounts
 
 
 class LaneTiers:
@@ -31,12 +32,12 @@ class LaneTiers:
         reader: UnitReader,
         lane: Lane,
         plans: Sequence[TierPlan],
-        num_experts_per_sweep: int,
+        uses: UseCounts[UnitKey],
         num_once: int = 0,
     ) -> None:
         """Begins to read. `units` are in the order of a sweep; the first `num_once` dense units are
-        swept once for each request, the others in each step. Raises CapacityError before anything is
-        read."""
+        swept once for each request, the others in each step. `uses` of experts go on from an earlier run.
+        Raises CapacityError before anything is read."""
         sizes = {key: round_up(unit.num_bytes) for key, unit in units.items()}
         dense = {key: size for key, size in sizes.items() if key.expert is None}
         experts = {key: size for key, size in sizes.items() if key.expert is not None}
@@ -54,9 +55,7 @@ class LaneTiers:
             self._add_dense(dense, reader, pool, plan)
             if experts:
                 below = LinkReader(self._experts[-1], lane.link) if index else reader
-                self._experts.append(
-                    DemandTier(experts, below, pool, plan.num_expert_slots, num_experts_per_sweep)
-                )
+                self._experts.append(DemandTier(experts, below, pool, plan.num_expert_slots, uses.copy()))
         #: The tiers where layers are computed. A model without experts has no tier of experts.
         self.nearest = self._dense[-1]
         self.nearest_experts = self._experts[-1] if experts else None
@@ -102,10 +101,17 @@ class LaneTiers:
         return self.nearest.streamed_bytes + experts
 
     @property
-    def expert_counts(self) -> tuple[int, int]:
-        """Experts that layers asked for, and those of them that were there."""
-        tier = self.nearest_experts
-        return (tier.num_asked, tier.num_hits) if tier is not None else (0, 0)
+    def expert_counts(self) -> tuple[int, int, int]:
+        """Experts that layers asked for, those of them that were not where they are computed, and those that
+        had to come from the disk."""
+        if not self._experts:
+            return 0, 0, 0
+        nearest, farthest = self._experts[-1], self._experts[0]
+        return (
+            nearest.num_asked,
+            nearest.num_asked - nearest.num_hits,
+            farthest.num_asked - farthest.num_hits,
+        )
 
     @property
     def traffic(self) -> dict[str, Traffic]:

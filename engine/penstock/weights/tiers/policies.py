@@ -1,7 +1,5 @@
-"""Which unit is read next, and which unit gives its place up: pure functions of keys and numbers.
-
-Sweeps meet dense units in a cycle, so the next units are known (`next_in_cycle`, `met_last`). Tokens
-ask for experts, and only the past uses of the experts are known (`victim`).
+"""Which dense unit is read next, and which one gives its place up: pure functions of keys and numbers. Sweeps
+meet dense units in a cycle, so the next units are known. expert_policy.py decides about experts.
 
 An encoder's units come first in the order, and are not in the cycle (`num_once` units): after the encoder, a
 sweep goes on to the decoder, and after the decoder comes the decoder of the next step."""
@@ -55,15 +53,3 @@ def _upcoming(cycle: Sequence[Key], position: int, num_once: int) -> Iterator[Ke
     """The units that sweeps meet from `position` on, each once."""
     yield from cycle[position:]
     yield from cycle[num_once:position]
-
-
-def victim(last_uses: Mapping[Key, int], num_slots: int, num_per_sweep: int) -> Key | None:
-    """The unit that gives its slot up, of those that nobody uses now; None if there is none. `last_uses` has
-    the number of each unit's last use, which rises from use to use.
-
-    If the slots hold what one sweep of one token asks for, the least recently used unit goes. With fewer
-    slots a sweep would throw out each unit before its next use; then the most recently used unit goes, and
-    the others stay for the next sweep.
-    """
-    choose = min if num_slots >= num_per_sweep else max
-    return choose(last_uses, key=lambda key: last_uses[key], default=None)

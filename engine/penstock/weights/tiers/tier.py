@@ -35,10 +35,6 @@ class Arrival:
     def has_failed(self) -> bool:
         return self.read.done() and self.read.exception() is not None
 
-    @property
-    def has_arrived(self) -> bool:
-        return self.read.done() and self.read.exception() is None
-
 
 class Tier(Protocol):
     """What the tier above takes units from."""

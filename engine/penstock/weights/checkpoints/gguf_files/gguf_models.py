@@ -4,7 +4,6 @@ the tensors get the names and the order of the model's own code.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, EIGHT_BITS, GROUP, BlockType
 from penstock.weights.checkpoints.gguf_files.gguf_header import Metadata, read_header
+from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MIXTURES, MixtureFile
+from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, RowOrder, read_vector, renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
@@ -39,49 +40,6 @@ _LAYER_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.*)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """The numbers in the header of a file."""
-
-    path: Path
-    metadata: Metadata
-    tensors: dict[str, TensorEntry]
-
-    @property
-    def architecture(self) -> str:
-        return str(self.metadata.get("general.architecture"))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A value whose key begins with the architecture's name."""
-        return self.metadata.get(f"{self.architecture}.{name}", default)
-
-    def real(self, name: str, default: float | None = None) -> float:
-        """A number of the architecture. Raises UnsupportedModel if the number is missing, or if there is one
-        for each layer."""
-        value = self.get(name, default)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            what = "one for each layer" if isinstance(value, list) else "nothing" if value is None else value
-            raise UnsupportedModel(
-                f"{self.path} has {what} for {self.architecture}.{name}, where Penstock needs a number"
-            )
-        return value
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number of the architecture, which is at least 1."""
-        value = self.real(name, default)
-        if value != default and (value < 1 or value != int(value)):
-            raise UnsupportedModel(f"{self.path} has {value} for {self.architecture}.{name}")
-        return int(value)
-
-    @property
-    def num_heads(self) -> int:
-        return self.integer("attention.head_count")
-
-    @property
-    def head_dim(self) -> int:
-        return self.integer("attention.key_length", self.integer("embedding_length") // self.num_heads)
-
-
-@dataclass(frozen=True)
 class _Architecture:
     model: str
     #: What config.json has beyond _config().
@@ -89,6 +47,7 @@ class _Architecture:
     names: dict[str, str] = field(default_factory=dict)
     exchanges_rows: bool = False
     norm_offset: float = 0.0
+    mixture: MixtureFile | None = None
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -123,11 +82,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
-    architecture = _architecture(numbers)
-    names, group_size = NAMES | architecture.names, _group_size(numbers)
+    architecture, group_size = _architecture(numbers), _group_size(numbers)
+    mixture = architecture.mixture
+    names = NAMES | architecture.names | (mixture.names if mixture else {})
     for stored in numbers.tensors.values():
         match = _LAYER_NAME.fullmatch(stored.name)
         if stored.name in ROPE_TENSORS:
+            continue
+        if mixture and match and mixture.knows(match[2]):
+            yield from mixture.entries(numbers, stored, (match[1], match[2], match[3]), group_size)
             continue
         if match is None or match[2] not in names:
             yield stored  # the store does not know the name either, and says so
@@ -152,18 +115,22 @@ def _exchanged(numbers: Numbers, stored: TensorEntry) -> RowOrder:
 
 
 def _architecture(numbers: Numbers) -> _Architecture:
-    if numbers.architecture not in ARCHITECTURES:
+    known = MIXTURES if numbers.get("expert_count") else {name: None for name in ARCHITECTURES}
+    if numbers.architecture not in known:
+        what = "a mixture of experts" if numbers.get("expert_count") else "a model"
         raise UnsupportedModel(
-            f"{numbers.path} holds a model of architecture {numbers.architecture!r}; of GGUF files Penstock "
-            f"reads {', '.join(ARCHITECTURES)}. Use the original repository if that is supported"
+            f"{numbers.path} holds {what} of architecture {numbers.architecture!r}; of GGUF files Penstock "
+            f"reads {', '.join(ARCHITECTURES)}, and mixtures of {', '.join(MIXTURES)}. Use the original "
+            "repository if that is supported"
         )
-    if numbers.get("expert_count"):
-        raise UnsupportedModel(f"{numbers.path} holds a mixture of experts, which is not supported")
+    if mixture := known[numbers.architecture]:
+        return _Architecture(mixture.model, exchanges_rows=mixture.exchanges_rows, mixture=mixture)
     return ARCHITECTURES[numbers.architecture]
 
 
 def _config(numbers: Numbers) -> dict[str, Any]:
     architecture, head_dim = _architecture(numbers), numbers.head_dim
+    mixture = architecture.mixture
     if numbers.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{numbers.path} has keys and values of different lengths")
     num_layers = numbers.integer("block_count")
@@ -180,7 +147,7 @@ def _config(numbers: Numbers) -> dict[str, Any]:
         "num_attention_heads": numbers.num_heads,
         "num_key_value_heads": numbers.integer("attention.head_count_kv", numbers.num_heads),
         "head_dim": head_dim,
-        "intermediate_size": numbers.integer("feed_forward_length"),
+        "intermediate_size": mixture.width(numbers) if mixture else numbers.integer("feed_forward_length"),
         "vocab_size": numbers.tensors["token_embd.weight"].shape[0],
         "max_position_embeddings": numbers.integer("context_length"),
         "rms_norm_eps": numbers.real("attention.layer_norm_rms_epsilon"),
@@ -189,7 +156,7 @@ def _config(numbers: Numbers) -> dict[str, Any]:
         "bos_token_id": numbers.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _end_tokens(numbers.metadata),
         "pad_token_id": None,  # without this, transformers takes the number of the first model of this kind
-    } | architecture.config(numbers)
+    } | (mixture.config(numbers, _rope(numbers)) if mixture else architecture.config(numbers))
 
 
 def _end_tokens(metadata: Metadata) -> list[int] | None:
@@ -252,8 +219,9 @@ def _phi3_config(numbers: Numbers) -> dict[str, Any]:
 
 
 def _gemma2_config(numbers: Numbers) -> dict[str, Any]:
-    # Only the 27B model has another scale than its heads'. llama.cpp tells it by the number of layers, too.
-    is_27b = numbers.integer("block_count") == 46
+    # Only the 27B models, of Gemma 2 and of 3, have another scale than their heads'. llama.cpp tells them by
+    # the number of layers, too.
+    is_27b = numbers.integer("block_count") == (62 if numbers.architecture == "gemma3" else 46)
     width = numbers.integer("embedding_length") // numbers.num_heads if is_27b else numbers.head_dim
     return {
         "query_pre_attn_scalar": width,
@@ -264,10 +232,15 @@ def _gemma2_config(numbers: Numbers) -> dict[str, Any]:
     }
 
 
+def _gemma3_config(numbers: Numbers) -> dict[str, Any]:
+    return _gemma2_config(numbers) | {"model_type": "gemma3_text"}
+
+
 ARCHITECTURES = {
     "llama": _Architecture("Llama", _llama_config, exchanges_rows=True),
     "qwen2": _Architecture("Qwen2"),
     "qwen3": _Architecture("Qwen3", _llama_config),
     "phi3": _Architecture("Phi3", _phi3_config, {"ffn_up": "mlp.gate_up_proj"}),
     "gemma2": _Architecture("Gemma2", _gemma2_config, GEMMA_NAMES, norm_offset=1.0),
+    "gemma3": _Architecture("Gemma3", _gemma3_config, GEMMA_NAMES, norm_offset=1.0),
 }

@@ -77,7 +77,7 @@ def _cpmant(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "dim_head": _rows(tensors, ".self_attention.project_q.weight") // num_heads,
         "dim_ff": _rows(tensors, ".ffn.w_in.w_0.weight"),
-        "num_hidden_layers": _num_layers(tensors, _ANT_LAYERS),
+        **_ant_layers(tensors),
         "position_bias_num_buckets": num_biases - num_segments**2,
         "position_bias_max_distance": 2048,
         "prompt_types": _SOFT_PROMPTS,
@@ -85,6 +85,14 @@ def _cpmant(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
         "segment_types": num_segments,
         "eps": 1e-6,
     }
+
+
+def _ant_layers(tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """The number of layers, and what CPM-Live's compressed models leave out of them."""
+    parts = {tuple(name.removeprefix(_ANT_LAYERS).split(".")[:2]) for name in tensors if _ANT_LAYERS in name}
+    num_layers = 1 + max(int(number) for number, _ in parts)
+    lacks = [[(str(i), part) not in parts for part in ("self_att", "ffn")] for i in range(num_layers)]
+    return {"num_hidden_layers": num_layers} | ({"mask_modules": lacks} if any(map(any, lacks)) else {})
 
 
 def _rows(tensors: Mapping[str, TensorEntry], ending: str) -> int:

@@ -60,6 +60,7 @@ def _cpm2() -> Iterator[Rule]:
     other = "{0}.block.{1}.layer.1.EncDecAttention."
     yield Rule(r"word_embeds\.weight", ("shared.weight",), Split.ROWS)
     yield Rule(r"(encoder|decoder)\.word_embeds\.weight", ())  # the same matrix once more
+    yield Rule(re.escape(SOFT_PROMPT), ())  # vectors for the model's input, and no part of the model
     yield Rule(r"lm_head\.weight", ("lm_head.weight",), Split.ROWS)
     qkv = tuple(f"{attention}{part}.weight" for part in "qkv")
     yield Rule(own + r"self_attn\.project\.weight", qkv, Split.ROWS, 3)
@@ -102,6 +103,8 @@ def _model_center() -> Iterator[Rule]:
     yield Rule(r"(encoder|decoder)\.output_layernorm\.weight", ("{0}.final_layer_norm.weight",))
 
 
+#: What prompt tuning adds to a checkpoint of CPM-2 (CPM-2-Finetune). Each rank has all of it.
+SOFT_PROMPT = "encoder.prompt_embeds.weight"
 #: The place of the feed-forward layer in a block of T5.
 FFN_LAYER = {"encoder": 1, "decoder": 2}
 CPM1, CPM2, MODEL_CENTER = tuple(_cpm1()), tuple(_cpm2()), tuple(_model_center())

@@ -3,6 +3,7 @@ CPM-1 and CPM-2, or one file of another name."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint, indexed_weights
 from penstock.weights.checkpoints.published import cpm_live, shards
 from penstock.weights.checkpoints.published.derived_config import derive
-from penstock.weights.checkpoints.published.known_names import rules_of
+from penstock.weights.checkpoints.published.known_names import SOFT_PROMPT, rules_of
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.checkpoints.torch_files.torch_file import TorchFile, read_torch_file
+
+logger = logging.getLogger(__name__)
 
 INDEX = "pytorch_model.bin.index.json"
 
@@ -70,6 +73,14 @@ def _merged(folder: Path, ranks: list[dict[str, TensorEntry]]) -> dict[str, Tens
         raise UnsupportedModel(
             f"{folder} holds shards of a model that Penstock can't merge; it merges those of CPM-1 and "
             "CPM-2. Use a repository with safetensors"
+        )
+    if rules and SOFT_PROMPT in ranks[0]:
+        logger.warning(
+            "%s has a soft prompt of %d vectors beside the model; requests can use it after `penstock serve "
+            "MODEL --soft-prompt NAME=%s`",
+            folder,
+            ranks[0][SOFT_PROMPT].shape[0],
+            folder,
         )
     return shards.merge(ranks, rules) if rules else ranks[0]
 

@@ -29,7 +29,8 @@ def kinds(quantization: Quantization) -> set[str]:
 
 
 def int8_group_size(quantization: Quantization) -> int:
-    """Inputs that share a scale in the matrices of INT8; 0 if all inputs of an output channel do."""
+    """Inputs that share a scale in the matrices of INT8, of several sizes the largest; 0 if all inputs of an
+    output channel do."""
     return max(int8_sizes(quantization), default=0)
 
 
@@ -62,7 +63,7 @@ def fault(quantization: Quantization) -> str:
     transforms = (quantization.get("transform_config") or {}).get("config_groups")
     in_words = {_kind(scheme, form) for scheme, form in schemes(quantization) if form == "pack-quantized"}
     is_known = found and "" not in found and not {"int8", "int4"} <= in_words and not {"int8", "fp8"} <= found
-    if is_known and len(int8_sizes(quantization) - {0}) <= 1 and sparsity == "dense" and not transforms:
+    if is_known and sparsity == "dense" and not transforms:
         return ""
     what = sorted({_description(scheme) for scheme, _ in schemes(quantization)})
     what += sorted({form for scheme, form in schemes(quantization)})
@@ -71,8 +72,8 @@ def fault(quantization: Quantization) -> str:
 
 
 def int8_sizes(quantization: Quantization) -> set[int]:
-    """The sizes of groups in matrices of INT8; 0 for those with a scale for each row. Beside groups, a
-    converted model may have both."""
+    """The sizes of groups in matrices of INT8; 0 for those with a scale for each row. A converted model may
+    have both. Where FP8 became INT8, each matrix has the largest groups that fit its width."""
     of_int8 = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) == "int8"]
     return {int(scheme["group_size"]) if scheme.get("strategy") == "group" else 0 for scheme in of_int8}
 

@@ -19,6 +19,8 @@ from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 DTYPE = "F8_E4M3"
 #: What follows the name of a matrix in the names of its scales.
 SCALE_NAMES = ("_scale_inv", "_scale")
+#: What the log says of weights in FP8.
+REQUANTIZED = "FP8 weights, which become INT8"
 
 
 def is_fp8(entry: TensorEntry) -> bool:
@@ -39,18 +41,14 @@ def without_fp8(checkpoint: Checkpoint, block: tuple[int, int]) -> Iterator[Tens
 
 def fp8_entry(checkpoint: Checkpoint, stored: TensorEntry, block: tuple[int, int]) -> TensorEntry:
     """An FP8 matrix as float32. Raises WrongTensor."""
-    rows = Fp8Rows.of(checkpoint, stored, block)
-    width = stored.shape[1]
-    return TensorEntry(
-        stored.name,
-        stored.file,
-        stored.offset,
-        "F32",
-        stored.shape,
-        stored.num_bytes,
-        rows.read,
-        group_size=next((size for size in reversed(GROUP_SIZES) if width % size == 0), 0),
-    )
+    rows = Fp8Rows.with_scale(stored, fp8_scale(checkpoint, stored), block)
+    return rows.entry(stored.name, stored.shape[0])
+
+
+def fp8_scale(checkpoint: Checkpoint, stored: TensorEntry) -> TensorEntry:
+    """The scales of a tensor in FP8. Raises MissingTensor."""
+    found = [checkpoint.entries.get(stored.name + ending) for ending in SCALE_NAMES]
+    return next((one for one in found if one is not None), None) or checkpoint.entry(f"{stored.name}_scale")
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,12 @@ class Fp8Rows:
     rows: int
     columns: int
 
+    #: The row of the stored matrix at which this one begins.
+    first_row: int = 0
+
     @classmethod
-    def of(cls, checkpoint: Checkpoint, stored: TensorEntry, block: tuple[int, int]) -> Fp8Rows:
-        """Raises MissingTensor and WrongTensor."""
-        found = [checkpoint.entries.get(stored.name + ending) for ending in SCALE_NAMES]
-        scale = next((one for one in found if one is not None), None) or checkpoint.entry(
-            f"{stored.name}_scale"
-        )
+    def with_scale(cls, stored: TensorEntry, scale: TensorEntry, block: tuple[int, int]) -> Fp8Rows:
+        """Raises WrongTensor."""
         shapes: dict[tuple[int, ...], tuple[int, int]] = {}
         if len(stored.shape) == 2 and 0 not in stored.shape:
             num_rows, width = stored.shape
@@ -88,8 +85,23 @@ class Fp8Rows:
             )
         return cls(stored, scale, *shapes[scale.shape])
 
+    def entry(self, name: str, num_rows: int) -> TensorEntry:
+        """So many rows as a tensor."""
+        stored, width = self.stored, self.stored.shape[1]
+        return TensorEntry(
+            name,
+            stored.file,
+            stored.offset + self.first_row * width,
+            "F32",
+            (num_rows, width),
+            num_rows * width,
+            self.read,
+            group_size=next((size for size in reversed(GROUP_SIZES) if width % size == 0), 0),
+        )
+
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         """float32 [stop - start, in_features]."""
+        start, stop = self.first_row + start, self.first_row + stop
         width = self.stored.shape[1]
         stored = checkpoint.read_stored(self.stored, start * width, stop * width)
         values = stored.view(torch.float8_e4m3fn).view(-1, width).float()

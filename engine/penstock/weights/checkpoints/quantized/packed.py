@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.errors import WrongTensor
+from penstock.errors import MissingTensor, WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
@@ -48,13 +48,26 @@ class PackedRows:
         return row_bytes.bitwise_xor_(SIGN_BIT).view(torch.int8).view(stop - start, width)
 
 
-def gptq_entries(checkpoint: Checkpoint, keeps_integers: bool, zero: int) -> Iterator[TensorEntry]:
+def check_order(module: str, g_idx: TensorEntry | None, num_groups: int, is_reordered: bool) -> None:
+    """Raises MissingTensor if inputs were put into groups out of order (`is_reordered`: config.json says
+    desc_act = true), and no tensor says which input is in which of several groups."""
+    if is_reordered and g_idx is None and num_groups > 1:
+        raise MissingTensor(
+            f"{module}g_idx is missing, which says in which group each input is: config.json says desc_act = "
+            "true. Download the model again. If its inputs really lie in order, set desc_act to false"
+        )
+
+
+def gptq_entries(
+    checkpoint: Checkpoint, keeps_integers: bool, zero: int, is_reordered: bool
+) -> Iterator[TensorEntry]:
     """The checkpoint's tensors, with `weight` and `weight_scale` in place of `qweight`, `qzeros`, `scales`
     and `g_idx`; or with a float32 `weight` unless `keeps_integers`. `zero` is the byte of a zero point of 128
-    in `qzeros`. Raises MissingTensor and WrongTensor."""
+    in `qzeros`; for `is_reordered` see check_order(). Raises MissingTensor and WrongTensor."""
     modules = {name.removesuffix("qweight") for name in checkpoint.entries if name.endswith(".qweight")}
     for module in modules:
         matrix = GptqMatrix.of(checkpoint, module, zero)
+        check_order(module, matrix.g_idx, matrix.scales.shape[0], is_reordered)
         stored, scales, shape = matrix.qweight, matrix.scales, matrix.shape
         name, size = f"{module}weight", stored.num_bytes
         if keeps_integers:

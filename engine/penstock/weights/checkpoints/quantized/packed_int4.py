@@ -98,7 +98,7 @@ class CompressedInt4:
         repeats = 2 * width // self.form.group_size // num_groups
         arrays = {"scale": self.scale.read_rows(checkpoint, start, stop).repeat_interleave(repeats, 1)}
         if self.zero_point is not None:
-            zeros = _zero_points(checkpoint, self.zero_point, start, stop)
+            zeros = zero_points(checkpoint, self.zero_point, start, stop)
             arrays["sub_minimum"] = zeros.repeat_interleave(repeats, 1)
         return arrays | in_groups(checkpoint, codes, self.g_idx, num_groups)
 
@@ -110,7 +110,7 @@ def _is_in_order(checkpoint: Checkpoint, g_idx: TensorEntry, num_groups: int) ->
     return bool((groups == -1).all()) or column_order(checkpoint, g_idx, num_groups) is None
 
 
-def _zero_points(checkpoint: Checkpoint, entry: TensorEntry, start: int, stop: int) -> Tensor:
+def zero_points(checkpoint: Checkpoint, entry: TensorEntry, start: int, stop: int) -> Tensor:
     """Rows start:stop: uint8 [stop - start, num_groups]."""
     num_groups, first = entry.shape[1], start // 8
     words = checkpoint.read_stored(entry, first * 4 * num_groups, -(-stop // 8) * 4 * num_groups)

@@ -11,11 +11,17 @@ from penstock.weights.checkpoints.quantized import compressed_schemes
 #: Names that method() gives.
 COMPRESSED, GPTQ, GPTQ_INT4 = "compressed-tensors", "gptq with 8 bits", "gptq with 4 bits"
 AWQ = "awq with 4 bits"
+#: gpt-oss: its experts are MXFP4, and all else is unquantized. What holds a layer's experts, the family puts
+#: apart.
+MXFP4 = "mxfp4"
 #: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
 FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
+MXFP4_GROUP = 32
 #: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). The name stands under
 #: a key of its own in config.json, "penstock".
 PLANES = "planes"
+#: 4-bit codes of forms that compressed-tensors has no name for (codes.py), under the same key.
+CODES = "codes"
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
 
@@ -34,15 +40,24 @@ def check_quantization(config: dict[str, Any]) -> int | None:
         return _gptq_group_size(quantization)
     if kind == PLANES:
         return _planes_group_size(quantization)
+    if kind == CODES:
+        _check_codes(quantization)
+        return 0
     if kind in FP8:
         return None
     if kind == GPTQ_INT4:
         _check_gptq_int4(quantization)
     elif kind == AWQ:
         _check_awq(quantization)
-    else:
+    elif kind != MXFP4:
         raise unsupported(kind)
     return 0
+
+
+def has_mxfp4_experts(config: dict[str, Any]) -> bool:
+    """Whether a checkpoint keeps its experts, and nothing else, in MXFP4."""
+    quantization = config.get("quantization_config")
+    return quantization is not None and method(quantization) == MXFP4
 
 
 def has_planes(config: dict[str, Any]) -> bool:
@@ -55,6 +70,8 @@ def int8_group_sizes(config: dict[str, Any]) -> set[int]:
     """Inputs that share a scale in the INT8 matrices of compressed-tensors, 0 for whole rows: a folder may
     have both."""
     quantization = config.get("quantization_config") or {}
+    if method(quantization) == CODES:
+        return {int(size) for size in quantization["int8_group_sizes"]}
     return compressed_schemes.int8_sizes(quantization) if method(quantization) == COMPRESSED else set()
 
 
@@ -63,6 +80,10 @@ def int4_group_size(config: dict[str, Any]) -> int:
     output channel do); 0 if there are no such matrices."""
     quantization = config.get("quantization_config") or {}
     kind, largest = method(quantization), max(GROUP_SIZES)
+    if kind == MXFP4:
+        return MXFP4_GROUP
+    if kind == CODES:
+        return int(quantization["group_size"])
     if kind == COMPRESSED:
         return min(compressed_schemes.int4_group_size(quantization), largest)
     if kind not in (GPTQ_INT4, AWQ):
@@ -102,8 +123,8 @@ def activation_note(config: dict[str, Any]) -> str:
 
 def method(quantization: dict[str, Any]) -> str:
     """What quantized a checkpoint, with the number of bits where that is known."""
-    if quantization.get("penstock") == PLANES:
-        return PLANES
+    if (own := quantization.get("penstock")) in (PLANES, CODES):
+        return str(own)
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         return "bitsandbytes LLM.int8"
     if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
@@ -141,6 +162,15 @@ def _planes_group_size(quantization: dict[str, Any]) -> int:
             "newer Penstock, or convert the model again"
         )
     return int(size)
+
+
+def _check_codes(quantization: dict[str, Any]) -> None:
+    if quantization.get("version") != 1 or quantization.get("group_size") not in GROUP_SIZES:
+        raise UnsupportedModel(
+            f"the checkpoint has 4-bit codes of version {quantization.get('version')}, groups of "
+            f"{quantization.get('group_size')}; this Penstock reads version 1 with groups of "
+            f"{', '.join(map(str, GROUP_SIZES))}. Install a newer Penstock, or convert the model again"
+        )
 
 
 def _gptq_group_size(quantization: dict[str, Any]) -> int | None:

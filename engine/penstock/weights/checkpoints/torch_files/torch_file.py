@@ -114,7 +114,10 @@ def _unwrapped(content: Any) -> Any:
 
 
 def _named(content: Any) -> Iterator[tuple[str, StoredTensor | Inert]]:
-    """Tensors and placeholders in dicts, with their names joined by dots. Each dict is gone through once."""
+    """Tensors and placeholders in dicts, with their names joined by dots. Each dict is gone through once. A
+    file may also hold nothing but a tensor."""
+    if isinstance(content, StoredTensor):
+        yield "tensor", content
     pending, seen, count = [("", content, 0)], set(), 0
     while pending:
         prefix, value, depth = pending.pop()

@@ -1,0 +1,223 @@
+"""DraftModel: a small model that guesses what a large one will say.
+
+It draws with the parameters, the seed and the noise of the request, and obeys the request's grammar. So it
+says the large model's token wherever the two distributions are alike. It has its own keys and values, of the
+tokens that stood and of its last guesses: guesses that came true need not be computed again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError, ConfigError
+from penstock.generation.chosen import SampledToken
+from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.sampler import Sampler
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.sequence import Sequence
+from penstock.loader import LoadedModel, load_model
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.plan import gib
+from penstock.model.encoder_decoder import EncoderDecoder
+from penstock.text.tokenizer import Tokenizer
+
+#: Tokens of texts that have room, if the config does not say how many.
+NUM_KV_TOKENS = 8192
+#: Most tokens of prompts that one call computes for the draft model.
+MAX_CHUNK = 256
+
+
+class DraftModel:
+    """A model in memory beside the one that it drafts for. Used by the engine thread."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model, self.plan, self.config = loaded.model, loaded.plan, loaded.config
+        self._predict = loaded.predict
+        self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
+        self._vocab_size = self.model.spec.vocab_size
+        self._sampler = Sampler(self._vocab_size, frozenset())
+        #: Of each sequence, by its number, the sequence itself and its twin here.
+        self._twins: dict[int, tuple[weakref.ref[Sequence], Sequence]] = {}
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        config: EngineConfig,
+        offline: bool = False,
+        hardware: HardwareProfile | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> DraftModel:
+        """Load a draft model by its name, wholly into the host's memory, within the budget of `config`.
+        Raises what Engine.load() raises, CapacityError if the model does not fit, and ConfigError for a kind
+        of model that can't draft."""
+        own = EngineConfig(
+            activations="int8",  # guesses may be less exact
+            host_memory_bytes=config.host_memory_bytes,
+            num_kv_tokens=NUM_KV_TOKENS,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
+            num_threads=config.num_threads,
+            device="cpu",
+            enable_prefix_caching=False,
+            allow_pickle=config.allow_pickle,
+        )
+        loaded = load_model(name, own, offline, None, tokenizer, hardware, None)
+        model = loaded.model
+        try:
+            streamer = model.streamer
+            if streamer.num_resident_layers < streamer.num_layers:
+                raise CapacityError(
+                    f"the draft model {name} does not fit into {gib(loaded.plan.host_budget_bytes)}: "
+                    f"{streamer.num_layers - streamer.num_resident_layers} of its layers would be read in "
+                    "each step. Take a smaller one, or raise --host-memory"
+                )
+            if isinstance(model.executor.family, EncoderDecoder) or model.spec.state_bytes:
+                raise ConfigError(
+                    f"{model.spec.architecture} can't be a draft model: it encodes its prompts, or has "
+                    "recurrent states. Take a decoder with attention alone"
+                )
+            streamer.tiers.wait_until_loaded()
+        except BaseException:
+            model.close()
+            raise
+        return cls(loaded)
+
+    def share_vocabulary(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Guess only tokens that the other model has. Raises ConfigError unless the two models have the same
+        tokens under the same ids. One may have more than the other: models pad their vocabularies."""
+        own = self.model.tokenizer
+        count = min(vocab_size, self._vocab_size, own.vocab_size, tokenizer.vocab_size)
+        for token_id in range(count):
+            mine, theirs = own.pieces([token_id]), tokenizer.pieces([token_id])
+            if mine != theirs:
+                raise ConfigError(
+                    f"the draft model has another vocabulary: token {token_id} is {mine[0]!r}, and "
+                    f"{theirs[0]!r} in the model that it should draft for. Take a model of the same family"
+                )
+        self._vocab_size = min(self._vocab_size, vocab_size)
+
+    def leave(
+        self, config: EngineConfig, hardware: HardwareProfile | None
+    ) -> tuple[EngineConfig, HardwareProfile | None]:
+        """A config and a machine with what this model leaves of the host's memory."""
+        if config.host_memory_bytes is None:
+            if hardware is not None:  # described before this model was there
+                free = max(0, hardware.free_ram_bytes - self.plan.host_used_bytes)
+                hardware = replace(hardware, free_ram_bytes=free)
+            return config, hardware
+        left = config.host_memory_bytes - self.plan.host_used_bytes
+        if left <= 0:
+            raise CapacityError(
+                f"the draft model takes {gib(self.plan.host_used_bytes)} of {gib(config.host_memory_bytes)}: "
+                "nothing is left for the model itself. Take a smaller one, or raise --host-memory"
+            )
+        return replace(config, host_memory_bytes=left), hardware
+
+    def seconds(self, num_seqs: int) -> float:
+        """What one guess for each of so many sequences takes; 0 if nothing was measured."""
+        return self._predict(num_seqs, num_seqs).seconds
+
+    def draft(self, sequences: List[Sequence], length: int) -> Mapping[Sequence, tuple[int, ...]]:
+        """At most `length` tokens that may follow each sequence. A sequence whose prompt is not computed here
+        yet, or that has no room, gets none in this step."""
+        self._forget()
+        guesses: dict[Sequence, list[int]] = {each: [] for each in sequences}
+        active = {each: twin for each in sequences if (twin := self._follow(each)) is not None}
+        active = self._catch_up(active)
+        for _ in range(length):
+            active = {
+                each: twin
+                for each, twin in active.items()
+                if twin.num_tokens < self.model.max_model_len and self._blocks.grow(twin)
+            }
+            active = self._step(active, guesses)
+        return {each: tuple(found) for each, found in guesses.items()}
+
+    def close(self) -> None:
+        self.model.close()
+
+    def _step(
+        self, active: Mapping[Sequence, Sequence], guesses: dict[Sequence, list[int]]
+    ) -> dict[Sequence, Sequence]:
+        """One more guess for each. Returns those that may go on."""
+        going_on: dict[Sequence, Sequence] = {}
+        for (sequence, twin), token in zip(active.items(), self._tokens(list(active.values())), strict=True):
+            if token is None or token >= self._vocab_size:
+                continue
+            guesses[sequence].append(token)
+            twin.append(token)
+            if twin.matcher is not None:
+                twin.matcher = twin.matcher.after(token)
+                if twin.matcher.is_complete:
+                    continue
+            going_on[sequence] = twin
+        return going_on
+
+    def _tokens(self, twins: List[Sequence]) -> list[int | None]:
+        """Compute what is pending of each, and choose the next token of each."""
+        if not twins:
+            return []
+        batch = Batch(tuple(ScheduledSequence.of(twin, twin.num_pending_tokens) for twin in twins))
+        logits = self.model.executor.forward(ModelInputs.of(batch, self.config.block_size))
+        chosen = self._sampler.sample(logits, batch)
+        for twin in twins:
+            twin.advance(twin.num_pending_tokens)
+        tokens = [choice.tokens[0] if choice.tokens else None for choice in chosen]
+        return [token.token_id if isinstance(token, SampledToken) else None for token in tokens]
+
+    def _follow(self, sequence: Sequence) -> Sequence | None:
+        """The twin of a sequence, with its tokens. What the twin had guessed right stays computed. None if
+        there is no room, or if the text is more than tokens that both models have: vectors, a soft prompt, an
+        encoded input, a prompt that is seen both ways."""
+        is_plain = sequence.encoder is None and not sequence.prefix_len and min(sequence.token_ids) >= 0
+        if not is_plain or sequence.num_soft_tokens or sequence.request.prompt_embeds is not None:
+            return None
+        _, twin = self._twins.get(sequence.sequence_id) or (None, None)
+        if twin is None:
+            params = replace(sequence.params, logprobs=None, prompt_logprobs=None, seed=sequence.seed)
+            request = replace(sequence.request, params=params)
+            twin = Sequence(sequence.sequence_id, request, self.model.max_model_len)
+            self._twins[sequence.sequence_id] = weakref.ref(sequence), twin
+        num_same = twin.num_computed_tokens
+        while twin.token_ids[:num_same] != sequence.token_ids[:num_same]:
+            num_same -= 1
+        twin.token_ids = list(sequence.token_ids)
+        twin.num_computed_tokens = min(num_same, sequence.num_tokens - 1)
+        twin.matcher = sequence.matcher.fork() if sequence.matcher is not None else None
+        if twin.num_tokens >= self.model.max_model_len or not self._blocks.grow(twin):
+            return None
+        return twin
+
+    def _catch_up(self, active: Mapping[Sequence, Sequence]) -> dict[Sequence, Sequence]:
+        """Compute a part of the prompts that are new. Returns the twins that have one pending token, or so
+        few that they are computed with the first guess."""
+        room, ready = MAX_CHUNK, dict[Sequence, Sequence]()
+        parts = []
+        for sequence, twin in sorted(active.items(), key=lambda item: item[1].num_pending_tokens):
+            if twin.num_pending_tokens <= room:
+                ready[sequence] = twin
+                room -= twin.num_pending_tokens
+            elif room:
+                parts.append(ScheduledSequence.of(twin, room))
+                room = 0
+        if parts:
+            batch = Batch(tuple(parts))
+            list(self.model.executor.forward(ModelInputs.of(batch, self.config.block_size)))
+            for part in parts:
+                part.sequence.advance(part.num_new_tokens)
+        return ready
+
+    def _forget(self) -> None:
+        """Give back the blocks of sequences that have ended."""
+        for number, (reference, twin) in list(self._twins.items()):
+            sequence = reference()
+            if sequence is None or sequence.finish_reason is not None:
+                self._blocks.release(twin)
+                del self._twins[number]

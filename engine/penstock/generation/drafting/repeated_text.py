@@ -1,0 +1,91 @@
+"""RepeatedText: what followed the same words when they stood earlier in a text.
+
+The method is known as prompt lookup or suffix decoding (Saxena 2023; Oliaro et al. 2024, arXiv 2411.04975).
+The places of each pair of tokens are chained, latest first, as in LZ77's hash chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import NamedTuple
+
+#: Tokens that have to be the same.
+MIN_MATCH = 2
+#: Matches are compared up to this length.
+MAX_MATCH = 32
+#: Earlier places that are looked at.
+MAX_PLACES = 24
+
+
+class Continuation(NamedTuple):
+    """A guess of what follows a text."""
+
+    token_ids: tuple[int, ...] = ()
+    #: Tokens at the text's end that stand in front of the guess, too.
+    num_same: int = 0
+
+
+class RepeatedText:
+    """A text that grows, and earlier places that resemble its end."""
+
+    def __init__(self, example: List[int] = ()) -> None:
+        """example: a text that this one may resemble. It counts as standing before this text."""
+        self._tokens = [*example, -1] if example else []
+        self._start = len(self._tokens)
+        #: The latest place behind each pair of tokens.
+        self._latest: dict[tuple[int, int], int] = {}
+        #: For each place the place before it behind the same pair of tokens; -1 if there is none.
+        self._before = [-1] * MIN_MATCH
+        self._index()
+
+    def follow(self, token_ids: List[int]) -> None:
+        """The whole text. Its beginning is what follow() was given before."""
+        self._tokens += token_ids[len(self._tokens) - self._start :]
+        self._index()
+
+    def guess(self, length: int) -> Continuation:
+        """At most `length` tokens that may come next."""
+        tokens, end = self._tokens, len(self._tokens)
+        if end == self._start and end:  # nothing but the example: the text may begin as the example does
+            return Continuation(tuple(tokens[: min(length, end - 1)]), MIN_MATCH)
+        if end < MIN_MATCH + 1:
+            return Continuation()
+        place, num_same = self._best_place()
+        guess = list[int]()
+        for offset in range(place, place + length if num_same else place):
+            # A guess that reaches the text's end goes on with itself: the text repeats itself there.
+            token = tokens[offset] if offset < end else guess[offset - end]
+            if token < 0:
+                break
+            guess.append(token)
+        return Continuation(tuple(guess), num_same)
+
+    def _index(self) -> None:
+        """Note the places behind the pairs of tokens that are new, but not the place at the text's end."""
+        tokens = self._tokens
+        for place in range(len(self._before), len(tokens)):
+            pair = tokens[place - 2], tokens[place - 1]
+            self._before.append(self._latest.get(pair, -1))
+            self._latest[pair] = place
+
+    def _best_place(self) -> tuple[int, int]:
+        """The earlier place with the longest match, the latest of several, and the match's length; 0 if there
+        is none."""
+        tokens, end = self._tokens, len(self._tokens)
+        best, most = 0, 0
+        place = self._latest.get((tokens[-2], tokens[-1]), -1)
+        for _ in range(MAX_PLACES):
+            if place < 0 or most == MAX_MATCH:
+                break
+            same = self._num_same(place, end)
+            if same > most:
+                best, most = place, same
+            place = self._before[place]
+        return best, most
+
+    def _num_same(self, place: int, end: int) -> int:
+        tokens, most = self._tokens, min(MAX_MATCH, place)
+        count = MIN_MATCH
+        while count < most and tokens[place - 1 - count] == tokens[end - 1 - count]:
+            count += 1
+        return count

@@ -1,0 +1,72 @@
+"""StateSaves: at which ends of blocks the recurrent states of sequences are copied, so that later prompts can
+begin there. Numbers only.
+
+Keys and values are there for each token, but a state only where it was copied. A sequence has copies at three
+places:
+
+- At the last block of its prompt. The same prompt, and the prompt with which a conversation goes on, begin
+  there.
+- Where it has left the text of another prompt: their blocks are the same up to there, and no copy was found.
+  Prompts that begin alike (with one system prompt) begin there from the third one on.
+- At the last block that was computed. The copy moves on with the sequence. There the sequence goes on when it
+  was preempted, and a conversation with its whole answer.
+"""
+
+from __future__ import annotations
+
+from penstock.generation.scheduling.block_keys import full_key
+from penstock.generation.scheduling.states.state_pool import StatePool
+from penstock.generation.sequence import Sequence
+
+
+class StateSaves:
+    """Chooses and finds copies of states."""
+
+    def __init__(self, states: StatePool, block_size: int) -> None:
+        self._states = states
+        self._size = block_size
+
+    def reach(self, sequence: Sequence, found: list[int]) -> list[int]:
+        """The first of the `found` blocks, up to the last one behind which there is a copy of the state. The
+        `found` blocks begin with that of the first pending token. The last token is in none of them, since
+        its logits are wanted."""
+        if not self._states.is_needed:
+            return found
+        first = sequence.num_computed_tokens // self._size
+        end = first + len(found)
+        sequence.num_shared_tokens = max(sequence.num_shared_tokens, end * self._size)
+        for index in range(min(end, (sequence.num_tokens - 1) // self._size), first, -1):
+            if self._states.has(self._key(sequence, index)):
+                return found[: index - first]
+        return []
+
+    def adopt(self, sequence: Sequence, num_blocks: int) -> None:
+        """Let a sequence go on behind its first blocks, with the copy of the state there."""
+        if self._states.is_needed:
+            self._states.adopt(sequence, self._key(sequence, num_blocks))
+
+    def plan(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
+        """ScheduledSequence.saves for a step that computes the sequence's tokens up to `end`."""
+        if not self._states.is_needed:
+            return ()
+        start, size = sequence.num_computed_tokens, self._size
+        # The last token of a prompt is computed again by those who begin with the whole prompt.
+        last = (end - (end - start > 1)) // size
+        lasting = {sequence.num_shared_tokens // size, (sequence.num_prompt_tokens - 1) // size}
+        saves = []
+        for index in sorted({last, *lasting}):
+            if start < index * size <= end and not self._states.has(key := self._key(sequence, index)):
+                slot = self._save(sequence, key, index in lasting)
+                saves += [] if slot is None else [(index * size, slot)]
+        return tuple(saves)
+
+    def _save(self, sequence: Sequence, key: bytes, is_lasting: bool) -> int | None:
+        if not is_lasting:
+            if sequence.moving_state_key is not None:
+                self._states.drop(sequence.moving_state_key)
+            sequence.moving_state_key = key
+        return self._states.save(key)
+
+    def _key(self, sequence: Sequence, num_blocks: int) -> bytes:
+        """The key of the last of a sequence's first blocks."""
+        return full_key(sequence, num_blocks - 1, sequence.token_ids, self._size)

@@ -1,0 +1,142 @@
+/* Whole products: how their activations lie, their tasks, and the functions that cpu.py calls. Part of linear.h. */
+#pragma once
+
+/* The blocks of inputs in which activations lie as words where they meet 4-bit codes; 0: they lie in their order. */
+INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
+#if HAS_VNNI
+    return num_tokens == 1 && activation_bits == 16 ? CODE_BLOCK : 0;
+#else
+    return (void)num_tokens, (void)activation_bits, CODE_BLOCK;
+#endif
+}
+
+/* Tiles of rows that hold the activations of some tokens. */
+INLINE int64_t num_tiles_of(int64_t num_tokens, int rows_per_token) {
+    return (num_tokens * rows_per_token + TILE - 1) / TILE;
+}
+
+/* Whether planes are joined as words: one token's, with AVX2 and without dot products of bytes. */
+INLINE bool joins_words(const linear *l, int64_t num_tokens, int64_t in_features) {
+    const int64_t size = in_features / l->num_groups;
+    const bool has_blocks = l->num_groups == 1 ? size % 32 == 0 : size == 32 || size == 64 || size == 128;
+    return HAS_PLANE_WORDS && num_tokens == 1 && has_blocks;
+}
+
+/* Decides how the activations `a` of a product lie, from `scratch` on. `x`, its stride and its order are set already.
+ * Returns where they end. */
+static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t in_features, int32_t offset,
+                         int activation_bits, void *scratch) {
+    /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
+    const int64_t size = in_features / l->num_groups;
+    const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
+    if (l->kind == INT4 && offset == SIGNED_CODES && has_groups && num_tokens >= STEPS_FROM_TOKENS && seems_stepped(l)) {
+        l->kind = INT4_STEPS, l->is_grouped = false;
+        for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
+        offset = WEIGHT_OFFSET;
+    }
+    const bool sums_groups = has_groups && l->kind != INT4_STEPS, in_tiles = takes_tiles(l, num_tokens, size);
+    const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
+    const int64_t words = has_words && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
+    const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
+    const bool has_halves = l->kind == INT4_STEPS || (l->lower && l->num_groups == 1);
+    const bool is_halved = in_tiles ? l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
+    const int64_t padded = in_tiles ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
+    const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
+    a->num_tokens = num_tokens, a->in_features = in_features, a->padded = padded;
+    a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;
+    a->rows_per_token = rows_per_token, a->words = words, a->in_tiles = in_tiles, a->offset = offset;
+    a->halved_by = !is_halved ? 0 : has_halves ? 128 : size;
+    a->halved = !is_halved ? 0 : in_tiles ? in_features : in_features / 128 * 128;
+    a->limit = activation_bits == 16 ? 32512.0f : 127.0f;
+    a->rows = scratch;
+    a->corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
+    a->token_scales = (float *)(a->corrections + num_rows * l->num_groups);
+    l->is_tiled = l->num_groups == 1 || has_groups;
+    l->a = a;
+    return a->token_scales + num_tokens;
+}
+
+/* Rows of activations, or tiles of rows, are quantized one by one. */
+static int64_t num_quantized(const activations *a) {
+    return a->in_tiles ? num_tiles_of(a->num_tokens, a->rows_per_token) : a->num_tokens;
+}
+static void quantize_some(void *context, int64_t index) {
+    const activations *a = context;
+    if (a->in_tiles) quantize_tile(context, index);
+    else quantize_token(context, index);
+}
+
+/* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */
+static int64_t task_columns(int64_t num_columns) {
+    return MAX(64, num_columns / (8 * (atomic_load(&pool.num_wanted) + 1)) / 64 * 64);
+}
+
+/* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
+static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                           int32_t offset, int activation_bits, void *scratch) {
+    if (num_tokens == 0 || l->out_features == 0) return; /* the head has no rows in a step that ends no prompt */
+    activations a = {.x = x, .x_stride = x_stride};
+    plan_linear(l, &a, num_tokens, in_features, offset, activation_bits, scratch);
+    const int64_t quantized = num_quantized(&a);
+    for_rows(quantized, num_tokens / quantized * in_features, quantize_some, &a);
+    l->columns_per_task = task_columns(l->out_features);
+    parallel_on(num_tokens == 1 && tuning.read_threads ? tuning.read_threads : INT_MAX,
+                (l->out_features + l->columns_per_task - 1) / l->columns_per_task, linear_task, l);
+}
+
+/* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of
+ * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is in_features rounded up to
+ * 128, and num_tokens is rounded up to 8 if it is more than 1. */
+EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                                 const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
+                                 int64_t out_features, int activation_bits, float *y, void *scratch) {
+    linear l = {.qweight = qweight, .scale = scale, .bias = bias, .y = y, .out_features = out_features,
+                .num_groups = num_groups, .kind = INT8, .row_bytes = in_features, .is_grouped = num_groups > 1};
+    compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
+}
+
+/* The same with weights in planes: in_features is even, and channels of the lower plane lie `lower_bytes` apart. */
+EXPORT void penstock_planes_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                                   const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
+                                   int64_t num_groups, const float *bias, int64_t out_features, int activation_bits,
+                                   float *y, void *scratch) {
+    linear l = {.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .bias = bias, .y = y,
+                .out_features = out_features, .num_groups = num_groups, .kind = INT8, .shift = 1, .row_bytes = in_features / 2,
+                .is_grouped = num_groups > 1};
+    compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
+}
+
+/* A product with 4-bit codes, which stand for the 16 integers of `table`. Minima belong to codes that stand for
+ * themselves. Sets what is added to the integers so that they are unsigned. */
+static linear int4_linear(const int8_t *codes, const int8_t *table, group_numbers numbers, int64_t num_groups,
+                          int64_t in_features, int64_t out_features, int32_t *offset) {
+    const bool has_minimum = numbers.minimum || numbers.sub_minimum;
+    bool is_plain = true;
+    for (int i = 0; i < 16; i++) is_plain &= table[i] == table[0] + i;
+    /* Corrections of groups with minima are the sums themselves, since the codes are unsigned already. */
+    *offset = has_minimum ? 1 : is_plain ? -table[0] : WEIGHT_OFFSET;
+    linear l = {.qweight = codes, .out_features = out_features, .num_groups = num_groups,
+                .kind = is_plain ? INT4 : INT4_TABLE, .shift = 1, .row_bytes = in_features / 2, .is_grouped = true,
+                .has_minimum = has_minimum, .numbers = numbers};
+    for (int i = 0; i < 16; i++) l.table[i] = (uint8_t)(table[i] + (has_minimum ? 0 : *offset));
+    return l;
+}
+
+/* The same as penstock_int8_linear with 4-bit codes. Groups have 32, 64 or 128 inputs. */
+EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                                 const int8_t *codes, const int8_t *table, const void *scale, const void *minimum,
+                                 const int8_t *sub_scale, const uint8_t *sub_minimum, int dtype,
+                                 int64_t block_groups, int64_t num_groups, const float *bias, int64_t out_features,
+                                 int activation_bits, float *y, void *scratch) {
+    const group_numbers numbers = {scale, minimum, sub_scale, sub_minimum, block_groups, dtype};
+    int32_t offset;
+    linear l = int4_linear(codes, table, numbers, num_groups, in_features, out_features, &offset);
+    l.bias = bias, l.y = y;
+    compute_linear(&l, x, x_stride, num_tokens, in_features, offset, activation_bits, scratch);
+}
+
+/* Whether products with many tokens use AMX: the processor has AMX, the system lends its registers, and a trial
+ * computes as expected. */
+EXPORT int penstock_has_tiles(void) {
+    return has_tiles;
+}

@@ -1,0 +1,81 @@
+"""NativeExperts: experts of a layer in one call of cpu.c, whose threads share the work of all experts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.expert_records import ExpertRecord, padded_rows, scratch_bytes
+from penstock.kernels.experts import ExpertCalls, ExpertRows, PlainExperts
+from penstock.kernels.operands import ACTIVATION_CODES, ActivationFunction, address
+
+#: Padded rows of one call if several experts have them, so that the scratch memory stays small.
+MOST_ROWS = 256
+#: An expert's record, its first row and the end of its rows.
+_Given = tuple[ExpertRecord, int, int]
+
+
+class NativeExperts:
+    """Experts whose matrices have records are computed together, other experts one by one."""
+
+    def __init__(self, library: Any, activation_bits: int, kernels: ExpertCalls) -> None:
+        self._library = library
+        self._activation_bits = activation_bits
+        self._plain = PlainExperts(kernels)
+
+    def compute(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[ExpertRows],
+        function: ActivationFunction,
+        y: Tensor,
+    ) -> None:
+        given = [(expert.native, first, end) for expert, first, end in experts]
+        if any(record is None for record, _, _ in given):
+            self._plain.compute(x, tokens, experts, function, y)
+            return
+        for some, num_padded in _in_calls(cast(list[_Given], given)):
+            scratch = torch.empty(
+                scratch_bytes(len(some), num_padded, max(record.row_bytes for record, _, _ in some)) // 4
+            )
+            self._library.penstock_gated_experts(
+                x.data_ptr(), x.stride(0), tokens.data_ptr(), _in_memory(some), len(some),
+                ACTIVATION_CODES[function], self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+            )  # fmt: skip
+
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+        (num_tokens, num_ranks), width = rows.shape, parts.shape[1]
+        y = torch.empty(num_tokens, width)
+        self._library.penstock_weighted_sum(
+            parts.data_ptr(), rows.data_ptr(), address(scores), num_tokens, num_ranks, width, y.data_ptr()
+        )
+        return y
+
+
+def _in_calls(experts: Sequence[_Given]) -> Iterator[tuple[Sequence[_Given], int]]:
+    """Experts that one call computes, and their padded rows."""
+    some: list[_Given] = []
+    num_padded = 0
+    for record, first, end in experts:
+        own = padded_rows(end - first)
+        if some and num_padded + own > MOST_ROWS:
+            yield some, num_padded
+            some, num_padded = [], 0
+        some.append((record, first, end))
+        num_padded += own
+    if some:
+        yield some, num_padded
+
+
+def _in_memory(experts: Sequence[_Given]) -> ctypes.Array[ctypes.c_int64]:
+    """Experts side by side, as experts.h reads them."""
+    numbers: list[int] = []
+    for record, first, end in experts:
+        numbers += record.numbers
+        numbers += (first, end)
+    return (ctypes.c_int64 * len(numbers))(*numbers)

@@ -1,0 +1,383 @@
+/* Attention of new tokens over all cached tokens of their sequences, causal but for a prefix, in float32. kernels/reference.py has
+ * the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
+ *
+ * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
+ * float16 or float32; block_size is a multiple of 16. A row is one head's query of one token.
+ *
+ * The keys of a sequence are cut by position. TILE_KEYS keys are computed at a time. SPLIT_KEYS keys add up to one
+ * partial result: the largest score, the sum of the exponentials relative to the largest score, and the weighted
+ * values. Partial results are merged in order. A tile that a row may not see changes no bit of the row's result. So
+ * this result does not depend on the other rows of the block, nor on whether one block computes all splits or each
+ * split has a block of its own and merge_splits follows. */
+enum { TILE_KEYS = 32, SPLIT_KEYS = 256 };
+
+typedef struct {
+    const float *q; /* [num_tokens, num_heads, head_dim], tokens apart by q_stride */
+    int64 q_stride;
+    const void *k_cache, *v_cache;
+    int is_half, num_heads, num_kv_heads, head_dim, block_size;
+    const int *block_tables; /* [num_seqs, max_blocks] */
+    int max_blocks;
+    const int *query_start, *context_lens; /* as in BatchLayout */
+    const int *prefix_lens;                /* as in BatchLayout, or null */
+    int num_seqs;
+    float scale, softcap;      /* 0: none */
+    int window, chunk;         /* 0: none */
+    const float *alibi_slopes; /* [num_heads], or null */
+    /* DistanceBias in operands.py says what these are. */
+    const float *distance_bias; /* [num_heads, 2 * max_distance + 1], or null */
+    int max_distance, boundary;
+    const float *across_bias; /* [2, num_heads], or null */
+    const float *sinks;       /* [num_heads], or null: AttentionSpec in operands.py says what these are */
+    float *y;                  /* [num_tokens, num_heads, value_dim] */
+    /* Partial results [num_tokens, num_heads, num_splits, value_dim + 2], each largest, sum, values; or null. */
+    float *partials;
+    int num_splits;
+    int value_dim; /* head_dim, or less with a latent (attention_latent.cu) */
+} attention;
+
+/* The softmax of a part of the keys. Merged parts give the softmax of all their keys. */
+typedef struct {
+    float largest, sum;
+} softmax_part;
+
+/* The factors by which merge() multiplies the values of both parts. Merging with an empty part changes nothing. */
+typedef struct {
+    float mine, other;
+} merge_factors;
+
+__device__ inline merge_factors merge(softmax_part &mine, softmax_part other) {
+    merge_factors factors = {1.0f, 0.0f};
+    if (other.largest == -infinity()) return factors;
+    const float largest = fmaxf(mine.largest, other.largest);
+    factors.mine = expf(mine.largest - largest);
+    factors.other = expf(other.largest - largest);
+    mine.sum = mine.sum * factors.mine + other.sum * factors.other;
+    mine.largest = largest;
+    return factors;
+}
+
+__device__ inline int first_visible(int position, int window, int chunk) {
+    if (chunk) return position / chunk * chunk;
+    return window ? max(0, position - window + 1) : 0;
+}
+
+/* A head's sink is merged as a last part: one key of the weight 1 and with a value of 0. Returns the factor of the
+ * values. */
+__device__ inline float add_sink(softmax_part &total, const float *sinks, int head) {
+    if (!sinks) return 1.0f;
+    const softmax_part sink = {sinks[head], 1.0f};
+    return merge(total, sink).mine;
+}
+
+/* Keys that a token sees, counted from the sequence's beginning. */
+__device__ inline int num_visible(const int *prefix_lens, int seq, int position) {
+    return prefix_lens ? max(position + 1, prefix_lens[seq]) : position + 1;
+}
+
+/* The bias between a head's query at `position` and a key. */
+__device__ inline float distance_bias(const attention &a, int head, int position, int key) {
+    if (a.across_bias && (key < a.boundary) != (position < a.boundary))
+        return a.across_bias[position < a.boundary ? head : a.num_heads + head];
+    const int distance = max(-a.max_distance, min(a.max_distance, key - position));
+    return a.distance_bias[head * (2 * a.max_distance + 1) + a.max_distance + distance];
+}
+
+/* Four neighbouring elements of a cache; `at` is a multiple of 4. */
+__device__ inline float4 load_4(const void *cache, int is_half, int64 at) {
+    if (!is_half) return *(const float4 *)((const float *)cache + at);
+    const uint2 bits = *(const uint2 *)((const half_bits *)cache + at);
+    return make_float4(half_to_float(bits.x & 0xffff), half_to_float(bits.x >> 16),
+                       half_to_float(bits.y & 0xffff), half_to_float(bits.y >> 16));
+}
+__device__ inline float load_1(const void *cache, int is_half, int64 at) {
+    return is_half ? half_to_float(((const half_bits *)cache)[at]) : ((const float *)cache)[at];
+}
+
+/* TILE_KEYS keys from `first` on -> tile [head_dim up to a multiple of 4, TILE_KEYS], with zeros beyond head_dim.
+ * Keys beyond num_keys are zeros, or whatever a block that is not yet full holds: no row sees them. A thread loads the
+ * same 4 keys of some dimensions, so that it divides by the block size once. `rows` gets the index of each key's row of
+ * values; the cache's memory ends long before such an index leaves int32. */
+__device__ inline void load_keys(const attention &a, const int *table, int head, int first, int num_keys,
+                                 float *tile, int *rows) {
+    const int quad = 4 * (threadIdx.x % (TILE_KEYS / 4)), key = first + quad;
+    const bool is_there = key < num_keys;
+    const int index = key / a.block_size, offset = key - index * a.block_size;
+    const int block_head = (is_there ? table[index] * a.num_kv_heads : 0) + head;
+    const int64 at = (int64)block_head * a.head_dim * a.block_size + offset;
+    if (threadIdx.x < TILE_KEYS / 4)
+        for (int j = 0; j < 4; j++) rows[quad + j] = block_head * a.block_size + offset + j;
+    const int height = (a.head_dim + 3) / 4 * 4, end = is_there ? a.head_dim : 0;
+    for (int i = threadIdx.x / (TILE_KEYS / 4); i < height; i += blockDim.x / (TILE_KEYS / 4)) {
+        float4 keys = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (i < end) keys = load_4(a.k_cache, a.is_half, at + i * a.block_size);
+        *(float4 *)(tile + i * TILE_KEYS + quad) = keys;
+    }
+}
+
+/* The values of the same keys -> tile [TILE_KEYS, WIDTH], with zeros beyond num_keys. */
+template <int WIDTH>
+__device__ inline void load_values(const attention &a, const int *rows, int first, int num_keys, float *tile) {
+    enum { UNITS = WIDTH / 4 };
+    const int i = 4 * (threadIdx.x % UNITS);
+    if (i >= a.head_dim) return;
+    for (int j = threadIdx.x / UNITS; j < TILE_KEYS; j += blockDim.x / UNITS) {
+        float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + j < num_keys) {
+            const int64 at = (int64)rows[j] * a.head_dim + i;
+            if (a.head_dim % 4 == 0) {
+                values = load_4(a.v_cache, a.is_half, at);
+            } else {
+                values.x = load_1(a.v_cache, a.is_half, at);
+                if (i + 1 < a.head_dim) values.y = load_1(a.v_cache, a.is_half, at + 1);
+                if (i + 2 < a.head_dim) values.z = load_1(a.v_cache, a.is_half, at + 2);
+                if (i + 3 < a.head_dim) values.w = load_1(a.v_cache, a.is_half, at + 3);
+            }
+        }
+        *(float4 *)(tile + j * WIDTH + i) = values;
+    }
+}
+
+/* A block's rows: some rows of one sequence, in the order of tokens, then heads. All share a KV head. */
+typedef struct {
+    int seq, first_row, num_rows;
+    int group;       /* heads per KV head */
+    int first_token; /* the sequence's first token in the batch */
+    int shift;       /* the position of the batch's token t is t + shift */
+    int num_keys;    /* keys from the sequence's beginning to the last that the last row sees */
+} block_rows;
+
+/* The index-th tile of `height` rows, counted through all sequences; without rows if there is no such tile. */
+__device__ inline block_rows find_rows(const attention &a, int index, int height) {
+    block_rows found = {0, 0, 0, a.num_heads / a.num_kv_heads, 0, 0, 0};
+    for (; found.seq < a.num_seqs; found.seq++) {
+        const int first = a.query_start[found.seq], end = a.query_start[found.seq + 1];
+        const int rows = (end - first) * found.group, num_tiles = (rows + height - 1) / height;
+        if (index < num_tiles) {
+            found.first_row = index * height, found.num_rows = min(height, rows - found.first_row);
+            found.first_token = first, found.shift = a.context_lens[found.seq] - end;
+            const int last = first + (found.first_row + found.num_rows - 1) / found.group + found.shift;
+            found.num_keys = num_visible(a.prefix_lens, found.seq, last);
+            break;
+        }
+        index -= num_tiles;
+    }
+    return found;
+}
+
+__device__ inline int token_of(const block_rows &b, int row) {
+    return b.first_token + (b.first_row + row) / b.group;
+}
+__device__ inline int head_of(const block_rows &b, int row) {
+    return blockIdx.y * b.group + (b.first_row + row) % b.group;
+}
+
+/* Scores of a lane's key and ROWS queries. Each score is one chain of multiply-adds over the dimensions, in order. */
+template <int WIDTH, int ROWS>
+__device__ inline void score_keys(const float *tile, const float (*queries)[WIDTH], int head_dim,
+                                  float *scores) {
+    for (int r = 0; r < ROWS; r++) scores[r] = 0.0f;
+    for (int i = 0; i < head_dim; i += 4) {
+        const float *keys = tile + i * TILE_KEYS + threadIdx.x % 32;
+        const float k0 = keys[0], k1 = keys[TILE_KEYS], k2 = keys[2 * TILE_KEYS], k3 = keys[3 * TILE_KEYS];
+        for (int r = 0; r < ROWS; r++) {
+            const float4 query = *(const float4 *)&queries[r][i];
+            scores[r] = fmaf(query.x, k0, scores[r]);
+            scores[r] = fmaf(query.y, k1, scores[r]);
+            scores[r] = fmaf(query.z, k2, scores[r]);
+            scores[r] = fmaf(query.w, k3, scores[r]);
+        }
+    }
+}
+
+/* A row's score for this lane's key -> the key's weight. The warp's keys are merged into `part`, and the row's
+ * earlier values must be multiplied by `keep`. */
+__device__ inline float weigh(const attention &a, float score, float slope, int head, int key, int position,
+                              int first, int visible, softmax_part &part, float &keep) {
+    score *= a.scale;
+    if (a.softcap > 0.0f) score = a.softcap * tanhf(score / a.softcap);
+    if (a.alibi_slopes) score += slope * (float)(key - position);
+    const bool is_seen = key < visible && key >= first;
+    if (a.distance_bias && is_seen) score += distance_bias(a, head, position, key);
+    softmax_part met = {warp_max(is_seen ? score : -infinity()), 0.0f};
+    const float weight = is_seen ? expf(score - met.largest) : 0.0f;
+    met.sum = warp_sum(weight);
+    const merge_factors factors = merge(part, met);
+    keep = factors.mine;
+    return weight * factors.other;
+}
+
+/* Add the weights times the tile's values to `values`, keys in order. */
+template <int SLICES, int ROWS>
+__device__ inline void mix_values(const float *tile, const float (*weights)[TILE_KEYS],
+                                  float (*values)[SLICES]) {
+    enum { WIDTH = 32 * SLICES };
+    for (int j = 0; j < TILE_KEYS; j += 4) {
+        float4 w[ROWS];
+        for (int r = 0; r < ROWS; r++) w[r] = *(const float4 *)&weights[r][j];
+        for (int s = 0; s < SLICES; s++) {
+            const float *column = tile + j * WIDTH + 32 * s + threadIdx.x % 32;
+            const float v0 = column[0], v1 = column[WIDTH], v2 = column[2 * WIDTH], v3 = column[3 * WIDTH];
+            for (int r = 0; r < ROWS; r++) {
+                values[r][s] = fmaf(w[r].x, v0, values[r][s]);
+                values[r][s] = fmaf(w[r].y, v1, values[r][s]);
+                values[r][s] = fmaf(w[r].z, v2, values[r][s]);
+                values[r][s] = fmaf(w[r].w, v3, values[r][s]);
+            }
+        }
+    }
+}
+
+/* A softmax over some keys, with the weighted values. A lane has every 32nd dimension. */
+template <int SLICES, int ROWS> struct results {
+    softmax_part parts[ROWS];
+    float values[ROWS][SLICES];
+
+    __device__ inline results() {
+        for (int r = 0; r < ROWS; r++) {
+            parts[r].largest = -infinity(), parts[r].sum = 0.0f;
+            for (int s = 0; s < SLICES; s++) values[r][s] = 0.0f;
+        }
+    }
+};
+
+/* The results of a warp's rows, or the partial results of the block's split. */
+template <int SLICES, int ROWS>
+__device__ inline void write_results(const attention &a, const block_rows &b, results<SLICES, ROWS> &total) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int r = 0; r < ROWS; r++) {
+        const int row = warp * ROWS + r;
+        if (row >= b.num_rows) break;
+        const int64 to = (int64)token_of(b, row) * a.num_heads + head_of(b, row);
+        const int64 partial = (to * a.num_splits + blockIdx.z) * (a.value_dim + 2);
+        if (a.partials && lane == 0)
+            a.partials[partial] = total.parts[r].largest, a.partials[partial + 1] = total.parts[r].sum;
+        const float factor = a.partials ? 1.0f : add_sink(total.parts[r], a.sinks, to % a.num_heads);
+        for (int s = 0; s < SLICES; s++) {
+            const int i = 32 * s + lane;
+            if (i >= a.value_dim) continue;
+            if (a.partials)
+                a.partials[partial + 2 + i] = total.values[r][s];
+            else
+                a.y[to * a.value_dim + i] = total.values[r][s] * factor / total.parts[r].sum;
+        }
+    }
+}
+
+/* A warp has ROWS of the block's WARPS * ROWS rows. For scores a lane has one key, for values SLICES dimensions.
+ * Grid: at least the number of tiles of rows; KV heads; num_splits, if there are partials. */
+template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const attention &a) {
+    enum { WIDTH = 32 * SLICES, HEIGHT = WARPS * ROWS };
+    __shared__ __align__(16) float queries[HEIGHT][WIDTH], tile[TILE_KEYS * WIDTH],
+        weights[HEIGHT][TILE_KEYS];
+    __shared__ int rows[TILE_KEYS], firsts[HEIGHT], ends[HEIGHT];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
+    const block_rows b = find_rows(a, blockIdx.x, HEIGHT);
+    if (b.num_rows == 0) return;
+    const int *table = a.block_tables + (int64)b.seq * a.max_blocks;
+    const int first_key = first_visible(token_of(b, 0) + b.shift, a.window, a.chunk) / TILE_KEYS * TILE_KEYS;
+    int split = first_key / SPLIT_KEYS, end_split = (b.num_keys - 1) / SPLIT_KEYS + 1;
+    if (a.partials) {
+        if ((int)blockIdx.z < split || (int)blockIdx.z >= end_split) return;
+        split = blockIdx.z, end_split = split + 1;
+    }
+
+    for (int r = warp; r < HEIGHT; r += WARPS)
+        for (int i = lane; i < WIDTH; i += 32)
+            queries[r][i] = r < b.num_rows && i < a.head_dim
+                                ? a.q[token_of(b, r) * a.q_stride + head_of(b, r) * a.head_dim + i]
+                                : 0.0f;
+    int positions[ROWS];
+    float slopes[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        const int row = warp * ROWS + r;
+        positions[r] = token_of(b, row) + b.shift;
+        slopes[r] = a.alibi_slopes ? a.alibi_slopes[head_of(b, row)] : 0.0f;
+        /* The same by all threads of the warp. Shared memory spares registers. */
+        firsts[row] = first_visible(positions[r], a.window, a.chunk);
+        ends[row] = row < b.num_rows ? num_visible(a.prefix_lens, b.seq, positions[r]) : 0;
+    }
+    const bool has_rows = warp * ROWS < b.num_rows;
+
+    results<SLICES, ROWS> total;
+    for (; split < end_split; split++) {
+        results<SLICES, ROWS> mine;
+        const int end = min((split + 1) * SPLIT_KEYS, b.num_keys);
+        for (int first = max(split * SPLIT_KEYS, first_key); first < end; first += TILE_KEYS) {
+            __syncthreads();
+            load_keys(a, table, kv_head, first, b.num_keys, tile, rows);
+            __syncthreads();
+            if (has_rows) {
+                float scores[ROWS], keep;
+                score_keys<WIDTH, ROWS>(tile, queries + warp * ROWS, a.head_dim, scores);
+                for (int r = 0; r < ROWS; r++) {
+                    weights[warp * ROWS + r][lane] =
+                        weigh(a, scores[r], slopes[r], head_of(b, warp * ROWS + r), first + lane, positions[r],
+                              firsts[warp * ROWS + r], ends[warp * ROWS + r], mine.parts[r], keep);
+                    for (int s = 0; s < SLICES; s++) mine.values[r][s] *= keep;
+                }
+            }
+            __syncthreads();
+            load_values<WIDTH>(a, rows, first, b.num_keys, tile);
+            __syncthreads();
+            if (has_rows) mix_values<SLICES, ROWS>(tile, weights + warp * ROWS, mine.values);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            const merge_factors factors = merge(total.parts[r], mine.parts[r]);
+            for (int s = 0; s < SLICES; s++)
+                total.values[r][s] = total.values[r][s] * factors.mine + mine.values[r][s] * factors.other;
+        }
+    }
+
+    write_results(a, b, total);
+}
+
+#define ATTENTION_KERNEL(name, slices, warps, rows)                                                        \
+    KERNEL __launch_bounds__(32 * warps) name(                                                             \
+        const float *q, int64 q_stride, const void *k_cache, const void *v_cache, int is_half,             \
+        int num_heads, int num_kv_heads, int head_dim, int block_size, const int *block_tables,            \
+        int max_blocks, const int *query_start, const int *context_lens, const int *prefix_lens,           \
+        int num_seqs, float scale, float softcap, int window, int chunk, const float *alibi_slopes,        \
+        const float *distance_bias, int max_distance, int boundary, const float *across_bias,              \
+        const float *sinks, float *y, float *partials, int num_splits) {                                   \
+        const attention a = {q,           q_stride,      k_cache,      v_cache,      is_half,              \
+                             num_heads,   num_kv_heads,  head_dim,     block_size,   block_tables,         \
+                             max_blocks,  query_start,   context_lens, prefix_lens,  num_seqs,             \
+                             scale,       softcap,       window,       chunk,        alibi_slopes,         \
+                             distance_bias, max_distance, boundary,    across_bias,  sinks,                \
+                             y,           partials,      num_splits,   head_dim};                          \
+        attend<slices, warps, rows>(a);                                                                    \
+    }
+
+/* attention_WIDTH_HEIGHT: WIDTH is the most dimensions per head, HEIGHT the rows of a block. */
+ATTENTION_KERNEL(attention_64_8, 2, 8, 1)
+ATTENTION_KERNEL(attention_64_32, 2, 8, 4)
+ATTENTION_KERNEL(attention_128_8, 4, 8, 1)
+ATTENTION_KERNEL(attention_128_32, 4, 8, 4)
+ATTENTION_KERNEL(attention_256_4, 8, 4, 1)
+ATTENTION_KERNEL(attention_256_8, 8, 4, 2)
+
+/* Merges the partial results of all splits in order into y, exactly as one block that computes all splits does.
+ * Grid: tokens, heads. */
+KERNEL merge_splits(const float *partials, int num_splits, int num_heads, int value_dim,
+                    const int *query_start, const int *context_lens, const int *prefix_lens, int num_seqs,
+                    int window, int chunk, const float *sinks, float *y) {
+    const int token = blockIdx.x;
+    int seq = 0;
+    while (seq < num_seqs - 1 && query_start[seq + 1] <= token) seq++;
+    const int position = token + context_lens[seq] - query_start[seq + 1];
+    const int64 to = (int64)token * num_heads + blockIdx.y;
+    for (int i = threadIdx.x; i < value_dim; i += blockDim.x) {
+        softmax_part total = {-infinity(), 0.0f};
+        float value = 0.0f;
+        const int end = (num_visible(prefix_lens, seq, position) - 1) / SPLIT_KEYS;
+        for (int split = first_visible(position, window, chunk) / SPLIT_KEYS; split <= end; split++) {
+            const float *partial = partials + (to * num_splits + split) * (value_dim + 2);
+            const softmax_part part = {partial[0], partial[1]};
+            const merge_factors factors = merge(total, part);
+            value = value * factors.mine + partial[2 + i] * factors.other;
+        }
+        const float factor = add_sink(total, sinks, blockIdx.y);
+        y[to * value_dim + i] = value * factor / total.sum;
+    }
+}

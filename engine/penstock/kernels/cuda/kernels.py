@@ -1,0 +1,143 @@
+"""CudaKernels: the interface of all kernels, computed by the .cu files of this folder on an NVIDIA card."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.config import GROUP_SIZES
+from penstock.kernels.cuda.attention import CudaAttention
+from penstock.kernels.cuda.grouped import CudaGroupedLinear
+from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
+from penstock.kernels.cuda.linear import CudaLinear
+from penstock.kernels.experts import PlainExperts
+from penstock.kernels.head_blocks import HeadBlocks
+from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.operands import (
+    ACTIVATION_CODES,
+    KV_CODES,
+    ROUTER_CODES,
+    ActivationFunction,
+    AttentionSpec,
+    BatchLayout,
+    LayerKV,
+    Matrix,
+    QuantizedTensor,
+    RouterFunction,
+)
+from penstock.kernels.protocol import KernelTraits
+from penstock.kernels.recurrent.plain import PlainRecurrences
+
+#: Rows of up to this width are summed by one warp.
+NARROW_ROW = 256
+#: Warps of a block that multiplies a token with a router; each warp has one expert.
+ROUTER_WARPS = 8
+
+
+class CudaKernels(PlainRecurrences):
+    """All tensors are on one device and float32, and a row's elements are contiguous. Every call launches
+    kernels and waits for nothing."""
+
+    traits = KernelTraits(
+        name="native",
+        has_own_threads=True,
+        gathers_keys=False,
+        workspace_factor=1.0,
+        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix, HeadBlocks),
+        group_sizes=GROUP_SIZES,
+        kv_layouts=tuple(KV_CODES),
+        has_recurrence=False,
+    )
+
+    def __init__(self, launcher: Launcher, activations: str = "int16") -> None:
+        self.activations = activations
+        self._launcher = launcher
+        self._linear = CudaLinear(launcher, activations)
+        self._grouped_linear = CudaGroupedLinear(launcher, activations)
+        self._attention = CudaAttention(launcher)
+        self.experts = PlainExperts(self)
+
+    def without_arithmetic(self, longest: int) -> CudaKernels:
+        """The same kernels: a GPU computes so fast that leaving the arithmetic out saves nothing."""
+        return self
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, StackedMatrix):
+            return weight.product(self.linear, x, bias)
+        if isinstance(weight, HeadBlocks):
+            return weight.product(self.linear, x)
+        if isinstance(weight, Int4Tensor):
+            return self._grouped_linear.int4_product(x, weight, bias)
+        if not isinstance(weight, QuantizedTensor):
+            raise self.traits.unknown_matrix(weight)
+        if weight.num_groups > 1:
+            return self._grouped_linear.int8_product(x, weight, bias)
+        return self._linear.product(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        y, rows = x.new_empty(x.shape), x.flatten(0, -2)
+        num_rows, width = rows.shape
+        self._launcher.launch(
+            "rms_norm", (num_rows,), _row_threads(width), rows, rows.stride(0), width, weight, eps, offset, y
+        )
+        return y
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y, rows = x.new_empty(x.shape), x.flatten(0, -2)
+        num_rows, width = rows.shape
+        self._launcher.launch(
+            "layer_norm", (num_rows,), _row_threads(width), rows, rows.stride(0), width, weight, bias, eps, y
+        )
+        return y
+
+    def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
+        return self._activate(x, x.shape[1], function, False)
+
+    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+        return self._activate(gate_up, gate_up.shape[1] // 2, function, True)
+
+    def _activate(self, x: Tensor, width: int, function: ActivationFunction, is_gated: bool) -> Tensor:
+        y = x.new_empty(x.shape[0], width)
+        self._launcher.launch(
+            "activation", (x.shape[0], ceil_div(width, THREADS)), THREADS,
+            x, x.stride(0), width, ACTIVATION_CODES[function], is_gated, y,
+        )  # fmt: skip
+        return y
+
+    def router_scores(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
+    ) -> Tensor:
+        num_tokens, (num_experts, in_features) = x.shape[0], weight.shape
+        y = x.new_empty(num_tokens, num_experts)
+        self._launcher.launch(
+            "router_logits", (num_tokens, ceil_div(num_experts, ROUTER_WARPS)), 32 * ROUTER_WARPS,
+            x, x.stride(0), in_features, weight, bias, num_experts, y,
+        )  # fmt: skip
+        if function != "none":
+            self._launcher.launch("router_scores", (num_tokens,), 32, y, num_experts, ROUTER_CODES[function])
+        return y
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
+        num_tokens, num_heads, head_dim = x.shape
+        assert x.stride()[1:] == (head_dim, 1)
+        self._launcher.launch(
+            "rope", (num_tokens,), THREADS,
+            x, x.stride(0), num_heads, head_dim, cos.shape[1], cos, sin, is_interleaved,
+        )  # fmt: skip
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        code, keys, values = kv.plain
+        _, num_kv_heads, head_dim, block_size = keys.shape
+        assert k.stride()[1:] == (head_dim, 1) and (values is None or v.stride()[1:] == (head_dim, 1))
+        self._launcher.launch(
+            "write_kv", (k.shape[0],), THREADS,
+            k, k.stride(0), v, v.stride(0), slot_mapping, keys, values, code,
+            num_kv_heads, head_dim, block_size,
+        )  # fmt: skip
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
+        return self._attention.mix(q, kv, batch, spec)
+
+
+def _row_threads(width: int) -> int:
+    """Threads of a block that sums a row. The width alone decides, as threads decide the order of a sum."""
+    return 32 if width <= NARROW_ROW else THREADS

@@ -1,0 +1,95 @@
+"""CudaLinear: products on a GPU with INT8 weights that have a scale per output channel, by whichever kernel
+suits their sizes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import reference
+from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
+from penstock.kernels.operands import MAX_IN_FEATURES, QuantizedTensor
+
+#: Up to this many INT8 rows, the weights are read as a stream, once per 8 tokens. Hi and lo are two rows.
+MAX_GEMV_ROWS = 32
+#: The most sums of torch's INT8 product that are held at a time.
+MAX_SUMS_BYTES = 32 << 20
+#: Warps of a block that reads weights as a stream, and channels of a tile, as in int8.cu.
+GEMV_WARPS, TILE_COLUMNS = 8, 128
+#: Rows of activations are padded to this many bytes.
+ROW_UNIT = 64
+
+
+class CudaLinear:
+    """The product's integer sums are exact, so every kernel gives the same bits."""
+
+    def __init__(self, launcher: Launcher, activations: str) -> None:
+        self._launcher = launcher
+        self._activations = activations
+        #: INT8 rows of a token: 16-bit activations are split into hi and lo.
+        self._parts = 2 if activations == "int16" else 1
+
+    def product(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
+        (num_tokens, in_features), qweight = x.shape, weight.qweight
+        if in_features > MAX_IN_FEATURES:
+            return reference.linear(x, weight, bias, self._activations)
+        rows, token_scales = self._quantize(x)
+        out_features = qweight.shape[0]
+        y = x.new_empty(num_tokens, out_features)
+        if self._has_tensor_product(num_tokens, qweight):
+            self._tensor_product(rows, token_scales, weight, bias, y)
+            return y
+        is_aligned = in_features % 16 == 0 and qweight.data_ptr() % 16 == 0
+        kernel, grid = self._kernel(num_tokens, out_features, is_aligned)
+        self._launcher.launch(
+            f"{kernel}_{self._parts}", grid, THREADS,
+            rows, token_scales, num_tokens, rows.shape[1], qweight, weight.scale, bias,
+            in_features, out_features, y,
+        )  # fmt: skip
+        return y
+
+    def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """INT8 rows [num_tokens * parts, in_features padded to whole units], and each token's scale."""
+        num_tokens, in_features = x.shape
+        padded = ceil_div(in_features, ROW_UNIT) * ROW_UNIT
+        rows = x.new_empty(num_tokens * self._parts, padded, dtype=torch.int8)
+        token_scales = x.new_empty(num_tokens)
+        self._launcher.launch(
+            f"quantize_{self._parts}", (num_tokens,), THREADS,
+            x, x.stride(0), in_features, padded, rows, token_scales,
+        )  # fmt: skip
+        return rows, token_scales
+
+    def _has_tensor_product(self, num_tokens: int, qweight: Tensor) -> bool:
+        """Whether torch._int_mm can use tensor cores. It wants more than 16 rows, sizes in multiples of 8,
+        and rows without padding."""
+        is_even = qweight.shape[0] % 8 == qweight.shape[1] % ROW_UNIT == qweight.data_ptr() % 16 == 0
+        return self._launcher.has_tensor_cores and is_even and num_tokens * self._parts > MAX_GEMV_ROWS
+
+    def _tensor_product(
+        self, rows: Tensor, token_scales: Tensor, weight: QuantizedTensor, bias: Tensor | None, y: Tensor
+    ) -> None:
+        """torch's product of some channels at a time: int32 sums take `parts` times the room of y."""
+        num_tokens, out_features = y.shape
+        num_columns = max(8, MAX_SUMS_BYTES // (4 * rows.shape[0]) // 8 * 8)
+        for first in range(0, out_features, num_columns):
+            sums = torch._int_mm(rows, weight.qweight[first : first + num_columns].t())
+            self._launcher.launch(
+                f"combine_{self._parts}", (num_tokens, ceil_div(sums.shape[1], THREADS)), THREADS,
+                sums, first, sums.shape[1], token_scales, num_tokens, weight.scale, bias, out_features, y,
+            )  # fmt: skip
+
+    def _kernel(self, num_tokens: int, out_features: int, is_aligned: bool) -> tuple[str, tuple[int, int]]:
+        """The kernel's name for this many tokens, and its grid."""
+        num_rows = num_tokens * self._parts
+        if num_rows <= MAX_GEMV_ROWS:
+            tokens = next((size for size in (1, 2, 4) if num_tokens <= size and is_aligned), 8)
+            columns = GEMV_WARPS * (4 if tokens * self._parts > 4 else 2)
+            grid = ceil_div(out_features, columns), ceil_div(num_tokens, tokens)
+            return f"gemv_{tokens if is_aligned else 'any'}", grid
+        column_tiles = ceil_div(out_features, TILE_COLUMNS)
+        # Tiles of half the height where whole ones would leave multiprocessors without two blocks.
+        is_low = ceil_div(num_rows, 128) * column_tiles < 2 * self._launcher.num_multiprocessors
+        height = 4 if is_low and is_aligned else 8
+        return f"tiled_{height if is_aligned else 'any'}", (ceil_div(num_rows, 16 * height), column_tiles)

@@ -1,0 +1,70 @@
+"""What cpu/experts.h takes of a matrix, in C's form, and the scratch memory of products."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+_P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+#: Bytes for C's own values of an expert, and how the parts of the scratch memory are aligned (experts.h).
+_PRODUCT_BYTES, _ALIGNED = 512, 64
+
+
+class NumbersRecord(ctypes.Structure):
+    """The group_numbers of linear.h."""
+
+    _fields_ = (
+        ("scale", _P), ("minimum", _P), ("sub_scale", _P), ("sub_minimum", _P), ("block_groups", _N),
+        ("dtype", _I),
+    )  # fmt: skip
+
+
+class MatrixRecord(ctypes.Structure):
+    """The expert_matrix of experts.h."""
+
+    _fields_ = (
+        ("qweight", _P), ("table", ctypes.c_char_p), ("numbers", NumbersRecord), ("num_groups", _N),
+        ("in_features", _N), ("out_features", _N),
+    )  # fmt: skip
+
+
+def token_bytes(in_features: int, num_groups: int) -> int:
+    """Bytes of a row of activations as integers, with their sums and scales."""
+    return 2 * ((in_features + 127) // 128 * 128) + 8 * num_groups + 4
+
+
+def padded_rows(num_rows: int) -> int:
+    """Rows for which activations need room: several rows lie in tiles of eight."""
+    return num_rows if num_rows <= 1 else (num_rows + 7) // 8 * 8
+
+
+class ExpertRecord(NamedTuple):
+    """What experts.h takes of an expert, but for its rows. The matrices' records live as long as this one."""
+
+    #: The addresses of the records of gate_up and down, and those of their biases or 0.
+    numbers: tuple[int, int, int, int]
+    #: Bytes of scratch memory for a row: activations, and the results of gate_up before and behind the
+    #: activation function.
+    row_bytes: int
+    matrices: tuple[MatrixRecord, MatrixRecord]
+
+    @classmethod
+    def of(
+        cls,
+        gate_up: MatrixRecord | None,
+        down: MatrixRecord | None,
+        gate_up_bias: int | None,
+        down_bias: int | None,
+    ) -> ExpertRecord | None:
+        """None where a matrix has no record."""
+        if gate_up is None or down is None:
+            return None
+        activations = (token_bytes(each.in_features, each.num_groups) for each in (gate_up, down))
+        addresses = ctypes.addressof(gate_up), ctypes.addressof(down)
+        numbers = (*addresses, gate_up_bias or 0, down_bias or 0)
+        return cls(numbers, 12 * down.in_features + max(activations), (gate_up, down))
+
+
+def scratch_bytes(num_experts: int, num_padded: int, row_bytes: int) -> int:
+    """Bytes of scratch memory for experts that have so many padded rows together."""
+    return num_experts * (_PRODUCT_BYTES + _ALIGNED) + 4 * _ALIGNED + num_padded * row_bytes

@@ -1,0 +1,92 @@
+"""ExpertKernels: the arithmetic of a mixture of experts, and its plain form, expert by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.kernels.expert_records import ExpertRecord
+from penstock.kernels.operands import ActivationFunction, Matrix, address
+
+
+@dataclass(frozen=True)
+class GatedExpert:
+    """The weights of an expert that computes down(f(gate x) * up x)."""
+
+    gate_up: Matrix  # the rows of gate come first
+    down: Matrix
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @cached_property
+    def native(self) -> ExpertRecord | None:
+        """What compiled kernels of the host take of the expert; None: they don't know its matrices."""
+        records = getattr(self.gate_up, "record", None), getattr(self.down, "record", None)
+        return ExpertRecord.of(*records, address(self.gate_up_bias), address(self.down_bias))
+
+
+#: An expert, its first row and the end of its rows.
+ExpertRows = tuple[GatedExpert, int, int]
+
+
+class ExpertKernels(Protocol):
+    """Part of Kernels."""
+
+    def compute(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[ExpertRows],
+        function: ActivationFunction,
+        y: Tensor,
+    ) -> None:
+        """Each expert's results, written to its rows of y [num_rows, out_features]. Row r of an expert is row
+        tokens[r] of x [num_tokens, in_features]; `tokens` is int64 [num_rows]. A result has the bits of
+        linear() and gated_activation(), in any company."""
+
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+        """The sum over r of parts[rows[t, r]] * scores[t, r], for each token t: parts [num_rows, width], rows
+        int64 and scores float32 [num_tokens, num_ranks] -> [num_tokens, width]. Ranks are added in their
+        order; each product and each sum rounds. Without scores, the parts themselves are added."""
+
+
+class ExpertCalls(Protocol):
+    """The calls of which an expert consists."""
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor: ...
+
+    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor: ...
+
+
+class PlainExperts:
+    """Experts one after the other, by the calls of other kernels. Other forms are tested against this one."""
+
+    def __init__(self, kernels: ExpertCalls) -> None:
+        self._kernels = kernels
+
+    def compute(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[ExpertRows],
+        function: ActivationFunction,
+        y: Tensor,
+    ) -> None:
+        kernels = self._kernels
+        for expert, first, end in experts:
+            rows = kernels.linear(x[tokens[first:end]], expert.gate_up, expert.gate_up_bias)
+            inner = kernels.gated_activation(rows, function)
+            y[first:end] = kernels.linear(inner, expert.down, expert.down_bias)
+
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+        ranked = parts[rows]
+        if scores is not None:
+            ranked *= scores[..., None]
+        total, *others = ranked.unbind(1)
+        for part in others:
+            total += part
+        return total

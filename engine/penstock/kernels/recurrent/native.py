@@ -1,0 +1,52 @@
+"""NativeRecurrences: the recurrences of cpu.c (cpu/recurrence.h), for the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.operands import BatchLayout, address
+from penstock.kernels.recurrent.plain import PlainRecurrences
+
+#: Dimensions of a key that recurrence.h keeps on its stack.
+MAX_KEY_DIM = 1024
+
+
+class NativeRecurrences:
+    """The part of NativeKernels that is Recurrences. All tensors are float32 on the CPU. The elements of a
+    row of x, q, k and v are contiguous; other tensors are contiguous as a whole."""
+
+    _library: Any
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, batch: BatchLayout
+    ) -> Tensor:
+        y = torch.empty(x.shape)
+        self._library.penstock_short_conv(
+            x.data_ptr(), x.stride(0), x.shape[1], weight.data_ptr(), address(bias), len(weight),
+            states.data_ptr(), y.data_ptr(), *batch.native_states,
+        )  # fmt: skip
+        return y
+
+    def recurrence(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        beta: Tensor | None,
+        states: Tensor,
+        batch: BatchLayout,
+    ) -> Tensor:
+        (_, num_key_heads, key_dim), (_, num_heads, value_dim) = k.shape, v.shape
+        if key_dim > MAX_KEY_DIM:  # no model comes near
+            return PlainRecurrences().recurrence(q, k, v, decay, beta, states, batch)
+        y = torch.empty(v.shape)
+        self._library.penstock_recurrence(
+            q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0),
+            decay.data_ptr(), address(beta), states.data_ptr(), y.data_ptr(),
+            num_heads, num_key_heads, key_dim, value_dim, *batch.native_states,
+        )  # fmt: skip
+        return y

@@ -1,0 +1,64 @@
+"""Budgets: how many bytes of a machine's memories a plan may take. Pure."""
+
+from __future__ import annotations
+
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.plan import gib
+
+#: An "auto" budget leaves this share of the free memory to others, and at least this many bytes.
+SPARE_SHARE, MIN_SPARE_BYTES = 0.1, 512 << 20
+
+
+class Budgets:
+    """How much of a machine's memories a plan may take, and what is said where this is too little or too
+    much."""
+
+    def __init__(self, hardware: HardwareProfile, config: EngineConfig) -> None:
+        self.lane = lane = hardware.lane
+        self.host = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
+        #: 0 without a GPU.
+        self.device = (config.device_memory_bytes or lane.free_bytes) if lane.has_own_memory else 0
+        #: The budget of the memory in which layers are computed.
+        self.computing = self.device if lane.has_own_memory else self.host
+        self._free_ram_bytes = hardware.free_ram_bytes
+
+    def warnings(self) -> list[str]:
+        """A budget beyond what is free ends in swapping, or with the process killed."""
+        budgets = [("host", self.host, self._free_ram_bytes)]
+        if self.lane.has_own_memory:
+            budgets.append(("device", self.device, self.lane.free_bytes))
+        return [
+            f"the {name} budget of {gib(budget)} is more than what is free there now, {gib(free)}"
+            for name, budget, free in budgets
+            if budget > free
+        ]
+
+    def refusal(self, fixed: int, layers: int) -> CapacityError:
+        """For a model whose fixed parts and layers take at least so many bytes where layers are computed."""
+        least, budget = fixed + layers, self.computing
+        name = "device" if self.lane.has_own_memory else "host"
+        return CapacityError(
+            f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
+            f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations, keys "
+            f"and values and recurrent states, the rest for layers and staging. Raise --{name}-memory, or "
+            "lower --kv-tokens, --max-num-batched-tokens or --max-num-seqs"
+        )
+
+    def host_refusal(self, embedding: int, staging: int) -> CapacityError:
+        """For a model whose embedding, or whose staging for a GPU, does not fit into the host."""
+        least = embedding + staging
+        if self.host >= least:
+            return CapacityError(
+                f"streaming to the GPU needs at least {staging} bytes ({gib(staging)}) of pinned memory, and "
+                f"the system lets this process pin {self.lane.pinnable_bytes}; raise its limit"
+            )
+        return CapacityError(
+            f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
+            f"embedding and staging, and the budget is {self.host} ({gib(self.host)}). Raise --host-memory"
+        )
+
+
+def _auto(free_bytes: int) -> int:
+    return max(0, free_bytes - max(MIN_SPARE_BYTES, int(SPARE_SHARE * free_bytes)))

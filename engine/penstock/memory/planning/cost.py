@@ -1,0 +1,249 @@
+"""StepPrediction: how long a step takes by a plan. Pure.
+
+A step reads every weight once, streams what is not resident, and multiplies. An encoder's weights take part
+only in a step that encodes a prompt. At best these three overlap
+wholly: the floor that physics sets is max(bytes / rate of each link, bytes of weights / rate of the memory,
+operations / rate). The prediction is what to expect: links still overlap with computing, but a product takes
+as long as products with this number of rows were measured to take, and the rest of a layer takes time of its
+own.
+
+Experts that are missing can't be read before their layer's router has chosen them, so that their reading
+overlaps with the products of the layer's experts alone. The seconds of this order are the term "experts":
+all other weights / rate of the memory, and then the missing experts / rate of the disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.config import EngineConfig
+from penstock.memory.hardware import HardwareProfile, ProductRates
+from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expert_demand
+from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
+from penstock.spec import ExpertFootprint, ModelFootprint
+
+#: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
+#: themselves), measured on two cores: first per layer, then per token and element of a vector that passes a
+#: matrix.
+LAYER_OVERHEAD_S = 150e-6
+ELEMENT_S = 0.5e-9
+#: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
+#: 64 by 64, and the rest for finding and adding up.
+EXPERT_OVERHEAD_S = 45e-6
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """A step of `num_tokens` tokens, of which `num_sampled` are sampled, and that encodes prompts of
+    `num_encoded` tokens together."""
+
+    num_tokens: int
+    num_sampled: int
+    #: Link, memory or arithmetic -> seconds for which it is busy. "experts" are the seconds of what can't
+    #: overlap: a layer's experts are read after everything before its router.
+    terms: dict[str, float]
+    seconds: float
+    #: What the step's products take, by measured rates of products.
+    products_s: float = 0.0
+    num_encoded: int = 0
+    experts: ExpertDemand = NO_DEMAND
+
+    @property
+    def floor_s(self) -> float:
+        return max(self.terms.values())
+
+    @property
+    def binding(self) -> str:
+        """The term that the step waits for. A link that is done before the products is not one."""
+        computing = {"memory", "arithmetic", "experts"} & self.terms.keys()
+        names = computing if computing and self.products_s > self.floor_s else self.terms.keys()
+        return max(names, key=lambda name: self.terms[name])
+
+
+class Predict(Protocol):
+    """predict_step() of one engine."""
+
+    def __call__(
+        self, num_tokens: int, num_sampled: int, num_encoded: int = 0, demand: ExpertDemand | None = None, /
+    ) -> StepPrediction: ...
+
+
+#: The prediction where nothing was measured.
+UNKNOWN = StepPrediction(0, 0, {"nothing": 0.0}, 0.0)
+
+
+class MeasuredSteps:
+    """Predictions from experience, where rates are unknown: a step takes max(floor_s, num_tokens * token_s),
+    and each measured step shows one of the two. Sizes that are not known are tried: after a step that took no
+    longer than the floor, the next step may be a quarter larger."""
+
+    #: A step that takes more than this many times the floor is bound by its tokens.
+    IS_BEYOND = 1.1
+    GROWTH = 1.25
+
+    def __init__(self) -> None:
+        self.floor_s = math.inf
+        self.token_s = math.inf
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """A step of `num_tokens` took `seconds`."""
+        measured = seconds / num_tokens
+        if seconds <= self.IS_BEYOND * self.floor_s:
+            self.floor_s = min(self.floor_s, seconds)
+            self.token_s = min(self.token_s, measured / self.GROWTH)
+        elif num_tokens * self.token_s < 0.9 * self.floor_s:
+            # So few tokens should have taken the floor's time: the floor has risen, or this step waited for
+            # something else.
+            self.floor_s *= self.IS_BEYOND
+        else:
+            self.token_s = (self.token_s + measured) / 2
+
+    def predict_s(self, num_tokens: int) -> float:
+        """Seconds of a step; 0 before any step was measured."""
+        return 0.0 if self.floor_s == math.inf else max(self.floor_s, num_tokens * self.token_s)
+
+
+def predict_step(
+    plan: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    num_tokens: int,
+    num_sampled: int,
+    num_encoded: int = 0,
+    demand: ExpertDemand | None = None,
+) -> StepPrediction:
+    """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
+    unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
+    they are known."""
+    rows, lane = config.rows_per_token, hardware.lane
+    demand = demand or expert_demand(plan, footprint.experts, num_tokens)
+    elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
+    moved = _Moved.of(plan, footprint, demand, num_encoded)
+    terms = _terms(moved, 2 * rows * (elements + num_sampled * footprint.head_elements), hardware)
+    if not terms:
+        return UNKNOWN
+    floor_s = products_s = max(terms.values())
+    if lane.products:
+        products_s = sum(
+            _product_s(lane.products, *each)
+            for each in (
+                (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
+                (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
+                (footprint.head_elements, footprint.head_elements, rows * num_sampled),
+            )
+        )
+        experts_s = _expert_products_s(lane.products, footprint.experts, demand, rows * num_tokens)
+        products_s += max(experts_s, _reading_s(moved, hardware))
+        products_s += moved.streamed_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
+    vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
+    layers = plan.layers if num_encoded else plan.step_layers
+    other_s = LAYER_OVERHEAD_S * sum(not layer.is_lower for layer in layers) + ELEMENT_S * vectors
+    other_s += EXPERT_OVERHEAD_S * demand.num_asked
+    seconds = max(floor_s, products_s) + other_s
+    return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s, num_encoded, demand)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """The bytes that a step moves."""
+
+    #: Weights that are multiplied: all but experts, and experts.
+    dense_bytes: int
+    expert_bytes: float
+    #: Weights that come to where they are computed, and from the disk; experts among them.
+    streamed_bytes: float
+    disk_bytes: float
+    missing_bytes: float
+    missing_disk_bytes: float
+
+    @classmethod
+    def of(
+        cls, plan: MemoryPlan, footprint: ModelFootprint, demand: ExpertDemand, num_encoded: int
+    ) -> _Moved:
+        swept, size = plan.layers if num_encoded else plan.step_layers, footprint.experts.num_bytes
+        missing, from_disk = size * demand.num_missing, size * demand.num_from_disk
+        dense = footprint.decoder_bytes + footprint.head_elements
+        return cls(
+            dense_bytes=dense + (footprint.encoder_bytes if num_encoded else 0),
+            expert_bytes=size * demand.num_asked,
+            streamed_bytes=missing + _sum_bytes(layer for layer in swept if not layer.is_resident),
+            disk_bytes=from_disk + _sum_bytes(layer for layer in swept if layer.home == "disk"),
+            missing_bytes=missing,
+            missing_disk_bytes=from_disk,
+        )
+
+
+def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[str, float]:
+    """Link, memory or arithmetic -> seconds."""
+    lane = hardware.lane
+    amounts = {
+        # Streamed weights are written to memory before they are read.
+        "memory": (moved.dense_bytes + moved.expert_bytes + moved.streamed_bytes, lane.memory_gbps),
+        "arithmetic": (operations, lane.int8_gops),
+        "disk": (moved.disk_bytes, _disk_gbps(hardware)),
+        "host to device": (moved.streamed_bytes, lane.link_gbps),
+        # Copying to a GPU reads the host's memory, into which the disk writes.
+        "host memory": (
+            moved.streamed_bytes + moved.disk_bytes,
+            hardware.memory_read_gbps if lane.has_own_memory else 0.0,
+        ),
+    }
+    terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
+    reading_s = _reading_s(moved, hardware)
+    if reading_s and lane.memory_gbps:
+        terms["experts"] = moved.dense_bytes / lane.memory_gbps / 1e9 + reading_s
+    return terms
+
+
+def _reading_s(moved: _Moved, hardware: HardwareProfile) -> float:
+    """Seconds in which the missing experts of a step arrive."""
+    amounts = (
+        (moved.missing_bytes, hardware.lane.link_gbps),
+        (moved.missing_disk_bytes, _disk_gbps(hardware)),
+    )
+    return max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
+
+
+def _disk_gbps(hardware: HardwareProfile) -> float:
+    return hardware.disk.read_gbps if hardware.disk else 0.0
+
+
+def _sum_bytes(layers: Iterable[LayerPlacement]) -> int:
+    return sum(layer.num_bytes for layer in layers)
+
+
+def _expert_products_s(
+    products: ProductRates, experts: ExpertFootprint, demand: ExpertDemand, rows: int
+) -> float:
+    """Seconds of the experts' products, where `rows` rows pass through count_per_token experts each."""
+    if not demand.num_asked:
+        return 0.0
+    rows_each = max(1, round(rows * experts.count_per_token / demand.num_asked))
+    num_bytes, elements = demand.num_asked * experts.num_bytes, demand.num_asked * experts.elements
+    return _product_s(products, int(num_bytes), int(elements), rows_each)
+
+
+def _product_s(products: ProductRates, num_bytes: int, num_elements: int, rows: int) -> float:
+    """Seconds of products by matrices with so many bytes and elements. Rates are those of INT8, a byte for
+    each element. With the fewest rows a product waits for its bytes; what more rows add is arithmetic, which
+    goes by elements."""
+    if rows == 0:
+        return 0.0
+    reading = 1 / products[0][1] / 1e9
+    return num_bytes * reading + num_elements * (_seconds_per_byte(products, rows) - reading)
+
+
+def _seconds_per_byte(products: ProductRates, rows: int) -> float:
+    """Seconds per byte of weights that meet so many rows. Between two measured numbers of rows the seconds
+    lie on the line through both; beyond the largest they grow in proportion."""
+    before_rows, before_gbps = products[0]
+    for known_rows, gbps in products:
+        if rows <= known_rows:
+            share = (rows - before_rows) / max(1, known_rows - before_rows)
+            return (1 / before_gbps + max(0.0, share) * (1 / gbps - 1 / before_gbps)) / 1e9
+        before_rows, before_gbps = known_rows, gbps
+    return rows / before_rows / before_gbps / 1e9

@@ -1,0 +1,47 @@
+"""ExpertDemand: the experts that a step asks for, and what of them has to be read. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.popularity import chosen_shares, hit_rate, step_shares, weights_of
+from penstock.spec import ExpertFootprint
+
+
+@dataclass(frozen=True)
+class ExpertDemand:
+    """Experts of all layers together; an expert that several tokens chose counts once."""
+
+    num_asked: float = 0.0
+    #: Those that are not where they are computed, and those of them that are not in RAM either.
+    num_missing: float = 0.0
+    num_from_disk: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        return 1 - self.num_missing / self.num_asked if self.num_asked else 1.0
+
+
+NO_DEMAND = ExpertDemand()
+
+
+def expert_demand(plan: MemoryPlan, experts: ExpertFootprint, num_tokens: int) -> ExpertDemand:
+    """What a step of `num_tokens` tokens should ask for when the slots are full, by the experts'
+    popularity."""
+    if not experts.count or not num_tokens:
+        return NO_DEMAND
+    host = plan.num_host_expert_slots if plan.has_gpu else plan.num_expert_slots
+    return _demand(experts, num_tokens, plan.num_expert_slots, max(host, plan.num_expert_slots))
+
+
+@lru_cache(maxsize=256)
+def _demand(experts: ExpertFootprint, num_tokens: int, num_slots: int, num_host_slots: int) -> ExpertDemand:
+    num_layers = experts.count / experts.per_layer
+    shares = chosen_shares(weights_of(experts), experts.count_per_token / num_layers)
+    asked = step_shares(shares, num_tokens)
+    total = num_layers * sum(asked)
+    missing = total * (1 - hit_rate(asked, num_slots / num_layers))
+    from_disk = total * (1 - hit_rate(asked, num_host_slots / num_layers))
+    return ExpertDemand(total, missing, min(missing, from_disk))

@@ -1,0 +1,321 @@
+"""plan_memory() decides what lies where: pure arithmetic on plain numbers, without a device, a clock or a
+file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.pages import round_up
+from penstock.memory.planning.budgets import Budgets
+from penstock.memory.planning.plan import (
+    CUDA_CONTEXT_BYTES,
+    Home,
+    LayerPlacement,
+    MemoryPlan,
+    TierPlan,
+    plane_notes,
+    resident_layers,
+)
+from penstock.memory.planning.state_slots import StateSlots
+from penstock.spec import ModelFootprint
+
+#: One layer is computed while the next one arrives.
+NUM_STAGING_SLOTS = 2
+#: What kernels on a GPU hold beside activations: sums of INT8 products, partial results of attention.
+GPU_SCRATCH_BYTES = (32 + 16) << 20
+#: Tokens that an encoder's MLP computes at a time.
+ENCODER_ROWS = 512
+#: Tokens that a sequence is given room for when nobody says how many.
+USUAL_TOKENS = 2048
+#: When not all layers fit, keys and values take at most this share of the budget, but have room for at least
+#: one sequence.
+KV_SHARE = 0.125
+#: The note of a plan for a model that no family of our own computes.
+FOREIGN = (
+    "the layers are computed by transformers' modules, with our products and attention in them; whether a "
+    "request gets the same bits in any company is tried when the model is loaded (GET /v1/models)"
+)
+
+
+def plan_memory(
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    activation_bytes: int | None = None,
+    workspace_factor: float = 1.0,
+) -> MemoryPlan:
+    """Decide where everything lies. `activation_bytes` is what the largest step takes on the compute device,
+    if this was measured; otherwise activations are estimated, as `workspace_factor` times what the native
+    kernels take. Raises CapacityError, which says the least budget that would work, and ConfigError for a
+    budget of a device that is not there."""
+    if config.device_memory_bytes is not None and not hardware.lane.has_own_memory:
+        raise ConfigError("there is no GPU here whose memory --device-memory could limit")
+    is_measured = activation_bytes is not None
+    if activation_bytes is None:
+        activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
+    plan = _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
+    return plan if footprint.implementation == "penstock" else replace(plan, notes=(FOREIGN, *plan.notes))
+
+
+def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """An upper estimate of what activations take at the largest step with the native kernels, for models
+    whose files are not here.
+
+    A token takes some eight rows of hidden size (residual, normed, q, k, v, attention's output and integers
+    of each) and three rows of the widest matrix's outputs; a sampled sequence takes four rows of the
+    vocabulary. The native kernels take half to three quarters of this estimate.
+
+    An encoder has the longest input in memory at once. Only its MLP computes ENCODER_ROWS tokens at a time,
+    and one row of the widest matrix is enough for attention.
+    """
+    hidden, widest = 4 * 8 * footprint.hidden_size, 4 * footprint.widest_layer
+    activations = config.max_num_batched_tokens * (hidden + 3 * widest)
+    if footprint.num_encoder_layers:
+        num_encoded = max(config.max_num_batched_tokens, context(footprint, config))
+        activations = max(activations, num_encoded * (hidden + widest) + ENCODER_ROWS * 2 * widest)
+    return activations + config.max_num_seqs * 4 * 4 * footprint.vocab_size
+
+
+def context(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """Tokens of the longest sequence, if its keys and values have room."""
+    return min(config.max_model_len or footprint.max_position_embeddings, footprint.max_position_embeddings)
+
+
+class _Layers:
+    """A model's layers and experts in whole pages, and the tiers that fit into so many bytes."""
+
+    def __init__(self, footprint: ModelFootprint, num_forced: int | None) -> None:
+        """`num_forced` layers stay, if the config says how many."""
+        self.sizes = [round_up(size) for size in footprint.layer_bytes]
+        #: A staging slot holds any layer.
+        self.slot_bytes = max(self.sizes, default=0)
+        self.expert_bytes = round_up(footprint.experts.num_bytes)
+        self._num_experts = footprint.experts.count
+        self.num_encoder_layers, self.num_cross = footprint.num_encoder_layers, footprint.num_cross_units
+        self.lower_planes = footprint.lower_planes
+        most = len(self.sizes)
+        # As many planes stay as that number of layers has.
+        forced = most if num_forced is None else min(num_forced * most // max(1, footprint.num_layers), most)
+        counts = range(most, -1, -1) if num_forced is None else (forced,)
+        #: Sets of resident layers to choose from, the largest first.
+        self._choices = [
+            resident_layers(most, count, self.num_encoder_layers, self.lower_planes) for count in counts
+        ]
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of the smallest tier that will do."""
+        return min(map(self.bytes_around, self._choices))
+
+    def bytes_around(self, resident: frozenset[int]) -> int:
+        """Bytes of the smallest tier in which the `resident` layers stay."""
+        return self.tier_bytes(TierPlan(resident, self._num_slots(resident), self._least_expert_slots))
+
+    def tier_bytes(self, tier: TierPlan) -> int:
+        layers = sum(self.sizes[index] for index in tier.resident)
+        return layers + tier.num_slots * self.slot_bytes + tier.num_expert_slots * self.expert_bytes
+
+    def tier(self, resident: frozenset[int], room: int) -> TierPlan | None:
+        """The tier in which the `resident` layers stay. The other layers pass through staging slots, and as
+        many experts as fit have slots: every sweep needs all dense layers and few of the experts. None if
+        `room` bytes are too few."""
+        rest = room - self.bytes_around(resident)
+        if rest < 0:
+            return None
+        num_expert_slots = self._least_expert_slots
+        if self._num_experts:
+            num_expert_slots = min(self._num_experts, num_expert_slots + rest // self.expert_bytes)
+        return TierPlan(resident, self._num_slots(resident), num_expert_slots)
+
+    def best_tier(self, room: int) -> TierPlan | None:
+        """The tier in which most layers stay. None if `room` bytes are too few for any."""
+        return self._first(self._choices, room)
+
+    def pinned_tier(self, streamed: Sequence[int], room: int) -> TierPlan | None:
+        """The tier that feeds a GPU and keeps as many as possible of the `streamed` layers. The layers that
+        the GPU keeps pass through this tier once."""
+        num_encoder = sum(index < self.num_encoder_layers for index in streamed)
+        lower = [place for place, index in enumerate(streamed) if index in self.lower_planes]
+        choices = (
+            frozenset(streamed[index] for index in resident_layers(len(streamed), count, num_encoder, lower))
+            for count in range(len(streamed), -1, -1)
+        )
+        return self._first(choices, room)
+
+    def _first(self, choices: Iterable[frozenset[int]], room: int) -> TierPlan | None:
+        tiers = (self.tier(resident, room) for resident in choices)
+        return next((tier for tier in tiers if tier is not None), None)
+
+    def _num_slots(self, resident: frozenset[int]) -> int:
+        """A layer of which both planes are streamed takes two slots."""
+        streamed = [index for index in range(len(self.sizes)) if index not in resident]
+        planes = 2 if self.lower_planes and not self.lower_planes.issuperset(streamed) else 1
+        return min(NUM_STAGING_SLOTS * planes, len(streamed))
+
+    @property
+    def _least_expert_slots(self) -> int:
+        """One expert is computed while the next one arrives."""
+        return min(NUM_STAGING_SLOTS, self._num_experts)
+
+
+class _KVBlocks:
+    """How many blocks of keys and values a plan tries."""
+
+    def __init__(self, footprint: ModelFootprint, config: EngineConfig, budget: int) -> None:
+        self.block_bytes = footprint.kv_bytes_per_token * config.block_size
+        self._config = config
+        self._context = context(footprint, config)
+        self._budget = budget
+        sizes = (config.kv_cache_bytes, config.num_kv_tokens, config.kv_cache_share)
+        #: The config says how many blocks, and layers get what is left.
+        self.is_explicit = any(size is not None for size in sizes)
+        self.wanted = self._wanted()
+        #: Blocks of one sequence.
+        self.least = self._blocks(config.max_model_len or min(self._context, USUAL_TOKENS))
+
+    def choices(self, room: int, layer_bytes: int) -> tuple[int, ...]:
+        """Numbers of blocks to try in this order, where layers, keys and values have `room` bytes."""
+        if self.is_explicit:
+            return (self.wanted,)
+        if layer_bytes + self.wanted * self.block_bytes <= room:
+            return self.wanted, self.least
+        affordable = int(KV_SHARE * self._budget) // self.block_bytes
+        return max(self.least, min(self.wanted, affordable)), self.least
+
+    def _wanted(self) -> int:
+        config = self._config
+        if config.kv_cache_bytes is not None:
+            return config.kv_cache_bytes // self.block_bytes
+        if config.kv_cache_share is not None:
+            return int(config.kv_cache_share * self._budget) // self.block_bytes
+        if config.num_kv_tokens is not None:
+            return self._blocks(config.num_kv_tokens)
+        return self._blocks(max(config.max_num_seqs * min(self._context, USUAL_TOKENS), self._context))
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._config.block_size)
+
+
+class _Planner:
+    """One model on one machine."""
+
+    def __init__(
+        self,
+        footprint: ModelFootprint,
+        hardware: HardwareProfile,
+        config: EngineConfig,
+        activation_bytes: int,
+        is_measured: bool,
+    ) -> None:
+        self.config = config
+        self.budgets, self.hardware_notes = Budgets(hardware, config), hardware.notes
+        self.has_gpu = self.budgets.lane.has_own_memory
+        self.layers = _Layers(footprint, config.num_resident_layers)
+        self.kv = _KVBlocks(footprint, config, self.budgets.computing)
+        self.embedding_bytes = round_up(footprint.embedding_bytes)
+        shared = footprint.shared_head_bytes if self.has_gpu else 0
+        self.head_bytes = round_up(footprint.head_bytes + shared)
+        self.is_measured = is_measured
+        self.workspace = activation_bytes
+        longest = context(footprint, config)
+        self.workspace += sum(rope.table_bytes(longest) for rope in footprint.ropes)
+        self.workspace += GPU_SCRATCH_BYTES if self.has_gpu else 0
+        #: What lies beside layers, keys and values in the memory in which layers are computed.
+        self.fixed = self.head_bytes + self.workspace
+        self.fixed += CUDA_CONTEXT_BYTES if self.has_gpu else self.embedding_bytes
+        self.states = StateSlots.of(footprint, config, self.budgets.computing)
+        self.fixed += self.states.num_bytes
+        self.room = self.budgets.computing - self.fixed
+
+    def plan(self) -> MemoryPlan:
+        num_blocks, tier = self._search()
+        if not self.kv.is_explicit:  # room for which every layer and expert is too large
+            rest = self.room - num_blocks * self.kv.block_bytes - self.layers.tier_bytes(tier)
+            num_blocks = min(self.kv.wanted, num_blocks + rest // self.kv.block_bytes)
+        host = self._host_tier(tier) if self.has_gpu else TierPlan(frozenset(), 0)
+        return MemoryPlan(
+            layers=self._placements(tier, host),
+            embedding_bytes=self.embedding_bytes,
+            head_bytes=self.head_bytes,
+            num_staging_slots=tier.num_slots,
+            num_host_slots=host.num_slots,
+            staging_slot_bytes=self.layers.slot_bytes if tier.num_slots or host.num_slots else 0,
+            block_size=self.config.block_size,
+            num_kv_blocks=num_blocks,
+            kv_bytes=num_blocks * self.kv.block_bytes,
+            workspace_bytes=self.workspace,
+            is_workspace_measured=self.is_measured,
+            has_gpu=self.has_gpu,
+            host_budget_bytes=self.budgets.host,
+            device_budget_bytes=self.budgets.device,
+            notes=tuple(
+                [
+                    *self._notes(num_blocks, len(tier.resident)),
+                    *self.states.notes(self.config),
+                    *plane_notes(len(self.layers.sizes), self.layers.lower_planes, tier.resident),
+                    *self.hardware_notes,
+                ]
+            ),
+            warnings=tuple(self.budgets.warnings()),
+            num_expert_slots=tier.num_expert_slots,
+            num_host_expert_slots=host.num_expert_slots,
+            expert_slot_bytes=self.layers.expert_bytes,
+            num_encoder_layers=self.layers.num_encoder_layers,
+            num_cross_layers=self.layers.num_cross,
+            state_bytes=self.states.num_bytes,
+            num_state_slots=self.states.num_slots,
+            num_state_sequences=self.states.num_sequences,
+        )
+
+    def _search(self) -> tuple[int, TierPlan]:
+        """Blocks of keys and values, and the tier beside them. Raises CapacityError."""
+        num_blocks = 0
+        for num_blocks in self.kv.choices(self.room, sum(self.layers.sizes)):
+            tier = self._tier_beside(num_blocks)
+            if tier is not None:
+                return num_blocks, tier
+        raise self.budgets.refusal(self.fixed + num_blocks * self.kv.block_bytes, self.layers.least_bytes)
+
+    def _tier_beside(self, num_blocks: int) -> TierPlan | None:
+        return self.layers.best_tier(self.room - num_blocks * self.kv.block_bytes)
+
+    def _host_tier(self, device: TierPlan) -> TierPlan:
+        """What waits in pinned memory for a GPU that has the tier `device`. Raises CapacityError."""
+        streamed = [index for index in range(len(self.layers.sizes)) if index not in device.resident]
+        room = min(self.budgets.host - self.embedding_bytes, self.budgets.lane.pinnable_bytes)
+        tier = self.layers.pinned_tier(streamed, room)
+        if tier is None:
+            raise self.budgets.host_refusal(self.embedding_bytes, self.layers.bytes_around(frozenset()))
+        return tier
+
+    def _placements(self, tier: TierPlan, host: TierPlan) -> tuple[LayerPlacement, ...]:
+        homes: dict[int, Home] = dict.fromkeys(host.resident, "host")
+        homes |= dict.fromkeys(tier.resident, "device" if self.has_gpu else "host")
+        return tuple(
+            LayerPlacement(
+                homes.get(index, "disk"), index in tier.resident, size, index in self.layers.lower_planes
+            )
+            for index, size in enumerate(self.layers.sizes)
+        )
+
+    def _notes(self, num_blocks: int, num_resident: int) -> list[str]:
+        notes, size, kv = [], self.config.block_size, self.kv
+        if num_blocks < kv.wanted:
+            notes.append(
+                f"keys and values have room for {num_blocks * size} tokens instead of {kv.wanted * size}: "
+                "the rest of the memory is for layers; --kv-tokens decides otherwise"
+            )
+        fewer = max(kv.least, num_blocks // 2)
+        tier = self._tier_beside(fewer)
+        more = len(tier.resident) - num_resident if tier is not None else 0
+        if fewer < num_blocks and more > 0:
+            kind = "plane" if self.layers.lower_planes else "layer"
+            notes.append(
+                f"{more} more {kind}{'s' if more > 1 else ''} would stay in memory with --kv-tokens "
+                f"{fewer * size} instead of {num_blocks * size}"
+            )
+        return notes

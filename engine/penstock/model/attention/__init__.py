@@ -1,0 +1,1 @@
+"""Kinds of attention that need more than a field of AttentionSpec."""

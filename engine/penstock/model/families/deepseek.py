@@ -1,0 +1,53 @@
+"""DeepSeek V2, V2-Lite and V3, and R1, which is a V3 (arXiv 2405.04434, 2412.19437): latent attention, and a
+mixture behind a few dense layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from penstock.model.attention.latent import LatentForm
+from penstock.model.config_values import flag, require
+from penstock.model.families.deepseek_mixture import deepseek_mixture, num_extra_layers
+from penstock.model.families.llama_architecture import LlamaSpec
+from penstock.model.families.mixture_frame import MixtureFamily, with_mixture
+from penstock.model.rope import read_rope
+
+
+class DeepseekV2(MixtureFamily):
+    """The router has a softmax. Rope turns pairs of neighbours."""
+
+    architectures = ("DeepseekV2ForCausalLM",)
+    scoring: ClassVar[Literal["softmax", "sigmoid"]] = "softmax"
+    #: Layers without experts where the config is silent.
+    num_dense: ClassVar[int] = 0
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        require(config, "mlp_bias", False, None)
+        require(config, "pretraining_tp", 1, None)
+        form = LatentForm.of(config, has_bias=flag(config, "attention_bias", False))
+        rope = replace(read_rope(config, form.rope_dim), is_interleaved=cls._is_interleaved(config))
+        mixture = deepseek_mixture(config, cls.scoring, cls.num_dense)
+        spec = cls._spec(config, **form.values(config, rope))
+        return with_mixture(spec, mixture, num_extra_layers=num_extra_layers(config))
+
+    @classmethod
+    def _is_interleaved(cls, config: dict[str, Any]) -> bool:
+        return True
+
+
+class DeepseekV3(DeepseekV2):
+    """The router has a sigmoid, and a correction where experts are chosen."""
+
+    architectures = ("DeepseekV3ForCausalLM",)
+    scoring = "sigmoid"
+    num_dense = 3
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        return super().read_spec({"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5} | config)
+
+    @classmethod
+    def _is_interleaved(cls, config: dict[str, Any]) -> bool:
+        return flag(config, "rope_interleave", True)

@@ -1,0 +1,97 @@
+"""Qwen3-Next, Qwen3.5 and its mixtures: Gated DeltaNet in three of four layers, attention with a gate in the
+others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.model.config_values import count, flag, require
+from penstock.model.families.hybrid.layers import kinds_of, with_recurrence
+from penstock.model.families.llama import Llama
+from penstock.model.families.llama_architecture import LlamaSpec
+from penstock.model.families.mixture_frame import (
+    MixtureFamily,
+    all_layers,
+    chosen_of,
+    sparse_layers,
+    with_mixture,
+)
+from penstock.model.layers import AttentionForm
+from penstock.model.mixture import Mixture
+from penstock.model.norms import HeadNorms, Norm
+from penstock.model.recurrent.delta_net import GatedDeltaNet
+from penstock.model.rope import read_rope, rotary_dim
+from penstock.model.routing import Routing
+
+#: Checkpoints keep the weights of norms as their difference from 1, but for those behind the recurrence.
+FROM_ONE = Norm(offset=1.0)
+
+
+class Qwen35(Llama):
+    """Qwen3.5 without experts, which computes text. Rope turns a quarter of each head."""
+
+    architectures = ("Qwen3_5ForCausalLM",)
+    #: Layers that guess further tokens.
+    unused_tensors = (r"^(model\.)?mtp\.",)
+    #: GatedDeltaNet.is_grouped
+    _is_grouped = False
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        require(config, "hidden_act", "silu")
+        has_bias = flag(config, "attention_bias", False)
+        head_dim = count(config, "head_dim", default=256)
+        config = config | {"head_dim": head_dim}
+        spec = cls._spec(
+            {"intermediate_size": head_dim} | config,  # a mixture may have none
+            has_qkv_bias=has_bias,
+            has_o_bias=has_bias,
+            attention=AttentionForm(norms=HeadNorms(FROM_ONE), has_gate=True),
+            norm=FROM_ONE,
+            rope=read_rope(config, rotary_dim(config, head_dim, 0.25)),
+        )
+        form = GatedDeltaNet.of(config, cls._is_grouped)
+        kinds = kinds_of(config, ("layer_types",), spec.num_layers)
+        if kinds is None:
+            period = count(config, "full_attention_interval", default=4)
+            recurrent = [index for index in range(spec.num_layers) if (index + 1) % period]
+        else:
+            for kind in kinds:
+                named = {"layer_types": kind, "model_type": config.get("model_type")}
+                require(named, "layer_types", "linear_attention", "full_attention")
+            recurrent = [index for index, kind in enumerate(kinds) if kind == "linear_attention"]
+        return with_recurrence(spec, form, recurrent)
+
+
+class Qwen35Moe(MixtureFamily, Qwen35):
+    """Qwen3.5 with experts in every layer, and a shared one that has a gate."""
+
+    architectures = ("Qwen3_5MoeForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        spec = super().read_spec(config)
+        return with_mixture(spec, _mixture(config, spec, all_layers(spec), is_renormalized=True))
+
+
+class Qwen3Next(MixtureFamily, Qwen35):
+    """Qwen3-Next: the rows of its projections are grouped by key heads."""
+
+    architectures = ("Qwen3NextForCausalLM",)
+    _is_grouped = True
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        spec = super().read_spec(config)
+        is_renormalized = flag(config, "norm_topk_prob", True)
+        layers = sparse_layers(config, spec.num_layers)
+        return with_mixture(spec, _mixture(config, spec, layers, is_renormalized))
+
+
+def _mixture(
+    config: dict[str, Any], spec: LlamaSpec, layers: frozenset[int], is_renormalized: bool
+) -> Mixture:
+    num_experts = count(config, "num_experts", "num_local_experts")
+    routing = Routing(num_experts, chosen_of(config, num_experts), is_renormalized=is_renormalized)
+    size, shared = count(config, "moe_intermediate_size"), count(config, "shared_expert_intermediate_size")
+    return Mixture(routing, spec.hidden_size, size, layers, shared_size=shared, has_shared_gate=True)

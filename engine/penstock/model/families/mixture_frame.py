@@ -1,0 +1,95 @@
+"""MixtureFamily: Llama's frame with experts in place of the mlp, in some layers or in all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from penstock.model.config_values import count, num_experts_of, refuse
+from penstock.model.families.llama import Llama
+from penstock.model.families.llama_architecture import LlamaSpec
+from penstock.model.mixture import Mixture, mixture_mlp
+from penstock.spec import DECODER, ModelSpec
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import ModelTensors, Stack, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSpec(LlamaSpec):
+    """A model in Llama's frame, with experts."""
+
+    mixture: Mixture
+    #: Layers that a checkpoint holds behind those of the model: they guess further tokens, and nobody needs
+    #: them.
+    num_extra_layers: int = 0
+
+
+class MixtureFamily(Llama):
+    """Llama with experts in the layers that Mixture names."""
+
+    spec: MixtureSpec
+
+    @classmethod
+    def stacks(cls, spec: ModelSpec) -> tuple[Stack, ...]:
+        assert isinstance(spec, MixtureSpec)
+        layers = range(spec.num_layers)
+        dense = tuple(cls.layer_tensors(spec, index) for index in layers)
+        return (Stack(DECODER, dense, spec.mixture.all_experts(spec.num_layers)),)
+
+    @classmethod
+    def mlp_tensors(cls, spec: LlamaSpec, index: int, prefix: str) -> tuple[TensorSpec, ...]:
+        assert isinstance(spec, MixtureSpec)
+        if index in spec.mixture.layers:
+            return spec.mixture.layer_tensors(index)
+        return super().mlp_tensors(spec, index, prefix)
+
+    @classmethod
+    def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
+        assert isinstance(spec, MixtureSpec)
+        tensors, first = super().model_tensors(spec), spec.num_layers
+        extra = tuple(rf"^model\.layers\.{first + index}\." for index in range(spec.num_extra_layers))
+        return replace(tensors, unused=tensors.unused + extra)
+
+    @classmethod
+    def separate(cls, checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
+        assert isinstance(spec, MixtureSpec)
+        spec.mixture.separate(checkpoint)
+        return checkpoint
+
+    def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
+        if "router" in weights:  # the warm-up computes a layer in the place of another one
+            return mixture_mlp(self, weights, x, self.spec.mixture)
+        return super().mlp(index, weights, x)
+
+
+def with_mixture(spec: LlamaSpec, mixture: Mixture, **others: Any) -> MixtureSpec:
+    """A model in Llama's frame with these experts."""
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    values["num_experts_per_token"] = mixture.routing.num_chosen
+    return MixtureSpec(**(values | others), mixture=replace(mixture, activation=spec.activation))
+
+
+def has_turned_experts(spec: ModelSpec) -> bool:
+    """Whether merged tensors of a model's experts are [num_experts, in_features, out_features]."""
+    return isinstance(spec, MixtureSpec) and spec.mixture.is_merged_transposed
+
+
+def chosen_of(config: dict[str, Any], num_experts: int, name: str = "num_experts_per_tok") -> int:
+    """The number of experts of a token. Raises InvalidConfig if it is more than there are."""
+    return count(config, name, most=num_experts_of({"num_experts": num_experts}, "num_experts"))
+
+
+def all_layers(spec: LlamaSpec) -> frozenset[int]:
+    """For models with experts in every layer."""
+    return frozenset(range(spec.num_layers))
+
+
+def sparse_layers(config: dict[str, Any], num_layers: int) -> frozenset[int]:
+    """The layers with experts: every `decoder_sparse_step`-th one, but for those of `mlp_only_layers`."""
+    step, dense = count(config, "decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        refuse("mlp_only_layers", dense, "a list of layers")
+    return frozenset(index for index in range(num_layers) if (index + 1) % step == 0) - frozenset(dense)

@@ -1,0 +1,224 @@
+"""Mixture: an mlp of experts, of which each token passes through a few. What a checkpoint holds of it, and
+what it computes. Attention and norms belong to the family, so that any family can have a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels import ActivationFunction, Kernels
+from penstock.model.architecture import linear_tensors
+from penstock.model.family import Family
+from penstock.model.layers import gated_mlp, mlp
+from penstock.model.routing import Routed, Routing, route
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.merged_experts import rename, separate_experts
+from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
+
+#: An expert that is in memory: its weights, its first row and the end of its rows.
+LentExpert = tuple[LayerWeights, int, int]
+#: What experts compute: (kernels, x, tokens, experts, y), as ExpertKernels.compute() has it.
+ComputeExperts = Callable[[Kernels, Tensor, Tensor, Sequence[LentExpert], Tensor], None]
+
+
+@dataclass(frozen=True)
+class MixtureNames:
+    """Names in a checkpoint, behind the prefix of a layer. The defaults are Qwen's. `expert` and `shared` are
+    beginnings of names; an expert's number follows `expert`."""
+
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts."
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_expert."
+    #: The shared expert's modules: those of gate and up, which may be one, and that of down.
+    shared_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    shared_gate: str = "mlp.shared_expert_gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    #: Tensors that hold all experts of a layer, where a checkpoint has these in place of each expert's own.
+    merged_gate_up: str = "mlp.experts.gate_up_proj"
+    merged_down: str = "mlp.experts.down_proj"
+    #: Tensors to which transformers gives another name in memory, and in files that it saves so: that name,
+    #: and the usual one.
+    in_memory: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The mixtures of a model; all its mixtures have one shape."""
+
+    routing: Routing
+    hidden_size: int
+    #: The inner width of an expert.
+    expert_size: int
+    #: The layers that have experts; the other layers have an ordinary mlp.
+    layers: frozenset[int]
+    activation: ActivationFunction = "silu"
+    #: An expert is down(f(gate x) * up x), otherwise down(f(up x)).
+    has_gate: bool = True
+    #: The inner width of the shared expert, through which every token passes; 0: there is none.
+    shared_size: int = 0
+    #: The shared expert's output is multiplied by a sigmoid of its own.
+    has_shared_gate: bool = False
+    has_router_bias: bool = False
+    #: The scores multiply what goes into the experts, in place of what comes out.
+    scales_inputs: bool = False
+    #: Checkpoints have the correction of scores as [1, num_experts].
+    has_correction_row: bool = False
+    #: Merged tensors are [num_experts, in_features, out_features], otherwise with the last two exchanged.
+    is_merged_transposed: bool = False
+    names: MixtureNames = MixtureNames()
+    #: The beginning of a layer's names; "{}" stands for the layer's number.
+    prefix: str = "model.layers.{}."
+
+    def layer_tensors(self, layer: int) -> tuple[TensorSpec, ...]:
+        """The tensors that every sweep needs: the router, and the shared expert under the names of an mlp."""
+        names, prefix, hidden = self.names, self.prefix.format(layer), self.hidden_size
+        count, router = self.routing.num_experts, f"{prefix}{names.router}"
+        row = (1, count) if self.has_correction_row else (count,)
+        optional = (
+            (self.has_router_bias, TensorSpec("router.bias", (count,), (f"{router}.bias",))),
+            (
+                self.routing.has_correction,
+                TensorSpec("router.correction", row, (prefix + names.correction,)),
+            ),
+            (
+                self.has_shared_gate,
+                TensorSpec("shared_gate", (1, hidden), (f"{prefix}{names.shared_gate}.weight",)),
+            ),
+        )
+        shared = self._mlp_tensors(prefix + names.shared, self.shared_size, names.shared_modules)
+        return (
+            TensorSpec("router", (count, hidden), (f"{router}.weight",)),
+            *(tensor for exists, tensor in optional if exists),
+            *(shared if self.shared_size else ()),
+        )
+
+    def all_experts(self, num_layers: int) -> tuple[tuple[tuple[TensorSpec, ...], ...], ...]:
+        """The tensors of each expert of each layer; a layer without experts has none."""
+        return tuple(self.experts(layer) if layer in self.layers else () for layer in range(num_layers))
+
+    def experts(self, layer: int) -> tuple[tuple[TensorSpec, ...], ...]:
+        """The tensors of each expert of a layer."""
+        names, prefix = self.names, self.prefix.format(layer) + self.names.expert
+        modules = (names.gate, names.up, names.down) if self.has_gate else (names.up, names.down)
+        return tuple(
+            self._mlp_tensors(f"{prefix}{number}.", self.expert_size, modules)
+            for number in range(self.routing.num_experts)
+        )
+
+    def _mlp_tensors(self, prefix: str, width: int, modules: tuple[str, ...]) -> tuple[TensorSpec, ...]:
+        *into, down = (prefix + module for module in modules)
+        name, rows = ("gate_up", 2 * width) if self.has_gate else ("up", width)
+        return (
+            *linear_tensors(name, (rows, self.hidden_size), tuple(into), has_bias=False),
+            *linear_tensors("down", (self.hidden_size, width), (down,), has_bias=False),
+        )
+
+    def activate(self, kernels: Kernels, gate_up: Tensor) -> Tensor:
+        """What lies between an expert's two products: [num_tokens, 2 * width] -> [num_tokens, width]."""
+        return kernels.gated_activation(gate_up, self.activation)
+
+    def compute(
+        self, kernels: Kernels, x: Tensor, tokens: Tensor, experts: Sequence[LentExpert], y: Tensor
+    ) -> None:
+        """ComputeExperts"""
+        if not self.has_gate:
+            one_by_one(lambda weights, rows: self._plain(kernels, weights, rows))(
+                kernels, x, tokens, experts, y
+            )
+            return
+        given = [(weights.gated, first, end) for weights, first, end in experts]
+        kernels.experts.compute(x, tokens, given, self.activation, y)
+
+    def _plain(self, kernels: Kernels, weights: LayerWeights, x: Tensor) -> Tensor:
+        """An expert without a gate."""
+        up = kernels.activation(kernels.linear(x, weights.matrix("up")), self.activation)
+        return kernels.linear(up, weights.matrix("down"))
+
+    def separate(self, checkpoint: Checkpoint) -> None:
+        """Put experts apart that lie in merged tensors, under the names that experts have alone."""
+        names, is_transposed = self.names, self.is_merged_transposed
+        for layer in self.layers:
+            prefix = self.prefix.format(layer)
+            for name, usual in names.in_memory:
+                rename(checkpoint, prefix + name, prefix + usual)
+            expert = prefix + names.expert
+            gate_up = (f"{names.gate}.weight", f"{names.up}.weight")
+            separate_experts(checkpoint, prefix + names.merged_gate_up, expert, gate_up, is_transposed)
+            down = (f"{names.down}.weight",)
+            separate_experts(checkpoint, prefix + names.merged_down, expert, down, is_transposed)
+
+
+def mixture_mlp(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture) -> Tensor:
+    """What the mlp of a layer with experts makes of x [num_tokens, hidden_size]."""
+    routed = route(family.kernels, weights, x, mixture.routing)
+    return mixed(family, weights, x, mixture, routed)
+
+
+def mixed(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture, routed: Routed) -> Tensor:
+    """The experts of each token, and the shared expert."""
+    y = blend(family.kernels, weights, x, routed, mixture.compute, mixture.scales_inputs)
+    if not mixture.shared_size:
+        return y
+    shared = (gated_mlp if mixture.has_gate else mlp)(family, weights, x, mixture.activation)
+    if mixture.has_shared_gate:
+        shared *= family.kernels.router_scores(x, weights.vector("shared_gate"), None, "sigmoid")
+    return y + shared
+
+
+def one_by_one(compute: Callable[[LayerWeights, Tensor], Tensor]) -> ComputeExperts:
+    """Experts whose arithmetic kernels don't have: compute(weights of an expert, its rows of x) -> rows of
+    the same shape."""
+
+    def compute_all(
+        kernels: Kernels, x: Tensor, tokens: Tensor, experts: Sequence[LentExpert], y: Tensor
+    ) -> None:
+        for weights, first, end in experts:
+            y[first:end] = compute(weights, x[tokens[first:end]])
+
+    return compute_all
+
+
+def blend(
+    kernels: Kernels,
+    weights: LayerWeights,
+    x: Tensor,
+    routed: Routed,
+    compute: ComputeExperts,
+    scales_inputs: bool = False,
+) -> Tensor:
+    """The sum of each token's experts, times their scores: [num_tokens, hidden_size] -> the same shape.
+
+    Each expert is asked for once, for all its tokens. Experts come in groups, in the order in which they are
+    in memory, and a group is computed together. A token's experts are added best first, so that the order in
+    which they came changes no bit.
+    """
+    order, rows, spans = _order(routed.experts)
+    tokens = order // routed.experts.shape[1]
+    if scales_inputs:
+        x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
+    parts = x.new_empty(len(order), x.shape[1])
+    for group in weights.expert_groups(list(spans)):
+        compute(kernels, x, tokens, [(expert, *spans[number]) for number, expert in group], parts)
+    return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores)
+
+
+def _order(experts: Tensor) -> tuple[Tensor, Tensor, dict[int, tuple[int, int]]]:
+    """The places of `experts` (int64 [num_tokens, num_chosen], counted row by row), sorted by expert; for
+    each place, where it is now, [num_tokens, num_chosen]; and for each expert that is needed, where its
+    places begin and end."""
+    flat = experts.flatten()
+    if len(experts) == 1:  # each expert has one place
+        order = torch.arange(len(flat), device=flat.device)
+        return order, order[None], {number: (i, i + 1) for i, number in enumerate(flat.tolist())}
+    numbers, counts = torch.unique(flat, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    spans = zip([0, *ends], ends, strict=False)
+    order = flat.argsort(stable=True)
+    return order, order.argsort().view(experts.shape), dict(zip(numbers.tolist(), spans, strict=True))

@@ -1,0 +1,55 @@
+"""Numbers: what the header of a GGUF file says of its model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import UnsupportedModel
+from penstock.weights.checkpoints.gguf_files.gguf_header import Metadata
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers in the header of a file."""
+
+    path: Path
+    metadata: Metadata
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value whose key begins with the architecture's name."""
+        return self.metadata.get(f"{self.architecture}.{name}", default)
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """A number of the architecture. Raises UnsupportedModel if the number is missing, or if there is one
+        for each layer."""
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            what = "one for each layer" if isinstance(value, list) else "nothing" if value is None else value
+            raise UnsupportedModel(
+                f"{self.path} has {what} for {self.architecture}.{name}, where Penstock needs a number"
+            )
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number of the architecture, which is at least 1."""
+        value = self.real(name, default)
+        if value != default and (value < 1 or value != int(value)):
+            raise UnsupportedModel(f"{self.path} has {value} for {self.architecture}.{name}")
+        return int(value)
+
+    @property
+    def num_heads(self) -> int:
+        return self.integer("attention.head_count")
+
+    @property
+    def head_dim(self) -> int:
+        return self.integer("attention.key_length", self.integer("embedding_length") // self.num_heads)

@@ -1,0 +1,69 @@
+"""ExpertLender: the weights of experts that a layer asks for, where they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from penstock.memory.lane import Link
+from penstock.spec import UnitKey
+from penstock.weights.layer_weights import ExpertGroup, LayerWeights
+from penstock.weights.tensors import Unit
+from penstock.weights.tiers.demand_tier import DemandTier, Group
+
+#: Names, shapes and formats of an expert's tensors. Experts with the same form have the same views of a
+#: buffer.
+Form = tuple[object, ...]
+
+
+class ExpertLender:
+    """Lends experts in groups. One group at a time is in use."""
+
+    def __init__(self, units: Mapping[UnitKey, Unit], tier: DemandTier, link: Link) -> None:
+        self._units = units
+        self._tier = tier
+        self._link = link
+        #: The form of each expert that was lent. Equal forms are one object.
+        self._forms: dict[UnitKey, Form] = {}
+        self._known: dict[Form, Form] = {}
+        #: The views of each slot. Experts come and go, and the number of slots and forms is small.
+        self._views: dict[tuple[int, int], LayerWeights] = {}
+        #: Sweeps that began. What a sweep that was given up has lent belongs to the next one.
+        self.num_sweeps = 0
+
+    def groups(self, layer: UnitKey, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+        """LayerWeights.expert_groups() of a layer."""
+        tier, this_sweep, stalled_before = self._tier, self.num_sweeps, self._tier.stall_s
+        stack, index = layer[:2]
+        for group in tier.gather([UnitKey(stack, index, number) for number in numbers]):
+            self._acquire(group, tier.stall_s - stalled_before)
+            try:
+                yield [(key.expert or 0, self._weights(key, arrival.buffer)) for key, arrival in group]
+            finally:
+                if this_sweep == self.num_sweeps:
+                    for _, arrival in group:
+                        self._link.release(arrival.buffer)
+            stalled_before = tier.stall_s
+
+    def close(self) -> None:
+        """Forget the views, which keep buffers."""
+        self._views.clear()
+
+    def _acquire(self, group: Group, waited_s: float) -> None:
+        for _, arrival in group:
+            self._link.acquire(arrival.buffer, waited_s)
+            waited_s = 0.0
+
+    def _weights(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
+        """Views of an expert, made once for each slot: a dozen views take a tenth of a millisecond."""
+        form = self._forms.get(key) or self._form(key)
+        place = id(form), buffer.data_ptr()
+        if place not in self._views:
+            self._views[place] = LayerWeights.views(self._units[key].layout, buffer)
+        return self._views[place]
+
+    def _form(self, key: UnitKey) -> Form:
+        form: Form = tuple((each.name, each.shape, each.format) for each in self._units[key].tensors)
+        self._forms[key] = self._known.setdefault(form, form)
+        return self._forms[key]

@@ -1,0 +1,201 @@
+"""Int4: the weight format of matrices with 4-bit codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from penstock.errors import WrongTensor
+from penstock.kernels import Int4Tensor
+from penstock.kernels.int4_tensor import CODEBOOKS
+from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.checkpoints.quantized import codes
+from penstock.weights.checkpoints.quantized.nibbles import pack_rows, unpack_rows, words_form
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
+from penstock.weights.formats.weight_format import (
+    CHUNK_BYTES,
+    Component,
+    Loss,
+    check_shape,
+    rows_of_parts,
+)
+from penstock.weights.quantize_int4 import MOST_STEPS, Int4RowQuantizer, quantize_int4
+from penstock.weights.tensor_quantizer import TensorQuantizer
+from penstock.weights.tensor_source import TensorSource, is_transposed
+
+if TYPE_CHECKING:
+    from penstock.weights.tensors import TensorSpec
+
+#: What follows a weight's name in the files of those who pack 4 bits (compressed-tensors, converted folders).
+_ENDINGS = ("_packed", "_shape", "_zero_point", "_g_idx", *codes.FIELDS, *codes.TABLES.values())
+#: The form of matrices that Penstock quantizes itself: of each group size, one.
+OWN_DTYPE = "BF16"
+#: Rows whose zero points lie in a word, in files.
+WORD_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Int4:
+    """4-bit codes with a scale per group of inputs. Matrices of a floating dtype are quantized while they are
+    read, where the form is that of our own quantization (symmetric, scales in bfloat16)."""
+
+    form: Int4Form
+    is_matrix: ClassVar[bool] = True
+    operand_types: ClassVar[tuple[type, ...]] = (Int4Tensor,)
+
+    @property
+    def name(self) -> str:
+        kind = "" if self.form.codebook in ("signed", "unsigned") else f" {self.form.codebook}"
+        kind += {"none": "", "zero_points": " with zero points", "numbers": " with minima"}[self.form.minima]
+        return f"int4{kind}, groups of {self.form.group_size}"
+
+    @property
+    def group_size(self) -> int:
+        return self.form.group_size
+
+    def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
+        form, (rows, width) = self.form, shape
+        groups = width // form.group_size
+        blocks = groups // form.block_groups
+        found = [Component("_scale", form.scale_dtype, (rows, blocks), (blocks,))]
+        if form.minima == "numbers":
+            found.append(Component("_minimum", form.scale_dtype, (rows, blocks), (blocks,)))
+        if form.block_groups > 1:
+            found.append(Component("_sub_scale", "I8", (rows, groups), (groups,)))
+        has_words = _has_words(self.form, shape)
+        if has_words:
+            found.append(Component("_zero_point", "I32", (rows // WORD_ROWS, groups), (groups,)))
+        if form.has_sub_minimum:
+            derive = unpack_rows if has_words else None
+            found.append(Component("_sub_minimum", "U8", (rows, groups), (groups,), derive))
+        if form.is_permuted:
+            found.append(Component("_order", "I32", (width,), ()))
+        # int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes.
+        return *found, Component(codes.ending(form), "I32", (rows, width // 8), (width // 8,))
+
+    def operand(self, arrays: Sequence[Tensor]) -> Int4Tensor:
+        form, left = self.form, list(arrays)
+        shape = left[-1].shape[0], 8 * left[-1].shape[1]
+        fields: dict[str, Tensor] = {"scale": left.pop(0)}
+        if form.minima == "numbers":
+            fields["minimum"] = left.pop(0)
+        if form.block_groups > 1:
+            fields["sub_scale"] = left.pop(0)
+        if _has_words(self.form, shape):
+            left.pop(0)
+        if form.has_sub_minimum:
+            fields["sub_minimum"] = left.pop(0)
+        if form.is_permuted:
+            fields["order"] = left.pop(0)
+        pairs = left.pop(0).view(torch.uint8)
+        return Int4Tensor(pairs, group_size=form.group_size, codebook=form.codebook, **fields)
+
+    def holds(self, entry: TensorEntry) -> bool:
+        return entry.int4 is not None and entry.int4.form == self.form
+
+    def grouped(self, tensor: TensorSpec, group_size: int) -> Int4:
+        return Int4(replace(self.form, group_size=group_size))
+
+    def scheme(self) -> dict[str, Any] | None:
+        size, dtype = self.form.group_size, self.form.scale_dtype
+        if self.form not in [words_form(size, dtype, has_zero_points) for has_zero_points in (False, True)]:
+            return None
+        return {
+            "num_bits": 4,
+            "type": "int",
+            "symmetric": self.form.minima == "none",
+            "strategy": "group",
+            "group_size": self.group_size,
+            "dynamic": False,
+        }
+
+    def check(self, source: TensorSource, tensor: TensorSpec) -> set[str]:
+        names = set()
+        for part in tensor.parts:
+            entry = source.entry(part)
+            check_shape(tensor, entry)
+            if not self.holds(entry) and not _is_own(self.form):
+                raise WrongTensor(f"tensor {entry.name} in {entry.file} is not kept as {self.name}")
+            names |= {entry.name, *(entry.name + ending for ending in _ENDINGS if self.holds(entry))}
+        return names
+
+    def fill(
+        self,
+        source: TensorSource,
+        tensor: TensorSpec,
+        arrays: Sequence[Tensor],
+        num_threads: int = 1,
+        with_loss: bool = False,
+    ) -> dict[str, Loss]:
+        whole = self.operand(arrays)
+        losses: dict[str, Loss] = {}
+        for part, entry, start, end in rows_of_parts(source, tensor):
+            rows = whole.rows(start, end)
+            if self.holds(entry):
+                _copy(source, entry, rows, num_threads)
+                continue
+            is_turned = is_transposed(tensor, entry)
+            quantizer = TensorQuantizer(source.checkpoint, entry, rows, Int4RowQuantizer, is_turned)
+            loss = Loss(*quantizer.run(num_threads, with_loss))
+            source.count(entry.num_bytes)
+            losses |= {part: loss} if with_loss else {}
+        if _has_words(self.form, tensor.shape):
+            assert whole.sub_minimum is not None
+            arrays[1].copy_(pack_rows(whole.sub_minimum))
+        return losses
+
+    def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        return exact  # the entry has made floats of the codes
+
+    def from_rows(self, rows: Tensor) -> Int4Tensor:
+        return quantize_int4(rows, self.group_size)
+
+    def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        matrix = self.operand(arrays)
+        matrix.codes.random_(0, 256, generator=generator)
+        for name, value in (("sub_scale", 1), ("sub_minimum", 8), ("minimum", 0.0)):
+            if (array := getattr(matrix, name)) is not None:
+                array.fill_(value)
+        if matrix.order is not None:
+            matrix.order.copy_(torch.randperm(matrix.shape[1], generator=generator))
+        spread = float(torch.tensor(CODEBOOKS[self.form.codebook]).double().std())
+        usual = 1 / (spread * matrix.shape[1] ** 0.5)
+        matrix.scale.fill_(usual)
+        if _is_own(self.form):
+            matrix.scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
+            matrix.scale[:, 0] = MOST_STEPS
+            matrix.scale.mul_(2.0 ** round(math.log2(usual / MOST_STEPS)))
+
+
+def _is_own(form: Int4Form) -> bool:
+    """Whether Penstock quantizes matrices to this form itself."""
+    return form == Int4Form(form.group_size, OWN_DTYPE)
+
+
+def _has_words(form: Int4Form, shape: tuple[int, ...]) -> bool:
+    """Whether zero points are there as files have them, too: eight rows in a word. Kernels want bytes."""
+    return form.minima == "zero_points" and shape[0] % WORD_ROWS == 0
+
+
+def _copy(source: TensorSource, entry: TensorEntry, rows: Int4Tensor, num_threads: int) -> None:
+    """Copy codes and scales as the checkpoint holds them, some rows at a time. Files of other tools have them
+    in other orders, so that threads gain."""
+    assert (stored := entry.int4) is not None
+    step = max(1, CHUNK_BYTES // rows.codes.shape[1])
+
+    def copy(start: int) -> None:
+        chunk = rows.rows(start, start + step)
+        found = stored.read(source.checkpoint, start, start + chunk.out_features)
+        for name, array in found.items():
+            getattr(chunk, name).copy_(array)
+
+    starts = range(0, rows.out_features, step)
+    with ThreadPoolExecutor(max(1, min(num_threads, len(starts))), "penstock-codes") as pool:
+        list(pool.map(copy, starts))
+    source.count(entry.num_bytes)

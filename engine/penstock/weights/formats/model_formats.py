@@ -1,0 +1,103 @@
+"""The formats of a model's matrices: the same model with others, and which ones it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.kernels import Int4Tensor
+from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.stacked_format import stored_format
+from penstock.weights.formats.weight_format import WeightFormat
+from penstock.weights.tensor_source import TensorSource
+from penstock.weights.tensors import ModelTensors, TensorSpec
+
+#: The format that a tensor gets.
+Choose = Callable[[TensorSpec], WeightFormat]
+
+
+def has_planes(tensors: ModelTensors) -> bool:
+    """Whether upper and lower planes of a layer lie apart."""
+    return any(unit.key.plane is not None for unit in tensors.units)
+
+
+def has_int4(tensors: ModelTensors) -> bool:
+    """Whether a matrix is kept in 4 bits."""
+    return any(Int4Tensor in tensor.format.operand_types for tensor in tensors.multiplied)
+
+
+def grouped(tensors: ModelTensors, group_size: int) -> ModelTensors:
+    """The same model with INT8 scales per group in units and head. Embeddings are looked up row by row and
+    keep one scale for each row."""
+
+    def group(tensor: TensorSpec) -> WeightFormat:
+        return tensor.format.grouped(tensor, group_size)
+
+    return _with_formats(tensors, unit=group, head=group)
+
+
+def grouped_to_fit(tensors: ModelTensors, group_sizes: set[int]) -> ModelTensors:
+    """The same, with the largest of these groups that make up the inputs of a matrix. Where none does, a
+    matrix has a scale for each row."""
+
+    def group(tensor: TensorSpec) -> WeightFormat:
+        fitting = [size for size in group_sizes if tensor.shape[-1] % size == 0]
+        return tensor.format.grouped(tensor, max(fitting, default=0))
+
+    return _with_formats(tensors, unit=group, head=group)
+
+
+def in_int4(tensors: ModelTensors, group_size: int) -> ModelTensors:
+    """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8."""
+
+    def pack(tensor: TensorSpec) -> WeightFormat:
+        return Int4(Int4Form(group_size)) if tensor.is_matrix else tensor.format
+
+    return _with_formats(tensors, unit=pack)
+
+
+def with_experts_in(tensors: ModelTensors, kind: WeightFormat) -> ModelTensors:
+    """The same model with the matrices of its experts in this format."""
+
+    def change(expert: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(each, format=kind) if each.is_matrix else each for each in expert)
+
+    stacks = tuple(
+        replace(stack, experts=tuple(tuple(map(change, experts)) for experts in stack.experts))
+        for stack in tensors.stacks
+    )
+    return replace(tensors, stacks=stacks)
+
+
+def as_stored(tensors: ModelTensors, source: TensorSource) -> ModelTensors:
+    """The same model with its matrices in 4 bits where the checkpoint has them so."""
+
+    def keep(tensor: TensorSpec) -> WeightFormat:
+        return stored_format(tensor, source) if tensor.is_matrix else tensor.format
+
+    return _with_formats(tensors, unit=keep, head=keep, embedding=keep)
+
+
+def _with_formats(
+    tensors: ModelTensors, unit: Choose, head: Choose | None = None, embedding: Choose | None = None
+) -> ModelTensors:
+    """The same model in other formats. None: head or embedding stay as they are."""
+
+    def change(each: tuple[TensorSpec, ...], choose: Choose | None) -> tuple[TensorSpec, ...]:
+        return tuple(replace(tensor, format=choose(tensor)) for tensor in each) if choose else each
+
+    stacks = tuple(
+        replace(
+            stack,
+            layers=tuple(change(layer, unit) for layer in stack.layers),
+            experts=tuple(tuple(change(one, unit) for one in experts) for experts in stack.experts),
+        )
+        for stack in tensors.stacks
+    )
+    return replace(
+        tensors,
+        embedding=change(tensors.embedding, embedding),
+        stacks=stacks,
+        head=change(tensors.head, head),
+    )

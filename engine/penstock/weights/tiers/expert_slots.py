@@ -1,0 +1,79 @@
+"""ExpertSlots: which experts are in the slots of a memory, and whose slot the next one gets. The lock of the
+arrivals is held by whoever calls."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from penstock.spec import UnitKey
+from penstock.weights.tiers.arrivals import Arrivals
+from penstock.weights.tiers.expert_policy import ExpertPolicy
+from penstock.weights.tiers.tier import Arrival
+
+
+class ExpertSlots:
+    """The policy decides among the experts that nobody uses or waits for."""
+
+    def __init__(self, arrivals: Arrivals, policy: ExpertPolicy[UnitKey]) -> None:
+        self._arrivals = arrivals
+        self._policy = policy
+        #: Experts that were lent and are still there: their reads have ended well.
+        self._there: set[UnitKey] = set()
+        #: Failed reads up to which _failed() found every expert that nobody can use.
+        self._num_failures_seen = 0
+
+    def arrived(self, keys: Iterable[UnitKey]) -> list[tuple[UnitKey, Arrival]]:
+        """Those of these experts whose reads have ended, well or not."""
+        units, there = self._arrivals.units, self._there
+        return [
+            (key, units[key]) for key in keys if key in there or (key in units and units[key].read.done())
+        ]
+
+    def has_failed(self, key: UnitKey) -> bool:
+        """Whether reading an expert, which has arrived, has failed."""
+        return key not in self._there and self._arrivals.units[key].has_failed
+
+    def lend(self, key: UnitKey) -> None:
+        """An expert that is there is used."""
+        self._arrivals.units[key].is_lent = True
+        self._there.add(key)
+        self._policy.use(key)
+
+    def begin(self, key: UnitKey) -> None:
+        """Read an expert into a free slot."""
+        self._arrivals.begin(key)
+        self._policy.use(key)
+
+    def drop(self, key: UnitKey) -> None:
+        """An expert gives its slot up."""
+        self._policy.remove(key)
+        self._there.discard(key)
+        self._arrivals.forget(key, self._arrivals.units[key])
+
+    def make_room(self, wanted: Container[UnitKey], num_in_sweep: int, takes_pinned: bool) -> bool:
+        """Whether a slot is free, if need be the slot of an expert that is not used and not `wanted`. A sweep
+        asks for about `num_in_sweep` experts. `takes_pinned`: nothing is lent whose slot could be waited
+        for."""
+        if self._arrivals.free_slots:
+            return True
+
+        def is_idle(key: UnitKey) -> bool:
+            arrival = self._arrivals.units[key]
+            has_ended = key in self._there or arrival.read.done()
+            return has_ended and not arrival.is_lent and key not in wanted
+
+        takes_pinned = takes_pinned and self._arrivals.clock.num_reads == 0
+        given_up = self._failed(wanted) or self._policy.victim(num_in_sweep, is_idle, takes_pinned)
+        if given_up is not None:
+            self.drop(given_up)
+        return given_up is not None
+
+    def _failed(self, wanted: Container[UnitKey]) -> UnitKey | None:
+        """An expert whose read failed and that nobody waits for."""
+        if self._arrivals.clock.num_failures == self._num_failures_seen:
+            return None
+        units = self._arrivals.units
+        found = next((key for key in units if units[key].has_failed and key not in wanted), None)
+        if found is None:
+            self._num_failures_seen = self._arrivals.clock.num_failures
+        return found

@@ -1,0 +1,63 @@
+"""Experts of a layer in one call: every set of kernels gives the bits of its own products expert by expert,
+and the reference's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from test_int4_kernels import FAST, matrix
+from test_int4_kernels import kernels as fast
+
+from penstock.kernels import ExpertRows, GatedExpert, Matrix, PlainExperts, PlanesTensor, QuantizedTensor
+from penstock.kernels.reference import ReferenceKernels
+
+HIDDEN, WIDTH = 192, 128
+#: Rows of each expert: of one token, of several, and of more experts and rows than one call has.
+ROWS = ((1,) * 6, (1, 2, 1, 5, 9, 3), (130, 1, 200, 2, 7, 1))
+
+
+def int8(rows: int, columns: int, seed: int, num_groups: int = 1) -> QuantizedTensor:
+    generator = torch.Generator().manual_seed(seed)
+    qweight = torch.randint(-127, 128, (rows, columns), generator=generator, dtype=torch.int8)
+    scale = torch.rand(rows, num_groups, generator=generator) / columns
+    return QuantizedTensor(qweight, scale.flatten() if num_groups == 1 else scale)
+
+
+def form(kind: str, rows: int, columns: int, seed: int) -> Matrix:
+    if kind == "planes":
+        return PlanesTensor.of(int8(rows, columns, seed))
+    if kind.startswith("int8"):
+        return int8(rows, columns, seed, columns // 64 if "groups" in kind else 1)
+    return matrix(kind, rows, columns, 64, torch.bfloat16, seed)
+
+
+def experts(kinds: Sequence[str], rows: Sequence[int]) -> list[ExpertRows]:
+    found, first = [], 0
+    for seed, (kind, count) in enumerate(zip(kinds, rows, strict=True)):
+        bias = torch.linspace(-1, 1, 2 * WIDTH) if seed == 3 else None
+        gate_up, down = form(kind, 2 * WIDTH, HIDDEN, seed), form(kind, HIDDEN, WIDTH, seed)
+        found.append((GatedExpert(gate_up, down, bias), first, first + count))
+        first += count
+    return found
+
+
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_experts_together_are_experts_one_by_one(kind: str, activations: str) -> None:
+    kernels, reference = fast(kind, activations), ReferenceKernels(activations)
+    forms = ["int8", "int8 groups", "steps", "steps in some rows", "minima", "mxfp4"]
+    for kinds in [[each] * 6 for each in forms] + [forms, ["planes", *forms[1:]]]:
+        for rows in ROWS:
+            given, total = experts(kinds, rows), sum(rows)
+            generator = torch.Generator().manual_seed(1)
+            x = torch.randn(50, HIDDEN, generator=generator)
+            tokens = torch.randint(0, 50, (total,), generator=generator) if total > 6 else torch.full((6,), 7)
+            y, plain, expected = (torch.full((total, HIDDEN), torch.nan) for _ in range(3))
+            kernels.experts.compute(x, tokens, given, "silu", y)
+            PlainExperts(kernels).compute(x, tokens, given, "silu", plain)
+            assert torch.equal(y, plain), (kinds, rows)
+            if rows == ROWS[0]:
+                PlainExperts(reference).compute(x, tokens, given, "silu", expected)
+                assert (y - expected).abs().max() <= 1e-3 * expected.abs().max()

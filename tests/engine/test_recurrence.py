@@ -1,0 +1,147 @@
+"""Recurrences: compiled kernels against plain torch, the same bits in any chunks and any company, and which
+states are kept."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from kernel_cases import close
+from torch import Tensor
+
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.scheduling.states.state_pool import StatePool
+from penstock.generation.sequence import Sequence
+from penstock.kernels import BatchLayout, Kernels, ReferenceKernels, StateSlots
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
+
+NUM_STATES = 7
+#: (num_heads, num_key_heads, key_dim, value_dim)
+SHAPES = [(4, 2, 16, 32), (3, 3, 5, 7), (6, 1, 33, 40)]
+
+
+class Chunk(NamedTuple):
+    """The rows of a sequence in a step; the first is number `start` of the sequence."""
+
+    slot: int
+    start: int
+    number: int
+    #: (rows of the sequence, slot that gets the state behind them)
+    saves: tuple[tuple[int, int], ...] = ()
+
+
+def layout(chunks: list[Chunk]) -> BatchLayout:
+    def integers(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    starts = [sum(chunk.number for chunk in chunks[:index]) for index in range(len(chunks) + 1)]
+    counts = [sum(len(chunk.saves) for chunk in chunks[:index]) for index in range(len(chunks) + 1)]
+    saves = [
+        (first + rows - chunk.start - 1, slot)
+        for first, chunk in zip(starts, chunks, strict=False)
+        for rows, slot in chunk.saves
+    ]
+    states = StateSlots(
+        integers([chunk.slot for chunk in chunks]),
+        integers(counts),
+        integers([row for row, _ in saves]),
+        integers([slot for _, slot in saves]),
+    )
+    lengths = integers([chunk.start + chunk.number for chunk in chunks])
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return BatchLayout(nothing, nothing, torch.zeros(0), integers(starts), lengths, states=states)
+
+
+def kernels(kind: str) -> Kernels:
+    return ReferenceKernels() if kind == "reference" else NativeKernels(build=kind)
+
+
+class Inputs:
+    """The rows of three sequences, and what they leave in the states."""
+
+    def __init__(self, shape: tuple[int, int, int, int], has_beta: bool) -> None:
+        torch.manual_seed(0)
+        heads, key_heads, key_dim, value_dim = shape
+        self.q, self.k = (torch.randn(60, key_heads, key_dim) / key_dim**0.5 for _ in range(2))
+        wide = torch.randn(60, heads * value_dim + 3)  # rows of a wider tensor
+        self.v = wide[:, : heads * value_dim].view(60, heads, value_dim)
+        self.decay, self.beta = torch.rand(60, heads), torch.rand(60, heads) if has_beta else None
+        self.x, self.weight, self.bias = wide, torch.randn(4, wide.shape[1]), torch.randn(wide.shape[1])
+        self.heads = torch.full((NUM_STATES, heads, key_dim, value_dim), torch.nan)
+        self.rows = torch.full((NUM_STATES, 3, wide.shape[1]), torch.nan)
+
+    def compute(self, own: Kernels, rows: list[int], chunks: list[Chunk]) -> tuple[Tensor, Tensor]:
+        """Of these rows of the inputs."""
+        batch, beta = layout(chunks), None if self.beta is None else self.beta[rows]
+        q, k, v, decay = (each[rows] for each in (self.q, self.k, self.v, self.decay))
+        y = own.recurrence(q, k, v, decay, beta, self.heads, batch)
+        return y, own.short_conv(self.x[rows], self.weight, self.bias, self.rows, batch)
+
+
+#: Sequence 0 has the rows 0 to 29, sequence 1 those to 49, sequence 2 the others.
+WHOLE = [Chunk(4, 0, 30, ((16, 1), (29, 2))), Chunk(0, 0, 20), Chunk(3, 0, 10)]
+PARTS = [
+    (list(range(1)), [Chunk(4, 0, 1)]),
+    ([*range(1, 20), *range(30, 33)], [Chunk(4, 1, 19, ((16, 1),)), Chunk(0, 0, 3)]),
+    ([*range(50, 60), 33, *range(20, 29)], [Chunk(3, 0, 10), Chunk(0, 3, 1), Chunk(4, 20, 9, ((29, 2),))]),
+    ([*range(34, 50), 29], [Chunk(0, 4, 16), Chunk(4, 29, 1)]),
+]
+
+
+@pytest.mark.parametrize("has_beta", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["reference", *compiled_builds()])
+def test_chunks_and_company_change_no_bit(
+    kind: str, shape: tuple[int, int, int, int], has_beta: bool
+) -> None:
+    own, whole, cut = kernels(kind), Inputs(shape, has_beta), Inputs(shape, has_beta)
+    plain = Inputs(shape, has_beta)
+    expected = whole.compute(own, list(range(60)), WHOLE)
+    for rows, chunks in PARTS:
+        for mine, all_rows in zip(cut.compute(own, rows, chunks), expected, strict=True):
+            assert torch.equal(mine, all_rows[rows])
+    for slot in (0, 1, 2, 3, 4):
+        assert torch.equal(cut.heads[slot], whole.heads[slot]) and not cut.heads[slot].isnan().any()
+        assert torch.equal(cut.rows[slot], whole.rows[slot])
+    assert torch.equal(whole.rows[1], whole.x[13:16]) and whole.heads[5:].isnan().all()
+    for mine, theirs in zip(expected, plain.compute(ReferenceKernels(), list(range(60)), WHOLE), strict=True):
+        close(mine, theirs, 2e-5)
+
+
+def test_states_that_many_saw_are_copied_before_the_next_write() -> None:
+    """Two beams of one: the one that writes first gets another slot."""
+    pool = StatePool(3, 3)
+    parent, first, second = (Sequence(i, GenerationRequest([1], SamplingParams()), 9) for i in range(3))
+    pool.place(parent)
+    for child in (first, second):
+        pool.share(parent, child)
+    pool.release(parent)
+    slot = first.state_slot
+    assert slot == second.state_slot and parent.state_slot is None
+    pool.place(first)
+    pool.place(second)
+    assert pool.take_copies() == ((slot, first.state_slot),)
+    assert second.state_slot == slot != first.state_slot
+    pool.release(first)
+    pool.release(second)
+    assert pool.take_copies() == ()
+
+
+def test_a_copy_is_found_when_its_step_was_computed_and_gives_way_to_newer_ones() -> None:
+    pool = StatePool(3, 1)
+    slots = [pool.save(key) for key in (b"a", b"b", b"c")]
+    assert None not in slots[:2] and slots[2] is None, "the sequence that runs needs a slot"
+    assert not pool.has(b"a")
+    pool.end_step(is_computed=True)
+    assert pool.has(b"a") and pool.has(b"b")
+    pool.save(b"lost")
+    pool.end_step(is_computed=False)
+    assert not pool.has(b"lost")
+    sequence = Sequence(0, GenerationRequest([1], SamplingParams()), 9)
+    pool.adopt(sequence, b"a")
+    assert pool.take_copies() == ((slots[0], sequence.state_slot),)
+    assert pool.save(b"d") is not None, "a newer copy takes the place of the one that was used first"
+    pool.end_step(is_computed=True)
+    assert pool.has(b"d") and pool.has(b"a") and not pool.has(b"b")
