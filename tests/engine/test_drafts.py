@@ -1,11 +1,12 @@
 """Drafts: guesses that are computed beside a sequence's tokens change how many steps an answer takes, and not
 a bit of it. The drafters are this file's own: one knows the answer, one is always wrong, one is right for a
-while, one guesses at random."""
+while, one guesses at random, one hides the answer in a tree."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as List
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
+from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.model_inputs import ModelInputs
@@ -35,9 +37,9 @@ class Oracle(Drafter):
         self.length, self.num_right = length, num_right
         self.num_proposed = 0
 
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
-        found = {sequence: self.guess(sequence) for sequence in sequences}
-        self.num_proposed += sum(map(len, found.values()))
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, DraftTree]:
+        found = {sequence: DraftTree.chain(self.guess(sequence)) for sequence in sequences}
+        self.num_proposed += sum(tree.num_nodes for tree in found.values())
         return found
 
     def guess(self, sequence: Sequence) -> list[int]:
@@ -55,13 +57,49 @@ class Dice(Drafter):
     def __init__(self, oracle: Oracle) -> None:
         self.dice, self.oracle = random.Random(0), oracle
 
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
-        return {sequence: self.guess(sequence) for sequence in sequences if self.dice.random() < 0.8}
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, DraftTree]:
+        asked = (sequence for sequence in sequences if self.dice.random() < 0.8)
+        return {sequence: self.tree(self.guess(sequence)) for sequence in asked}
+
+    def tree(self, guess: list[int]) -> DraftTree:
+        return DraftTree.chain(guess)
 
     def guess(self, sequence: Sequence) -> list[int]:
         self.oracle.num_right = self.dice.randrange(9)
         some = self.oracle.guess(sequence)
         return some + [self.dice.randrange(VOCAB_SIZE) for _ in range(self.dice.choice((0, 1, 5, 200)))]
+
+
+class Forest(Dice):
+    """Trees of random shape, in which the right tokens lie somewhere. No two children of a node have the same
+    token."""
+
+    #: How often the right tokens lay beside the first run of nodes.
+    num_branches = 0
+
+    def learn(
+        self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
+    ) -> None:
+        self.num_branches += bool(right) and right[-1] not in drafts.runs[0]
+
+    def tree(self, guess: list[int]) -> DraftTree:
+        token_ids, parents, right = list[int](), list[int](), [-1]
+        children = set[tuple[int, int]]()
+        right_ids = iter(guess[: self.dice.randrange(1, 9)])
+        for _ in range(self.dice.choice((3, 12, 40))):
+            parent, token = self.dice.randrange(-1, len(token_ids)), self.dice.randrange(VOCAB_SIZE)
+            if self.dice.random() < 0.5:  # mostly beside the right path
+                parent = self.dice.choice(right)
+            is_right = self.dice.random() < 0.4
+            if is_right:
+                parent, token = right[-1], next(right_ids, token)
+            if (parent, token) not in children:
+                children.add((parent, token))
+                if is_right:
+                    right.append(len(token_ids))
+                token_ids.append(token)
+                parents.append(parent)
+        return DraftTree(tuple(token_ids), tuple(parents))
 
 
 GRAMMAR = Grammar.json_schema(
@@ -133,7 +171,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     [
         ("together", "right"), ("together", "wrong"),
         *((case, "half right") for case in ("together", "preemptions", "streamed")),
-        *((case, "random") for case in CONFIGS),
+        *((case, kind) for case in CONFIGS for kind in ("random", "tree")),
     ],
 )  # fmt: skip
 def test_answers_are_those_without_drafts(
@@ -144,11 +182,14 @@ def test_answers_are_those_without_drafts(
         "wrong": oracle(undrafted, num_right=0),
         "half right": oracle(undrafted, num_right=3),
         "random": Dice(oracle(undrafted)),
+        "tree": Forest(oracle(undrafted)),
     }[kind]
     with load(tiny_llama, drafter, **CONFIGS[case]) as engine:
         assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
         assert (engine.metrics.num_preemptions > 0) == (case == "preemptions")
         check_all_is_free(engine)
+        if kind == "tree" and case == "together":
+            assert isinstance(drafter, Forest) and drafter.num_branches > 20
         # Nothing wrong is found in the prefix cache, and what is right is.
         assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
         check_all_is_free(engine)
