@@ -1,105 +1,26 @@
 """Drafts: guesses that are computed beside a sequence's tokens change how many steps an answer takes, and not
-a bit of it. The drafters are this file's own: one knows the answer, one is always wrong, one is right for a
-while, one guesses at random, one hides the answer in a tree."""
+a bit of it. The drafters are those of drafters.py."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as List
 from pathlib import Path
 
 import pytest
 import torch
+from drafters import Dice, Forest, Oracle
 from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
-from penstock.generation.drafting.draft_tree import DraftTree
-from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.sequence import FinishReason, Sequence
+from penstock.generation.sequence import FinishReason
 
-VOCAB_SIZE = 278
 CHAIN = 6
-
-
-class Oracle(Drafter):
-    """Knows what follows each seed and prompt: of `length` guesses so many are right."""
-
-    def __init__(
-        self, answers: Mapping[tuple[int | None, ...], list[int]], length: int, num_right: int
-    ) -> None:
-        self.answers = answers
-        self.length, self.num_right = length, num_right
-        self.num_proposed = 0
-
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, DraftTree]:
-        found = {sequence: DraftTree.chain(self.guess(sequence)) for sequence in sequences}
-        self.num_proposed += sum(tree.num_nodes for tree in found.values())
-        return found
-
-    def guess(self, sequence: Sequence) -> list[int]:
-        answer = self.answers.get((sequence.params.seed, *sequence.request.prompt_token_ids), [])
-        done = sequence.num_output_tokens
-        right = answer[done : done + self.length]
-        return [
-            token if index < self.num_right else (token + 1) % VOCAB_SIZE for index, token in enumerate(right)
-        ]
-
-
-class Dice(Drafter):
-    """Random tokens, for random sequences, often more than have room; now and then what an oracle says."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.dice, self.oracle = random.Random(0), oracle
-
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, DraftTree]:
-        asked = (sequence for sequence in sequences if self.dice.random() < 0.8)
-        return {sequence: self.tree(self.guess(sequence)) for sequence in asked}
-
-    def tree(self, guess: list[int]) -> DraftTree:
-        return DraftTree.chain(guess)
-
-    def guess(self, sequence: Sequence) -> list[int]:
-        self.oracle.num_right = self.dice.randrange(9)
-        some = self.oracle.guess(sequence)
-        return some + [self.dice.randrange(VOCAB_SIZE) for _ in range(self.dice.choice((0, 1, 5, 200)))]
-
-
-class Forest(Dice):
-    """Trees of random shape, in which the right tokens lie somewhere. No two children of a node have the same
-    token."""
-
-    #: How often the right tokens lay beside the first run of nodes.
-    num_branches = 0
-
-    def learn(
-        self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
-    ) -> None:
-        self.num_branches += bool(right) and right[-1] not in drafts.runs[0]
-
-    def tree(self, guess: list[int]) -> DraftTree:
-        token_ids, parents, right = list[int](), list[int](), [-1]
-        children = set[tuple[int, int]]()
-        right_ids = iter(guess[: self.dice.randrange(1, 9)])
-        for _ in range(self.dice.choice((3, 12, 40))):
-            parent, token = self.dice.randrange(-1, len(token_ids)), self.dice.randrange(VOCAB_SIZE)
-            if self.dice.random() < 0.5:  # mostly beside the right path
-                parent = self.dice.choice(right)
-            is_right = self.dice.random() < 0.4
-            if is_right:
-                parent, token = right[-1], next(right_ids, token)
-            if (parent, token) not in children:
-                children.add((parent, token))
-                if is_right:
-                    right.append(len(token_ids))
-                token_ids.append(token)
-                parents.append(parent)
-        return DraftTree(tuple(token_ids), tuple(parents))
 
 
 GRAMMAR = Grammar.json_schema(
@@ -193,6 +114,72 @@ def test_answers_are_those_without_drafts(
         # Nothing wrong is found in the prefix cache, and what is right is.
         assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
         check_all_is_free(engine)
+
+
+#: How many times a hundred random requests are drafted. Take 70 for 21,000 answers:
+#: `PENSTOCK_RANDOM_ROUNDS=70 pytest tests/engine/test_drafts.py -k random_requests`.
+ROUNDS = int(os.environ.get("PENSTOCK_RANDOM_ROUNDS", "7"))
+
+
+def random_request(dice: random.Random) -> tuple[list[int], SamplingParams]:
+    """Whatever a request may have, in any combination."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(dice.randrange(260) for _ in range(count))
+
+    max_tokens = dice.randrange(1, 24)
+    options: dict[str, object] = {
+        "top_k": dice.choice((1, 5, 50)),
+        "top_p": dice.choice((0.3, 0.9)),
+        "min_p": dice.choice((0.01, 0.2)),
+        "repetition_penalty": dice.choice((0.8, 1.3)),
+        "presence_penalty": dice.uniform(-2, 2),
+        "frequency_penalty": dice.uniform(-2, 2),
+        "no_repeat_ngram_size": dice.choice((1, 2, 4)),
+        "logit_bias": {token: dice.uniform(-5, 5) for token in tokens(6)},
+        "min_tokens": dice.randrange(max_tokens),
+        "stop_token_ids": tokens(40),
+        "stop": (dice.choice("aeiou "), "th"),
+        "bad_words": tuple(tokens(dice.choice((1, 2, 3))) for _ in range(20)),
+        "allowed_token_ids": tokens(60),
+        "logprobs": dice.randrange(4),
+        "prompt_logprobs": dice.randrange(2),
+        "ignore_eos": True,
+    }
+    chosen = {name: value for name, value in options.items() if dice.random() < 0.25}
+    if dice.random() < 0.1:  # and no token that the grammar needs is forbidden
+        chosen = {
+            "grammar": GRAMMAR,
+            **{name: chosen[name] for name in ("logprobs", "top_k") if name in chosen},
+        }
+    temperature = dice.choice((0.0, 0.0, 0.7, 1.0, 2.0))
+    params = SamplingParams(
+        temperature=temperature,
+        seed=dice.randrange(9),
+        max_tokens=max_tokens,
+        **chosen,  # type: ignore[arg-type]
+    )
+    return list(tokens(dice.choice((1, 5, 16, 17, 40)))), params
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_random_requests_get_what_they_get_without_drafts(number: int, tiny_llama: Path) -> None:
+    """A hundred requests, three drafters, three configs."""
+    dice = random.Random(number)
+    asked = [random_request(dice) for _ in range(100)]
+    prompts, params = (list(column) for column in zip(*asked, strict=True))
+    with Engine.load(tiny_llama, EngineConfig(enable_prefix_caching=False)) as engine:
+        expected = engine.generate(prompts, params)
+    answers = {
+        (each.seed, *prompt): done.token_ids for (prompt, each), done in zip(asked, expected, strict=True)
+    }
+    for maker, case in zip((Forest, Forest, Dice), dice.sample(list(CONFIGS), 3), strict=True):
+        drafter = maker(Oracle(answers, CHAIN))
+        drafter.dice.seed(number)
+        with load(tiny_llama, drafter, **CONFIGS[case]) as engine:
+            assert exact(engine.generate(prompts, params)) == exact(expected)
+            assert engine.metrics.accepted_tokens
+            check_all_is_free(engine)
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 500])
