@@ -26,7 +26,6 @@ from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
 from penstock_server.api.operations import OperationRoutes
 from penstock_server.api.page import page_routes
-from penstock_server.api.responder import Responder
 from penstock_server.api.responses import ResponsesRoutes
 from penstock_server.api.tokenization import TokenizationRoutes
 from penstock_server.facade.engine import ServedEngine
@@ -42,6 +41,7 @@ from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletionChunk
 from penstock_server.protocol.errors import ApiError, api_error, routing_error
 from penstock_server.protocol.fill_bodies import FillChunk
+from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.metrics import RequestMetrics
 from penstock_server.telemetry.request_info import TimeLimits
