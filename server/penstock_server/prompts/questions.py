@@ -82,7 +82,7 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
     params = sampling_params(
         body,
         model.default_sampling,
-        usual if body.max_tokens is None else body.max_tokens,
+        usual if body.max_tokens is None else body.answer_tokens,
         body.logprobs,
         num_scored,
         **_constraints(model, body),

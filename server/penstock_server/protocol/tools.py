@@ -120,6 +120,7 @@ class TypedTool(Wire):
 class Tool(TypedTool):
     type: FunctionType
     function: Function
+    cache_control: dict[str, Any] | None = Field(None, description="Without effect; Anthropic's hint.")
 
 
 class FunctionRef(Wire):
