@@ -273,7 +273,11 @@ class ChatCompletionRequest(GenerationFields):
     @classmethod
     def of(cls, conversation: Conversation, **fields: Any) -> ChatCompletionRequest:
         """The request of another API with this conversation. `fields` are checked already."""
-        body = cls.model_construct(messages=[], **fields)
+        return cls.model_construct(messages=[], **fields).with_conversation(conversation)
+
+    def with_conversation(self, conversation: Conversation) -> ChatCompletionRequest:
+        """The request with this conversation, whatever its messages are."""
+        body = self.model_copy()
         body.__dict__["as_conversation"] = conversation  # in place of what the messages would make
         return body
 
