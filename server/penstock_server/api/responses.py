@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from penstock_server.answers.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
-from penstock_server.api.checks import check_length, require_json
-from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.questions import read_input, read_response
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.responses_request import ResponsesRequest
+from penstock_server.routing.checks import check_length, require_json
+from penstock_server.routing.descriptions import ERRORS, event_stream_of
+from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class InputTokens(BaseModel):

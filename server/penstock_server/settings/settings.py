@@ -331,6 +331,22 @@ class Settings:
         "auto",
         choices=get_args(ParserChoice),
     )
+    lenient: bool = setting(
+        "server",
+        "ignore unknown fields of requests, with a line in the log and a header (X-Penstock-Ignored) that "
+        "name them, instead of refusing the request",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
+    )
+    refuse_unsupported_tools: bool = setting(
+        "server",
+        "refuse a request of /v1/responses or /v1/messages that declares tools which this server can't offer "
+        "to a model (web_search, custom, ...), instead of leaving these tools out",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
+    )
     enable_force_include_usage: bool = setting(
         "server",
         "every stream has the usage in each chunk and at its end, whatever its stream_options say",
