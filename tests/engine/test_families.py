@@ -295,7 +295,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
         for parts in (model.kv_cache.layers, model.kv_cache.states)
     )
     kv = LayerKV(model.kv_cache.layout, parts, states)
-    hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
+    hidden = torch.empty(inputs.layout.num_tokens, model.spec.row_size, device=device)
     layout = inputs.layout.to(device)
     hidden = family.layer(0, moved(layer), hidden, kv, layout)
     logits = family.head(moved(head), hidden)
