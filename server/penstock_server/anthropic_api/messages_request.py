@@ -14,6 +14,7 @@ out and named in the header X-Penstock-Ignored; --refuse-unsupported-tools refus
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -200,11 +201,15 @@ class PromptRequest(Wire):
 
     @property
     def _tool_offer(self) -> ToolOffer:
-        functions = tuple(tool.function for tool in self.tools or () if isinstance(tool, CustomTool))
+        own = {
+            f"tools.{at}": tool for at, tool in enumerate(self.tools or ()) if isinstance(tool, CustomTool)
+        }
+        offer = ToolOffer(tuple(tool.function for tool in own.values()), "auto", places=tuple(own))
         if (choice := self.tool_choice) is None:
-            return ToolOffer(functions, "auto")
+            return offer
         names = frozenset({choice.name}) if choice.name else frozenset[str]()
-        return ToolOffer(functions, _MODES[choice.type], names, not choice.disable_parallel_tool_use)
+        is_parallel = not choice.disable_parallel_tool_use
+        return replace(offer, mode=_MODES[choice.type], names=names, is_parallel=is_parallel)
 
 
 class MessagesRequest(PromptRequest):
