@@ -144,7 +144,7 @@ def test_a_session(make_client: MakeClient, engine: FakeAsyncEngine) -> None:
     codex.turn(tools=[], text={"format": schema})
     assert codex.ignored == ""
     prompt = bytes(engine.streams[-1].prompt).decode()
-    assert prompt.startswith("system: You are Codex.\nsystem: <permissions>")
+    assert prompt.startswith("system: You are Codex.\n\n<permissions>")
 
 
 def test_tools_that_can_not_be_offered_can_be_refused(

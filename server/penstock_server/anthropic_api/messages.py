@@ -31,8 +31,8 @@ class MessagesRoutes(GenerationRoutes):
     async def create(self, body: MessagesRequest, request: Request) -> Response:
         model = self._model(body.model)
         leave_out(body.unsupported_tools, self._settings)
-        chat, parser = body.as_chat, self._settings.tool_call_parser
-        question = await self._texts.run(lambda: within_context(model, read_chat(model, chat, parser)))
+        chat, rules = body.as_chat, self._settings.chat_rules
+        question = await self._texts.run(lambda: within_context(model, read_chat(model, chat, rules)))
         request_id, name = body.request_id or request.state.request_id, self._settings.model_names[0]
         read = ChatFormat(request_id, name, model.tokenizer, Extras(), question.prompts[0], question.use)
         form = MessagesFormat(request_id, name, read, body.max_tokens)
@@ -42,10 +42,10 @@ class MessagesRoutes(GenerationRoutes):
         """The number of tokens of the prompt of a request to /v1/messages."""
         model = self._model(body.model)
         leave_out(body.unsupported_tools, self._settings)
-        parser = self._settings.tool_call_parser
+        rules = self._settings.chat_rules
 
         def check(num_chars: int) -> None:
             check_length("messages", num_chars, "characters", 8 * model.max_model_len)
 
-        number = await self._texts.run(lambda: count_tokens(model, body.as_conversation, parser, check))
+        number = await self._texts.run(lambda: count_tokens(model, body.as_conversation, rules, check))
         return TokenCount(input_tokens=number)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from penstock_server.anthropic_api.content_blocks import InputMessage, TextBlock, text_of
+from penstock_server.anthropic_api.content_blocks import InputMessage, TextBlock, combined, text_of
 from penstock_server.protocol.conversation import (
     Conversation,
     ToolMode,
@@ -180,7 +180,7 @@ class PromptRequest(Wire):
     @cached_property
     def as_conversation(self) -> Conversation:
         turns = [Turn("system", text)] if (text := text_of(self.system or "")) else []
-        turns += [turn for message in self.messages for turn in message.turns]
+        turns = combined([*turns, *(turn for message in self.messages for turn in message.turns)])
         goes_on = turns[-1].role == "assistant"
         if goes_on and turns[-1].calls:
             raise invalid("messages", "the last message has calls; send their results behind it")

@@ -55,8 +55,8 @@ class OpenAIRoutes(GenerationRoutes):
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         model = self._model(body.model)
         self._responder.check_num_answers(body.num_choices)
-        parser = self._settings.tool_call_parser
-        question = await self._texts.run(lambda: read_chat(model, body, parser))
+        rules = self._settings.chat_rules
+        question = await self._texts.run(lambda: read_chat(model, body, rules))
         form = ChatFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],

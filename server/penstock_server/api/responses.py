@@ -40,8 +40,8 @@ class ResponsesRoutes(GenerationRoutes):
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         model = self._model(body.model)
         self._leave_out(body)
-        parser = self._settings.tool_call_parser
-        question = await self._texts.run(lambda: read_response(model, body, parser))
+        rules = self._settings.chat_rules
+        question = await self._texts.run(lambda: read_response(model, body, rules))
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],
@@ -57,13 +57,13 @@ class ResponsesRoutes(GenerationRoutes):
         """The number of tokens of the input of a request to /v1/responses."""
         model = self._model(body.model)
         self._leave_out(body)
-        parser = self._settings.tool_call_parser
+        rules = self._settings.chat_rules
 
         def check(num_chars: int) -> None:
             check_length("input", num_chars, "characters", 8 * model.max_model_len)
 
         check(body.as_conversation.num_chars)
-        prompt, _ = await self._texts.run(lambda: read_input(model, body, parser, check))
+        prompt, _ = await self._texts.run(lambda: read_input(model, body, rules, check))
         return InputTokens(input_tokens=len(prompt.token_ids))
 
     def _leave_out(self, body: ResponsesRequest) -> None:

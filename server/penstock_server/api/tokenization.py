@@ -68,7 +68,11 @@ class TokenizeRequest(Wire):
         if (conversation := self.as_conversation) is not None:
             use = ToolUse.of(conversation.tools, model.tokenizer, settings.tool_call_parser)
             return read_conversation(
-                model, conversation, use.prompt, lambda number: _check("messages", number, model)
+                model,
+                conversation,
+                use.prompt,
+                settings.chat_rules,
+                lambda number: _check("messages", number, model),
             )
         if self.content is not None:
             return model.tokenizer.encode(self.content, bool(self.add_special or self.add_special_tokens))

@@ -42,10 +42,10 @@ class OllamaRoutes(GenerationRoutes):
         model = self._ready(body)
         if not body.messages:
             return _loaded(ChatAnswer(model=body.model, done=True, done_reason="load"))
-        chat, parser = body.as_chat, self._settings.tool_call_parser
+        chat, rules = body.as_chat, self._settings.chat_rules
 
         read = read_chat if body.truncate is False else read_fitting_chat
-        return await self._answer(request, model, chat, lambda: read(model, chat, parser), is_chat=True)
+        return await self._answer(request, model, chat, lambda: read(model, chat, rules), is_chat=True)
 
     async def generate(self, body: GenerateRequest, request: Request) -> Response:
         model = self._ready(body)
@@ -55,8 +55,8 @@ class OllamaRoutes(GenerationRoutes):
         if body.raw or body.suffix or not model.tokenizer.has_chat_template:
             completion = body.as_completion
             return await self._answer(request, model, completion, lambda: read_completion(model, completion))
-        chat, parser = body.as_chat, self._settings.tool_call_parser
-        return await self._answer(request, model, chat, lambda: read_chat(model, chat, parser))
+        chat, rules = body.as_chat, self._settings.chat_rules
+        return await self._answer(request, model, chat, lambda: read_chat(model, chat, rules))
 
     def _ready(self, body: GeneratingRequest) -> ServedModel:
         model = self._model(known_name(body.model, self._settings))

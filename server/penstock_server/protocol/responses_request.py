@@ -279,9 +279,9 @@ class ResponsesRequest(SamplingFields):
     @cached_property
     def as_conversation(self) -> Conversation:
         given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        instructions = (Turn("system", self.instructions),) if self.instructions else ()
+        turns = [Turn("system", self.instructions)] if self.instructions else []
         return Conversation(
-            (*instructions, *turns_of(given)),
+            _with_one_system([*turns, *turns_of(given)]),
             self._tool_offer,
             template_kwargs(
                 self.reasoning.effort if self.reasoning else None,
@@ -345,3 +345,12 @@ class ResponsesRequest(SamplingFields):
         """(namespace, name) of functions in namespaces, by the names that they are offered with."""
         inner = [each for each in self._functions if each.namespace is not None]
         return {each.offered_name: (each.namespace or "", each.tool.name) for each in inner}
+
+
+def _with_one_system(turns: list[Turn]) -> tuple[Turn, ...]:
+    """The turns with all the system's turns in front as one: some chat templates take one alone, and Codex
+    sends several."""
+    number = next((at for at, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    if number < 2:
+        return tuple(turns)
+    return (Turn("system", "\n\n".join(turn.text for turn in turns[:number])), *turns[number:])

@@ -25,6 +25,7 @@ from penstock.config import (
     WeightBits,
 )
 from penstock.errors import ConfigError
+from penstock_server.settings.chat_rules import ChatRules, ParserChoice
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
 from penstock_server.settings.values import (
     parse_bool,
@@ -41,7 +42,6 @@ CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "
 
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-ParserChoice = Literal["auto", "hermes", "llama3", "mistral", "minicpm5", "none"]
 
 
 @dataclass(frozen=True)
@@ -347,6 +347,14 @@ class Settings:
         commands=("serve", "batch"),
         parse=parse_bool,
     )
+    allow_special_tokens_in_content: bool = setting(
+        "server",
+        "the name of a control token in a message, such as <|im_end|>, is this token; otherwise it is text, "
+        "and no message can end its turn",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
+    )
     enable_force_include_usage: bool = setting(
         "server",
         "every stream has the usage in each chunk and at its end, whatever its stream_options say",
@@ -404,6 +412,10 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile needs its certificate: add --ssl-certfile FILE")
+
+    @property
+    def chat_rules(self) -> ChatRules:
+        return ChatRules(self.tool_call_parser, self.allow_special_tokens_in_content)
 
     @property
     def model_names(self) -> tuple[str, ...]:
