@@ -42,7 +42,7 @@ def read_gguf(file: Path) -> Any:
     elif kind == "gpt2" and name is not None and name not in _AS_GPT2 | GGUF_PRE_TOKENIZER_SPLITS.keys():
         logger.warning(
             "%s has a tokenizer that splits words by the rules %r, which are not known here: words are split "
-            "as GPT-2 splits them, and some texts get other tokens than those that the model was trained with",
+            "as GPT-2 splits them, and some texts get other tokens than those that the model knows",
             file, name,
         )  # fmt: skip
     return tokenizer
