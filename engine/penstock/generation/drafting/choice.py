@@ -6,10 +6,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
+from penstock.config import EngineConfig
 from penstock.generation.drafting.guesses import Guesses
 
-#: Most guesses of one sequence in a step.
-MAX_GUESSES = 32
 #: Guesses have to bring this many times the tokens per second of a step without: predictions err.
 LEAST_GAIN = 1.03
 
@@ -23,6 +22,8 @@ class PlainStep(NamedTuple):
     num_tokens: int
     #: Guesses that have room.
     room: int
+    #: Most guesses of one sequence.
+    max_guesses: int = EngineConfig.max_guesses
 
     def rate(self, num_right: float, num_guesses: int, drafting_s: float = 0.0) -> float:
         """Tokens per second, with so many guesses and so many expected right ones."""
@@ -35,7 +36,7 @@ class PlainStep(NamedTuple):
         if self.predict_s(self.num_tokens) <= 0:
             return False
         least = LEAST_GAIN * self.rate(0, 0)
-        counts = {min(self.room, num_wanted * length) for length in (1, 4, MAX_GUESSES)}
+        counts = {min(self.room, num_wanted * length) for length in (1, 4, self.max_guesses)}
         return any(self.rate(count, count) > least for count in counts)
 
 
@@ -60,9 +61,9 @@ def choose(guesses: List[Guesses], step: PlainStep, drafting_s: float = 0.0) -> 
     taken, counts, gained = list[tuple[int, int]](), [0] * len(guesses), 0.0
     most, num_best, num_right = LEAST_GAIN * step.rate(0, 0, drafting_s), 0, 0.0
     for chance, number, node in order:
-        if len(taken) == step.room or len(taken) > num_best + MAX_GUESSES:
+        if len(taken) == step.room or len(taken) > num_best + step.max_guesses:
             break
-        if counts[number] == MAX_GUESSES:
+        if counts[number] == step.max_guesses:
             continue
         counts[number] += 1
         taken.append((number, node))

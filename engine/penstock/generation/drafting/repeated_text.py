@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
-#: Tokens that have to be the same.
+from penstock.config import EngineConfig
+
+#: Tokens that have to be the same, at least.
 MIN_MATCH = 2
-#: Matches are compared up to this length.
-MAX_MATCH = 32
 #: Earlier places that are looked at.
 MAX_PLACES = 24
 #: Most continuations of one text.
@@ -30,8 +30,10 @@ class Continuation(NamedTuple):
 class RepeatedText:
     """A text that grows, and earlier places that resemble its end."""
 
-    def __init__(self, example: List[int] = ()) -> None:
+    def __init__(self, example: List[int] = (), config: EngineConfig | None = None) -> None:
         """example: a text that this one may resemble. It counts as standing before this text."""
+        config = config or EngineConfig()
+        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
         self._tokens = [*example, -1] if example else []
         self._start = len(self._tokens)
         #: The latest place behind each pair of tokens.
@@ -85,15 +87,15 @@ class RepeatedText:
             if place < 0:
                 break
             same = self._num_same(place, end)
-            if same > best.get(tokens[place], (0, 0))[1]:
+            if same >= self._least and same > best.get(tokens[place], (0, 0))[1]:
                 best[tokens[place]] = place, same
-            if same == MAX_MATCH:
+            if same == self._most:
                 break
             place = self._before[place]
         return sorted(best.values(), key=lambda found: (-found[1], -found[0]))[:MAX_GUESSES]
 
     def _num_same(self, place: int, end: int) -> int:
-        tokens, most = self._tokens, min(MAX_MATCH, place)
+        tokens, most = self._tokens, min(self._most, place)
         count = MIN_MATCH
         while count < most and tokens[place - 1 - count] == tokens[end - 1 - count]:
             count += 1

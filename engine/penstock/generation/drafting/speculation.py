@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as List
 from weakref import WeakKeyDictionary
 
+from penstock.config import EngineConfig
 from penstock.generation.drafting.acceptance import (
     ANY_OF_MODEL,
     NUM_RANKS,
@@ -24,7 +25,7 @@ from penstock.generation.drafting.acceptance import (
     is_of_model,
 )
 from penstock.generation.drafting.asking import Asking, Guesser
-from penstock.generation.drafting.choice import MAX_GUESSES, Choice, PlainStep, choose
+from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.drafting.guesses import Guesses
@@ -36,8 +37,11 @@ from penstock.generation.sequence import Sequence
 class _Track:
     """What is known of one sequence."""
 
-    def __init__(self, sequence: Sequence, of_all: Acceptance, recycled: RecycledTokens) -> None:
-        self.text = RepeatedText(sequence.params.prediction)
+    def __init__(
+        self, sequence: Sequence, of_all: Acceptance, recycled: RecycledTokens, config: EngineConfig
+    ) -> None:
+        self.text = RepeatedText(sequence.params.prediction, config)
+        self._max_guesses = config.max_guesses
         self.acceptance = Acceptance(of_all)
         # A salt says that nothing of the text may show in what others get, not even in their speed.
         self.recycled = RecycledTokens() if sequence.request.cache_salt else recycled
@@ -47,7 +51,7 @@ class _Track:
         """What may follow the sequence's tokens."""
         self.guesses = Guesses(sequence, self.acceptance)
         self.text.follow(sequence.token_ids)
-        for number, found in enumerate(self.text.guesses(MAX_GUESSES)):
+        for number, found in enumerate(self.text.guesses(self._max_guesses)):
             self.guesses.add_chain(found.token_ids, found.num_same, OTHER_PLACE if number else None)
         self.guesses.spread(self.recycled.followers)
         return self.guesses
@@ -70,10 +74,17 @@ class Speculation(Drafter):
     """Guesses from the text, from what the model found likely before, and from a draft model if there is
     one."""
 
-    def __init__(self, predict_s: Callable[[int], float], model: Guesser | None = None) -> None:
-        """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less."""
+    def __init__(
+        self,
+        predict_s: Callable[[int], float],
+        model: Guesser | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less. config:
+        says how many guesses a sequence may have, and where a text is looked up."""
         self._predict_s = predict_s
         self._model = model
+        self._config = config or EngineConfig()
         self._acceptance, self._recycled = Acceptance(), RecycledTokens()
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
 
@@ -82,7 +93,7 @@ class Speculation(Drafter):
     ) -> Mapping[Sequence, DraftTree]:
         sampled = list(sequences)
         wanted = [each for each in sampled if each.params.speculation]
-        step = PlainStep(self._predict_s, len(sampled), num_tokens, room)
+        step = PlainStep(self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses)
         may_gain = bool(wanted) and step.may_gain(len(wanted))
         self.num_followers = NUM_RANKS if may_gain else 0
         if not may_gain:
@@ -116,5 +127,6 @@ class Speculation(Drafter):
     def _track(self, sequence: Sequence) -> _Track:
         track = self._tracks.get(sequence)
         if track is None:
-            track = self._tracks[sequence] = _Track(sequence, self._acceptance, self._recycled)
+            track = _Track(sequence, self._acceptance, self._recycled, self._config)
+            self._tracks[sequence] = track
         return track
