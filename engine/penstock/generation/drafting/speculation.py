@@ -45,11 +45,11 @@ class _Track:
         self.acceptance = Acceptance(of_all)
         # A salt says that nothing of the text may show in what others get, not even in their speed.
         self.recycled = RecycledTokens() if sequence.request.cache_salt else recycled
-        self.guesses = Guesses(sequence, self.acceptance)
+        self.guesses = Guesses(sequence, self.acceptance, 1.0)
 
-    def look(self, sequence: Sequence) -> Guesses:
+    def look(self, sequence: Sequence, least_chance: float) -> Guesses:
         """What may follow the sequence's tokens."""
-        self.guesses = Guesses(sequence, self.acceptance)
+        self.guesses = Guesses(sequence, self.acceptance, least_chance)
         self.text.follow(sequence.token_ids)
         for number, found in enumerate(self.text.guesses(self._max_guesses)):
             self.guesses.add_chain(found.token_ids, found.num_same, OTHER_PLACE if number else None)
@@ -98,7 +98,8 @@ class Speculation(Drafter):
         self.num_followers = NUM_RANKS if may_gain else 0
         if not may_gain:
             return {}
-        guesses = [self._track(each).look(each) for each in wanted]
+        least_chance = step.least_chance
+        guesses = [self._track(each).look(each, least_chance) for each in wanted]
         choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
         for each, nodes in zip(guesses, choice.nodes, strict=True):
             tried = {each.kinds[node] for node in nodes}
