@@ -27,7 +27,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
-from penstock.generation.drafting.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.earlier_texts import Shared
 from penstock.generation.drafting.repeated_text import Continuation, RepeatedText
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -57,7 +57,7 @@ class Wrong(Speculation):
         track = super()._track(sequence)
         if not isinstance(track.text, WrongText):
             track.text = WrongText()
-        track.recycled = RecycledTokens()  # nothing that was likely before
+        track.shared = Shared()  # nothing that was likely before
         return track
 
 
@@ -73,7 +73,7 @@ def edited(answer: list[int]) -> tuple[int, ...]:
 
 
 class Alternating(Drafter):
-    """Guesses in some steps, and none in as many others, so that both meet the same minutes of the machine."""
+    """Guesses in some steps and none in the others, so that both meet the same minutes of the machine."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.is_on = drafter, True
