@@ -253,7 +253,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Nemotron-H, experts": ("NemotronH", NEMOTRON_MIXTURE),
     "Nemotron-H, narrow experts": (
         "NemotronH",
-        NEMOTRON_MIXTURE | {"moe_latent_size": 40, "layers_block_type": ["moe", "full_attention", "linear_attention"]},
+        NEMOTRON_MIXTURE
+        | {"moe_latent_size": 40, "layers_block_type": ["moe", "full_attention", "linear_attention"]},
     ),
     "Nemotron-H": (
         "NemotronH",
