@@ -46,8 +46,8 @@ class KVCache:
         ]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in all layers, one after the other, so that copying takes
-        no memory. On a GPU the copies are queued."""
+        """Copy whole blocks (source, destination) in all layers, in this order. They are copied one after the
+        other, so that copying takes no memory. On a GPU the copies are queued."""
         own = [part for parts in self.layers for part in parts if len(part)]  # some layers have no blocks
         for part in own:
             for source, destination in copies:

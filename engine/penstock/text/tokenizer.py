@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
+from penstock.text.control_tokens import ControlTokens
 from penstock.text.gguf_tokenizer import read_gguf
 
 TOKENIZER_FILES = (
@@ -107,6 +108,12 @@ class Tokenizer:
         if isinstance(template, dict):
             template = template.get("tool_use", template.get("default", ""))
         return str(template)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """The tokens that the chat template may write, and messages may not."""
+        template = self.backend.chat_template or ""
+        return ControlTokens(self, json.dumps(template, ensure_ascii=False))
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone. A part of a character becomes U+FFFD."""

@@ -209,7 +209,7 @@ class LaterGemma(Llama):
         assert rope is not None
         rope.turn(kernels, k, batch)
         v = VALUE_NORM.apply(kernels, weights, "v_norm", v, self.spec.norm_eps)
-        kernels.write_kv(k, v, kv, batch.slot_mapping)
+        batch.write_kv(kernels, k, v, kv)
 
 
 def kv_sources(kinds: tuple[str, ...], num_shared: int) -> tuple[int, ...]:
