@@ -83,6 +83,7 @@ def render_chat(
     continue_final_message: bool = False,
     chat_template: str | None = None,
     check_length: Callable[[int], None] = lambda num_chars: None,
+    allow_special_tokens: bool = False,
     **template_kwargs: Any,
 ) -> list[int]:
     """A chat template that shows all it was given: "system: Be kind\\nuser: Hi\\nassistant:"."""

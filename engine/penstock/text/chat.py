@@ -37,10 +37,13 @@ def render_chat(
     continue_final_message: bool = False,
     chat_template: str | None = None,
     check_length: Callable[[int], None] = lambda num_chars: None,
+    allow_special_tokens: bool = False,
     **template_kwargs: Any,
 ) -> list[int]:
     """Token ids of a conversation, ready for the assistant's answer.
 
+    allow_special_tokens: a control token's name in a message is this token. Otherwise it is ordinary text, so
+        that no message can end its turn.
     check_length: gets the number of characters of the written conversation before it is tokenized, which
         takes long for a long text; an exception that it raises ends the work.
 
@@ -62,19 +65,29 @@ def render_chat(
             "this model has no chat template, so it can't answer messages: use /v1/completions with a "
             "prompt, or put a chat_template.jinja into the model's folder",
         )
+    text = _written(
+        tokenizer,
+        messages if allow_special_tokens else tokenizer.control_tokens.mark(messages),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        chat_template=chat_template,
+        **(template_kwargs if allow_special_tokens else tokenizer.control_tokens.mark(template_kwargs)),
+    )
+    if allow_special_tokens or not tokenizer.control_tokens.has_marks(text):
+        check_length(len(text))
+        # The template has written the special tokens already.
+        return tokenizer.encode(text, add_special_tokens=False)
+    check_length(len(tokenizer.control_tokens.unmarked(text)))
+    return tokenizer.control_tokens.encode(text)
+
+
+def _written(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+    """What the template writes. Raises InvalidParameter if it refuses."""
     try:
-        text: str = tokenizer.backend.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            **template_kwargs,
-        )
+        text: str = tokenizer.backend.apply_chat_template(messages, tokenize=False, **kwargs)
     except _REFUSALS as error:
+        why = tokenizer.control_tokens.unmarked(str(error))
         raise InvalidParameter(
-            "messages", f"the model's chat template refuses these messages: {error}"
+            "messages", f"the model's chat template refuses these messages: {why}"
         ) from error
-    check_length(len(text))
-    # The template has written the special tokens already.
-    return tokenizer.encode(text, add_special_tokens=False)
+    return text

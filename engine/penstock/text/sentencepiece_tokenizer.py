@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,9 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         self._special_ids = frozenset(self.all_special_ids).union(
             token_id for token_id, token in self._added_tokens_decoder.items() if token.special
         )
-        self._added = self._added_pattern()
+        self._added = self._added_pattern(
+            {token.content: token for token in self._added_tokens_decoder.values()}
+        )
         has_bos = self.bos_token_id is not None and add_bos_token is not False
         self._before = [self.bos_token_id] if has_bos else []
         self._after = [self.eos_token_id] if add_eos_token else []
@@ -95,28 +98,50 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         }
 
     def _make_processors(self, proto: Any, has_prefix: bool, has_prefix_everywhere: bool) -> None:
-        """`_first` encodes a text's beginning, `_next` the text behind an added token."""
+        """`_first` encodes a text's beginning, `_next` the text behind an added token, `_inside` the rest of
+        a text that is cut."""
         normalizer = proto.normalizer_spec
         normalizer.add_dummy_prefix &= has_prefix
         self._drops_first_space = normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces
         self._first = SentencePieceProcessor(model_proto=proto.SerializeToString())
         normalizer.add_dummy_prefix &= has_prefix_everywhere
         self._next = SentencePieceProcessor(model_proto=proto.SerializeToString())
+        normalizer.add_dummy_prefix = False
+        self._inside = SentencePieceProcessor(model_proto=proto.SerializeToString())
 
     def encode(self, text: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
+        ids = self._encode(text, self._added, self._added_ids)
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def encode_renamed(self, text: str, names: Mapping[str, int], cut: str) -> list[int]:
+        """Token ids of a text in which control tokens have other `names` (see control_tokens.py) and are
+        ordinary text by their own. A control token is ~id. At `cut`, which is dropped, no token goes on."""
+        controls = frozenset(names.values())
+        others = {name: token_id for name, token_id in self._added_ids.items() if token_id not in controls}
+        contents = {name: self._added_tokens_decoder[token_id] for name, token_id in others.items()}
+        contents |= {name: self._added_tokens_decoder[token_id] for name, token_id in names.items()}
+        return self._encode(text, self._added_pattern(contents), others | dict(names), cut, names)
+
+    def _encode(
+        self,
+        text: str,
+        added: re.Pattern[str],
+        added_ids: Mapping[str, int],
+        cut: str = "",
+        renamed: Collection[str] = (),
+    ) -> list[int]:
         ids: list[int] = []
         end = 0
-        while match := self._added.search(text, end):
-            token_id = self._added_ids[match[0]]
+        while match := added.search(text, end):
+            token_id = added_ids[match[0]]
             token = self._added_tokens_decoder[token_id]
             before = text[end : match.start()]
-            ids += self._encode_between(before.rstrip() if token.lstrip else before, is_first=end == 0)
-            ids.append(token_id)
+            ids += self._encode_between(before.rstrip() if token.lstrip else before, end == 0, cut)
+            ids.append(~token_id if match[0] in renamed else token_id)
             end = match.end()
             if token.rstrip:
                 end = _WHITE_SPACE.match(text, end).end()  # type: ignore[union-attr]  # it matches ""
-        ids += self._encode_between(text[end:], is_first=end == 0)
-        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+        return ids + self._encode_between(text[end:], end == 0, cut)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         """Bytes that are not UTF-8 become U+FFFD. The space that the dummy prefix made is dropped."""
@@ -129,8 +154,11 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
             pieces[0] = pieces[0][1:]
         return b"".join(map(piece_bytes, pieces)).decode("utf-8", errors="replace")
 
-    def _encode_between(self, text: str, is_first: bool) -> list[int]:
-        ids: list[int] = (self._first if is_first else self._next).encode(text)
+    def _encode_between(self, text: str, is_first: bool, cut: str) -> list[int]:
+        first, *others = text.split(cut) if cut else [text]
+        ids: list[int] = (self._first if is_first else self._next).encode(first)
+        for piece in others:
+            ids += self._inside.encode(piece)
         return ids
 
     def _own_special_tokens(self) -> dict[str, Any]:
@@ -141,14 +169,14 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         }
         return {name: self._pieces[token_id] for name, token_id in ids.items() if token_id >= 0}
 
-    def _added_pattern(self) -> re.Pattern[str]:
-        """A pattern that finds the added token that begins first, and the longest if several begin there. The
-        model's user-defined pieces are left out: the model itself finds them, even where a space belongs to
-        them."""
+    def _added_pattern(self, tokens: Mapping[str, Any]) -> re.Pattern[str]:
+        """A pattern that finds the added token that begins first, and the longest if several begin there.
+        tokens: how a text names the tokens. The model's user-defined pieces are left out: the model itself
+        finds them, even where a space belongs to them."""
         contents = {
-            token.content: token
-            for token in self._added_tokens_decoder.values()
-            if token.special or token.content not in self._user_defined
+            name: token
+            for name, token in tokens.items()
+            if token.special or name != token.content or name not in self._user_defined
         }
         longest_first = sorted(contents, key=len, reverse=True)
         words = [

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
-from penstock_server.api.checks import require_json
-from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.inputs import refuse_endless_text, refuse_long_text
 from penstock_server.prompts.questions import read_chat, read_completion
 from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.routing.checks import require_json
+from penstock_server.routing.descriptions import ERRORS, event_stream_of
+from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class OpenAIRoutes(GenerationRoutes):
@@ -55,8 +55,8 @@ class OpenAIRoutes(GenerationRoutes):
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         model = self._model(body.model)
         self._responder.check_num_answers(body.num_choices)
-        parser = self._settings.tool_call_parser
-        question = await self._texts.run(lambda: read_chat(model, body, parser))
+        rules = self._settings.chat_rules
+        question = await self._texts.run(lambda: read_chat(model, body, rules))
         form = ChatFormat(
             body.request_id or request.state.request_id,
             self._settings.model_names[0],

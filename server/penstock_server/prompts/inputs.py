@@ -16,6 +16,7 @@ from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.generation_fields import GenerationFields, SamplingFields
 from penstock_server.protocol.requests import CompletionRequest
+from penstock_server.settings.chat_rules import ChatRules
 from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import render_described
 
@@ -55,6 +56,7 @@ _TEMPLATE_ARGUMENTS = frozenset(
         "tokenize",
         "sanitize_control_tokens",
         "check_length",
+        "allow_special_tokens",
         "padding",
         "truncation",
         "max_length",
@@ -223,6 +225,7 @@ def read_conversation(
     model: ServedModel,
     conversation: Conversation,
     tools: ToolPrompt,
+    rules: ChatRules,
     check_length: Callable[[int], None] = lambda num_chars: None,
 ) -> list[int]:
     """The token ids of a conversation. Raises RequestError if the model has no form of a conversation, or if
@@ -247,6 +250,7 @@ def read_conversation(
             add_generation_prompt=conversation.begins_answer,
             continue_final_message=conversation.goes_on,
             check_length=check_length,
+            allow_special_tokens=rules.allow_special_tokens,
             **variables,
         )
 

@@ -32,7 +32,7 @@ from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 from penstock_server.protocol.responses_request import ResponsesRequest
-from penstock_server.settings.settings import ParserChoice
+from penstock_server.settings.chat_rules import ChatRules
 from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.use import ToolUse
 
@@ -82,7 +82,7 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
     params = sampling_params(
         body,
         model.default_sampling,
-        usual if body.max_tokens is None else body.max_tokens,
+        usual if body.max_tokens is None else body.answer_tokens,
         body.logprobs,
         num_scored,
         **_constraints(model, body),
@@ -98,9 +98,9 @@ def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
     }
 
 
-def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserChoice) -> Question:
-    use = ToolUse.of(body.as_conversation.tools, model.tokenizer, parser)
-    token_ids = truncated(model, body, _read_messages(model, body, use.prompt))
+def read_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules) -> Question:
+    use = ToolUse.of(body.as_conversation.tools, model.tokenizer, rules.tool_call_parser)
+    token_ids = truncated(model, body, _read_messages(model, body, use.prompt, rules))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -114,6 +114,28 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, parser: ParserCho
     return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
 
 
+def within_context(model: ServedModel, question: Question) -> Question:
+    """`question` for an API whose limit of tokens is the most that a client would take: an answer may fill
+    the context where it has no room for so many."""
+    longest = max(prompt.num_tokens for prompt in question.prompts)
+    room = model.room(question.prompts[0].form) - longest
+
+    def fitting(params: SamplingParams) -> SamplingParams:
+        is_cut = params.max_tokens is not None and params.max_tokens > room
+        return replace(params, max_tokens=None) if is_cut else params
+
+    return replace(question, params=[fitting(params) for params in question.params])
+
+
+def count_tokens(
+    model: ServedModel, conversation: Conversation, rules: ChatRules, check_length: Callable[[int], None]
+) -> int:
+    """The number of tokens of the prompt that a conversation makes. `check_length` and errors are those of
+    read_conversation()."""
+    use = ToolUse.of(conversation.tools, model.tokenizer, rules.tool_call_parser)
+    return len(read_conversation(model, conversation, use.prompt, rules, check_length))
+
+
 def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[int, ...]:
     """The tokens that the answer is expected to have."""
     if body.prediction is None or not body.prediction.text:
@@ -122,10 +144,12 @@ def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[i
     return tuple(model.tokenizer.encode(body.prediction.text, add_special_tokens=False))
 
 
-def _read_messages(model: ServedModel, body: ChatCompletionRequest, tools: ToolPrompt) -> list[int]:
+def _read_messages(
+    model: ServedModel, body: ChatCompletionRequest, tools: ToolPrompt, rules: ChatRules
+) -> list[int]:
     """The token ids of all messages."""
     refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
-    return read_conversation(model, body.as_conversation, tools, partial(refuse, model))
+    return read_conversation(model, body.as_conversation, tools, rules, partial(refuse, model))
 
 
 def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
@@ -135,8 +159,8 @@ def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> Sampling
     return params
 
 
-def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoice) -> Question:
-    prompt, use = read_input(model, body, parser, partial(refuse_long_text, model))
+def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) -> Question:
+    prompt, use = read_input(model, body, rules, partial(refuse_long_text, model))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -149,28 +173,48 @@ def read_response(model: ServedModel, body: ResponsesRequest, parser: ParserChoi
 
 
 def read_input(
-    model: ServedModel, body: ResponsesRequest, parser: ParserChoice, check_length: Callable[[int], None]
+    model: ServedModel, body: ResponsesRequest, rules: ChatRules, check_length: Callable[[int], None]
 ) -> tuple[Prompt, ToolUse]:
     """The input of /v1/responses. `check_length` and errors are those of read_conversation()."""
     conversation = body.as_conversation
-    use = ToolUse.of(conversation.tools, model.tokenizer, parser)
+    use = ToolUse.of(conversation.tools, model.tokenizer, rules.tool_call_parser)
     if body.truncation == "auto":
         room = model.room() - (body.max_output_tokens or 1)
-        conversation = _fitting(model, conversation, use.prompt, room)
-    return Prompt(_read_conversation(model, conversation, use.prompt, check_length)), use
+        conversation = _fitting(model, conversation, use.prompt, rules, room)
+    return Prompt(_read_conversation(model, conversation, use.prompt, rules, check_length)), use
 
 
 def _read_conversation(
-    model: ServedModel, conversation: Conversation, tools: ToolPrompt, check_length: Callable[[int], None]
+    model: ServedModel,
+    conversation: Conversation,
+    tools: ToolPrompt,
+    rules: ChatRules,
+    check_length: Callable[[int], None],
 ) -> list[int]:
     """read_conversation(), with the name that the messages have in a request to /v1/responses."""
     try:
-        return read_conversation(model, conversation, tools, check_length)
+        return read_conversation(model, conversation, tools, rules, check_length)
     except InvalidParameter as error:
         raise InvalidParameter("input" if error.param == "messages" else error.param, str(error)) from error
 
 
-def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, room: int) -> Conversation:
+def read_fitting_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules) -> Question:
+    """read_chat() without as many of the oldest messages as the context has no room for."""
+    try:
+        question = read_chat(model, body, rules)
+    except ContextOverflow:
+        pass
+    else:
+        if question.prompts[0].num_tokens < model.room():
+            return question
+    use = ToolUse.of(body.as_conversation.tools, model.tokenizer, rules.tool_call_parser)
+    kept = _fitting(model, body.as_conversation, use.prompt, rules, model.room() - 1)
+    return read_chat(model, body.with_conversation(kept), rules)
+
+
+def _fitting(
+    model: ServedModel, conversation: Conversation, tools: ToolPrompt, rules: ChatRules, room: int
+) -> Conversation:
     """The conversation without as many of its oldest turns as have no place in `room` tokens. System turns in
     front stay, and the rest begins with a user's turn. The last user's turn always stays; if it does not fit,
     a later check refuses it with the reason."""
@@ -183,7 +227,9 @@ def _fitting(model: ServedModel, conversation: Conversation, tools: ToolPrompt, 
 
     def fits(start: int) -> bool:
         try:
-            token_ids = _read_conversation(model, since(start), tools, partial(refuse_long_text, model))
+            token_ids = _read_conversation(
+                model, since(start), tools, rules, partial(refuse_long_text, model)
+            )
         except ContextOverflow:
             return False
         return len(token_ids) <= room

@@ -50,6 +50,7 @@ class ContentPart(TextOrRefusal):
 
     # accepted without effect
     prompt_cache_breakpoint: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 MessageContent = Annotated[
@@ -80,6 +81,7 @@ class Message(Wire):
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
+    reasoning: Text | None = Field(None, description="Another name of reasoning_content.")
     refusal: Text | None = Field(None, description="Used as content if there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
@@ -89,6 +91,10 @@ class Message(Wire):
     )
     tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
     function_call: Deprecated = None
+
+    # accepted without effect
+    cache_control: dict[str, Any] | None = None
+    reasoning_details: list[Any] | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
@@ -119,7 +125,7 @@ class Message(Wire):
             "system" if self.role == "developer" else self.role,
             self.text,
             self.name,
-            self.reasoning_content,
+            self.reasoning_content or self.reasoning,
             tuple(
                 Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
             ),

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
 from penstock_server.protocol.tools import Function, is_too_deep
-from penstock_server.settings.settings import ParserChoice
+from penstock_server.settings.chat_rules import ParserChoice
 from penstock_server.tools.parsers import (
     FUNCTION,
     PYTHON_TAG,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from penstock import Tokenizer
 from penstock_server.protocol.conversation import ToolMode, ToolOffer
-from penstock_server.settings.settings import ParserChoice
+from penstock_server.settings.chat_rules import ParserChoice
 from penstock_server.tools import templates
 from penstock_server.tools.binding import ToolBinding
 from penstock_server.tools.call_filters import DistinctCalls, FirstCall
@@ -41,7 +41,7 @@ class ToolUse:
         mode: ToolMode = offer.mode if offer.functions else "none"
         style = templates.detect_style(tokenizer.tool_template, parser)
         functions = {
-            offer.field.format(index): function
+            offer.place(index): function
             for index, function in enumerate(offer.functions)
             if mode != "none" and (not offer.names or function.name in offer.names)
         }

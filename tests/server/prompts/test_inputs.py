@@ -26,6 +26,7 @@ from penstock_server.prompts.questions import read_chat
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.settings.chat_rules import ChatRules
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -84,7 +85,7 @@ def test_special_tokens_can_be_left_out() -> None:
 
 
 def rendered(*messages: dict[str, Any], **fields: Any) -> str:
-    question = read_chat(model_of(FakeModel()), chat(*messages, **fields), "auto")
+    question = read_chat(model_of(FakeModel()), chat(*messages, **fields), ChatRules())
     return bytes(question.prompts[0].token_ids).decode()
 
 
@@ -100,7 +101,7 @@ def test_messages_go_through_the_chat_template() -> None:
 def test_no_chat_template_is_the_requests_fault() -> None:
     with pytest.raises(RequestError):
         read_chat(
-            model_of(FakeModel(has_chat_template=False)), chat({"role": "user", "content": "Hi"}), "auto"
+            model_of(FakeModel(has_chat_template=False)), chat({"role": "user", "content": "Hi"}), ChatRules()
         )
 
 
@@ -108,7 +109,7 @@ def test_without_a_chat_template_there_is_no_place_for_tools() -> None:
     """Also where a model has a form of its own for messages, as EVA has."""
     body = chat({"role": "user", "content": "Hi"}, tools=[{"type": "function", "function": {"name": "f"}}])
     with pytest.raises(InvalidParameter, match="no chat template to show tools") as caught:
-        read_chat(model_of(FakeModel(has_chat_template=False)), body, "auto")
+        read_chat(model_of(FakeModel(has_chat_template=False)), body, ChatRules())
     assert caught.value.param == "tools"
 
 

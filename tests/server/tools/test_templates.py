@@ -14,7 +14,7 @@ from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.protocol.requests import ChatCompletionRequest
 from penstock_server.protocol.tools import Function
-from penstock_server.settings.settings import ParserChoice
+from penstock_server.settings.chat_rules import ParserChoice
 from penstock_server.tools import templates
 from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
 from penstock_server.tools.templates import ToolStyle, detect_style

@@ -25,6 +25,7 @@ from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.questions import read_chat
 from penstock_server.protocol.requests import ChatCompletionRequest
+from penstock_server.settings.chat_rules import ChatRules
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.call_filters import FirstCall
 from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
@@ -96,7 +97,7 @@ def test_tools_are_shown_once() -> None:
 
 
 def test_the_prompt_has_the_description_where_the_template_knows_no_tools() -> None:
-    question = read_chat(model_of(FakeModel()), request(), "auto")
+    question = read_chat(model_of(FakeModel()), request(), ChatRules())
     prompt = bytes(question.prompts[0].token_ids).decode()
     assert prompt.startswith("system: You can call tools.") and '"name": "weather"' in prompt
 

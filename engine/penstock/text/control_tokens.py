@@ -1,0 +1,200 @@
+"""ControlTokens: the tokens that only a chat template may write, and never the text of a message.
+
+A model takes "<|im_end|>" for the end of a turn, whoever wrote it. So the control tokens' names in the texts
+of a conversation are marked before the template is rendered. In the rendered text, a name without marks is
+the template's own. A second tokenizer, with the same model, normalizer and rules, knows the control tokens
+under secret names alone: the template's own get these names, and all others are ordinary text to it.
+
+The marks are digits, which no filter of a template changes (upper, tojson, trim), and are drawn for each
+process, so that no message can forge them. A conversation without a control token's name has no marks, and is
+tokenized as ever.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+from penstock.errors import InvalidParameter
+
+#: Added tokens of this shape control a model, also where its files don't call them special: Qwen's
+#: <|fim_prefix|>.
+_SHAPE = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+_NUM_DIGITS = 24
+#: The member of a message that names its speaker. Templates compare it, and the server checks it.
+_SPEAKER = "role"
+
+
+class Spelling(Protocol):
+    """What ControlTokens asks of a Tokenizer (tokenizer.py)."""
+
+    backend: Any
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer and its chat templates."""
+
+    def __init__(self, tokenizer: Spelling, template: str) -> None:
+        """template: the sources of the chat templates. A token that stands in them is one of theirs, also
+        where the tokenizer's files don't call it special."""
+        self._tokenizer = tokenizer
+        added: Mapping[int, Any] = getattr(tokenizer.backend, "added_tokens_decoder", {})
+        self._added = added
+        #: The text of each control token -> its id.
+        self.ids: dict[str, int] = {
+            token.content: token_id
+            for token_id, token in sorted(added.items())
+            if token.content.strip()
+            and (token.special or _is_of_template(token.content, template))
+            and token_id in tokenizer.encode(token.content, add_special_tokens=False)
+        }
+        self._begin, self._end, self._cut, self._own = (_draw() for _ in range(4))
+        names = "|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or "(?!)"
+        self._names = re.compile(names)
+        self._marked = re.compile(
+            f"(?P<begin>{self._begin})?(?P<name>{names})(?P<end>{self._end})?|{self._begin}|{self._end}"
+        )
+        self._beginnings = frozenset(name[:number] for name in self.ids for number in range(1, len(name)))
+        self._longest = max(map(len, self.ids), default=1)
+
+    # -- marks ----------------------------------------------------------------------------------
+
+    def mark(self, value: Any) -> Any:
+        """A message, a tool or a variable of the template, with marks around the control tokens in its texts
+        and in its members' names. A message's role stays as it is."""
+        match value:
+            case str():
+                return self._mark_text(value)
+            case Mapping():
+                return {
+                    self.mark(key): item if key == _SPEAKER and isinstance(item, str) else self.mark(item)
+                    for key, item in value.items()
+                }
+            case list() | tuple():
+                return [self.mark(item) for item in value]
+        return value
+
+    def _mark_text(self, text: str) -> str:
+        """A text that ends with the beginning of a name gets a mark behind it, since a template might write
+        the rest of the name next."""
+        marked = self._names.sub(f"{self._begin}\\g<0>{self._end}", text)
+        kept = marked.rstrip()
+        most = min(len(kept), self._longest)
+        if any(kept[-number:] in self._beginnings for number in range(1, most + 1)):
+            marked = kept + self._end + marked[len(kept) :]
+        return marked
+
+    def has_marks(self, text: str) -> bool:
+        return self._begin in text or self._end in text
+
+    def unmarked(self, text: str) -> str:
+        return text.replace(self._begin, "").replace(self._end, "")
+
+    # -- tokens ---------------------------------------------------------------------------------
+
+    def encode(self, rendered: str) -> list[int]:
+        """The token ids of a rendered text with marks. Raises InvalidParameter for a marked control token
+        that the tokenizer can't write as ordinary text."""
+        parts = list(self._parts(rendered))
+        for is_cut in (False, True):
+            ids = self._encode(parts, is_cut)
+            if self._forbidden.isdisjoint(ids):
+                return [~token_id if token_id < 0 else token_id for token_id in ids]
+        raise InvalidParameter(
+            "messages",
+            "a message has the name of a control token, which this model's tokenizer can't write as text: "
+            "leave the name out",
+        )
+
+    def _parts(self, rendered: str) -> Iterator[tuple[str, bool]]:
+        """The rendered text in pieces: (text, whether it is a control token of the template's own). Between
+        the pieces lie the places where a name that is no control token must be cut apart."""
+        end = 0
+        for match in self._marked.finditer(rendered):
+            yield rendered[end : match.start()], False
+            end = match.end()
+            if (name := match["name"]) is None:
+                continue
+            if match["begin"] is None and match["end"] is None:
+                yield name, True
+            else:
+                yield name[0], False
+                yield name[1:], False
+        yield rendered[end:], False
+
+    def _encode(self, parts: list[tuple[str, bool]], is_cut: bool) -> list[int]:
+        """The token ids of the parts; ~id for the template's own control tokens."""
+        cut = self._cut if is_cut else ""
+        text, is_behind_text = "", False
+        for part, is_own in parts:
+            if not part:
+                continue
+            text += self._own + part if is_own else (cut if is_behind_text else "") + part
+            is_behind_text = not is_own
+        if (fast := self._fast) is not None:
+            tokenizer, ids = fast
+            found = tokenizer.encode(text, add_special_tokens=False).ids
+            return [true for token_id in found if (true := ids.get(token_id, token_id)) is not None]
+        if own := getattr(self._tokenizer.backend, "encode_renamed", None):
+            names = {self._own + name: token_id for name, token_id in self.ids.items()}
+            return list[int](own(text, names, self._cut))
+        return self._encode_slowly(text)
+
+    def _encode_slowly(self, text: str) -> list[int]:
+        """With a tokenizer that is Python code of transformers'."""
+        ids: list[int] = []
+        for piece in re.split(f"({self._own}(?:{self._names.pattern}))|{self._cut}", text):
+            if piece and piece.startswith(self._own):
+                ids.append(~self.ids[piece.removeprefix(self._own)])
+            elif piece:
+                ids += self._tokenizer.backend.encode(
+                    piece, add_special_tokens=False, split_special_tokens=True
+                )
+        return ids
+
+    @cached_property
+    def _forbidden(self) -> frozenset[int]:
+        """The ids that no ordinary text may have. The unknown token also stands for unknown characters."""
+        return frozenset(self.ids.values()) - {getattr(self._tokenizer.backend, "unk_token_id", None)}
+
+    @cached_property
+    def _fast(self) -> tuple[Any, dict[int, int | None]] | None:
+        """A tokenizer with the same model and rules, whose control tokens have other names, and the ids of
+        its added tokens -> the true ids, ~id for a control token, or None for the mark of a cut. None for a
+        tokenizer without tokenizer.json."""
+        fast = getattr(self._tokenizer.backend, "backend_tokenizer", None)
+        if fast is None:
+            return None
+        from tokenizers import AddedToken, Tokenizer
+
+        renamed = Tokenizer(fast.model)  # it shares the vocabulary
+        if fast.normalizer is not None:
+            renamed.normalizer = fast.normalizer
+        if fast.pre_tokenizer is not None:
+            renamed.pre_tokenizer = fast.pre_tokenizer
+        ids: dict[int, int | None] = {}
+        for token_id, token in sorted(self._added.items()):
+            is_control = token.content in self.ids
+            name = self._own + token.content if is_control else token.content
+            flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip")}
+            # A name that is searched for in the normalized text may be missed, and would stay in the text.
+            flags["normalized"] = token.normalized and not is_control
+            renamed.add_tokens([AddedToken(name, special=token.special, **flags)])
+            its_id: Any = renamed.token_to_id(name)
+            ids[its_id] = ~token_id if is_control else token_id
+        renamed.add_tokens([AddedToken(self._cut, normalized=False)])
+        cut_id: Any = renamed.token_to_id(self._cut)
+        return renamed, ids | {cut_id: None}
+
+
+def _is_of_template(name: str, template: str) -> bool:
+    return name in template or _SHAPE.fullmatch(name) is not None
+
+
+def _draw() -> str:
+    return "".join(str(secrets.randbelow(10)) for _ in range(_NUM_DIGITS))
