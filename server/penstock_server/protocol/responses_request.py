@@ -144,9 +144,14 @@ class PlacedTool:
     namespace: str | None = None
 
     @property
-    def offered_name(self) -> str:
+    def own_name(self) -> str:
+        """The name of a function within its namespace."""
         assert isinstance(self.tool, FlatTool)
-        return offered_name(self.tool.name, self.namespace)
+        return self.tool.name
+
+    @property
+    def offered_name(self) -> str:
+        return offered_name(self.own_name, self.namespace)
 
 
 class FlatToolRef(Wire):
@@ -344,7 +349,7 @@ class ResponsesRequest(SamplingFields):
     def namespaced(self) -> dict[str, tuple[str, str]]:
         """(namespace, name) of functions in namespaces, by the names that they are offered with."""
         inner = [each for each in self._functions if each.namespace is not None]
-        return {each.offered_name: (each.namespace or "", each.tool.name) for each in inner}
+        return {each.offered_name: (each.namespace or "", each.own_name) for each in inner}
 
 
 def _with_one_system(turns: list[Turn]) -> tuple[Turn, ...]:
