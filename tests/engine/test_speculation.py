@@ -15,10 +15,9 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank, kind_of_share
-from penstock.generation.drafting.choice import MAX_GUESSES
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
-from penstock.generation.drafting.repeated_text import MAX_MATCH, MIN_MATCH, RepeatedText
+from penstock.generation.drafting.repeated_text import MIN_MATCH, RepeatedText
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
@@ -41,7 +40,10 @@ def plain_guess(tokens: list[int], length: int) -> tuple[list[int], int]:
     best, most = 0, MIN_MATCH - 1
     for place in range(MIN_MATCH, len(tokens)):
         same = 0
-        while same < min(MAX_MATCH, place) and tokens[place - 1 - same] == tokens[-1 - same]:
+        while (
+            same < min(EngineConfig.prompt_lookup_max, place)
+            and tokens[place - 1 - same] == tokens[-1 - same]
+        ):
             same += 1
         if same >= MIN_MATCH and same >= most:
             best, most = place, same
@@ -98,7 +100,7 @@ def proposed(predict_s: Callable[[int], float], sequences: list[Sequence], room:
 
 def test_guesses_are_taken_where_they_pay() -> None:
     quotation, prose = [*range(20), *range(18)], [1, 2, 3, 1, 2]
-    assert proposed(flat_s, [sequence(quotation)]) == [MAX_GUESSES]
+    assert proposed(flat_s, [sequence(quotation)]) == [EngineConfig.max_guesses]
     assert 0 < proposed(flat_s, [sequence(prose)])[0] < 5
     assert proposed(flat_s, [sequence([1, 2, 3])]) == [0]
     # A step of two tokens takes twice as long: no guess brings as much as it costs.
@@ -109,6 +111,20 @@ def test_guesses_are_taken_where_they_pay() -> None:
     many = proposed(lambda n: max(1.0, n / 22), [sequence(quotation), sequence(prose)])
     assert many[0] > many[1] > 0 and sum(many) <= 20
     assert proposed(flat_s, [sequence(quotation)], room=3) == [3]
+
+
+def test_limits_of_guesses_are_those_of_the_config() -> None:
+    quotation = sequence([*range(20), *range(18)])
+    few = Speculation(flat_s, config=EngineConfig(max_guesses=5))
+    assert few.propose([quotation], 1, 500)[quotation].num_nodes == 5
+    text = [7, 1, 2, 3, 8, 0, 9, 2, 3]
+    for least, most, expected in ((2, 32, 2), (3, 32, None), (2, 2, 2)):
+        found = RepeatedText(config=EngineConfig(prompt_lookup_min=least, prompt_lookup_max=most))
+        found.follow(text)
+        assert [each.num_same for each in found.guesses(1)] == ([expected] if expected else [])
+    cut = RepeatedText(config=EngineConfig(prompt_lookup_max=3))
+    cut.follow([*range(9), *range(8)])
+    assert [each.num_same for each in cut.guesses(1)] == [3]
 
 
 def test_wrong_guesses_become_rare_and_are_tried_again_later() -> None:
@@ -173,6 +189,19 @@ def test_what_was_likely_before_is_guessed_again() -> None:
     speculation.learn(salted, NO_GUESSES, [], [(99,)])
     other = sequence([9, 8])
     assert speculation.propose([other], 1, 500) == {}
+
+
+def test_earlier_texts_are_guessed_from_under_the_same_salt() -> None:
+    speculation = Speculation(flat_s)
+
+    def guessed(salt: str | None, prompt: list[int]) -> tuple[int, ...]:
+        asked = Sequence(1, GenerationRequest(prompt, SamplingParams(), cache_salt=salt), 1000)
+        return speculation.propose([asked], 1, 500).get(asked, NO_GUESSES).token_ids
+
+    assert guessed("own", [*range(20, 60)]) == ()
+    assert guessed("own", [7, 8, 30, 31, 32])[:3] == (33, 34, 35)
+    assert guessed("other", [7, 8, 30, 31, 32]) == guessed(None, [7, 8, 30, 31, 32]) == ()
+    assert guessed(None, [7, 8, 30, 31, 32]) == ()
 
 
 @pytest.mark.parametrize("case", CONFIGS)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
+from penstock.config import EngineConfig
 from penstock.generation.drafting.guesses import Guesses
 
-#: Most guesses of one sequence in a step.
-MAX_GUESSES = 32
 #: Guesses have to bring this many times the tokens per second of a step without: predictions err.
 LEAST_GAIN = 1.03
+#: Guesses that are right so rarely are not worth a row of logits, even where a step waits for layers.
+LEAST_CHANCE = 0.02
 
 
 class PlainStep(NamedTuple):
@@ -23,11 +24,22 @@ class PlainStep(NamedTuple):
     num_tokens: int
     #: Guesses that have room.
     room: int
+    #: Most guesses of one sequence.
+    max_guesses: int = EngineConfig.max_guesses
 
     def rate(self, num_right: float, num_guesses: int, drafting_s: float = 0.0) -> float:
         """Tokens per second, with so many guesses and so many expected right ones."""
         seconds = self.predict_s(self.num_tokens + num_guesses) + drafting_s
         return (self.num_sampled + num_right) / seconds
+
+    @property
+    def least_chance(self) -> float:
+        """Guesses that are right less often can't pay: half of what a guess costs, in tokens of a step
+        without guesses. A guess may cost less than many guesses do on average."""
+        count = max(1, min(self.room, self.max_guesses))
+        without_s = self.predict_s(self.num_tokens)
+        guess_s = (self.predict_s(self.num_tokens + count) - without_s) / count
+        return max(LEAST_CHANCE, 0.5 * guess_s * self.num_sampled / without_s)
 
     def may_gain(self, num_wanted: int) -> bool:
         """Whether guesses for so many sequences would pay if all of them were right. Looking for guesses
@@ -35,7 +47,7 @@ class PlainStep(NamedTuple):
         if self.predict_s(self.num_tokens) <= 0:
             return False
         least = LEAST_GAIN * self.rate(0, 0)
-        counts = {min(self.room, num_wanted * length) for length in (1, 4, MAX_GUESSES)}
+        counts = {min(self.room, num_wanted * length) for length in (1, 4, self.max_guesses)}
         return any(self.rate(count, count) > least for count in counts)
 
 
@@ -60,9 +72,9 @@ def choose(guesses: List[Guesses], step: PlainStep, drafting_s: float = 0.0) -> 
     taken, counts, gained = list[tuple[int, int]](), [0] * len(guesses), 0.0
     most, num_best, num_right = LEAST_GAIN * step.rate(0, 0, drafting_s), 0, 0.0
     for chance, number, node in order:
-        if len(taken) == step.room or len(taken) > num_best + MAX_GUESSES:
+        if len(taken) == step.room or len(taken) > num_best + step.max_guesses:
             break
-        if counts[number] == MAX_GUESSES:
+        if counts[number] == step.max_guesses:
             continue
         counts[number] += 1
         taken.append((number, node))

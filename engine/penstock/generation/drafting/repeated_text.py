@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
-#: Tokens that have to be the same.
+from penstock.config import EngineConfig
+
+#: Tokens that have to be the same, at least.
 MIN_MATCH = 2
-#: Matches are compared up to this length.
-MAX_MATCH = 32
 #: Earlier places that are looked at.
 MAX_PLACES = 24
 #: Most continuations of one text.
@@ -30,8 +30,10 @@ class Continuation(NamedTuple):
 class RepeatedText:
     """A text that grows, and earlier places that resemble its end."""
 
-    def __init__(self, example: List[int] = ()) -> None:
+    def __init__(self, example: List[int] = (), config: EngineConfig | None = None) -> None:
         """example: a text that this one may resemble. It counts as standing before this text."""
+        config = config or EngineConfig()
+        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
         self._tokens = [*example, -1] if example else []
         self._start = len(self._tokens)
         #: The latest place behind each pair of tokens.
@@ -51,12 +53,17 @@ class RepeatedText:
         tokens, end = self._tokens, len(self._tokens)
         if end == self._start and end:  # nothing but the example: the text may begin as the example does
             return [Continuation(tuple(tokens[: min(length, end - 1)]), MIN_MATCH)]
-        if end < MIN_MATCH + 1:
+        return self.behind(tokens[-self._most :], length)
+
+    def behind(self, tail: List[int], length: int) -> list[Continuation]:
+        """The same for another text's last tokens."""
+        if len(tail) < MIN_MATCH:
             return []
-        found = (Continuation(self._behind(place, length), num_same) for place, num_same in self._places())
+        places = self._places(tail)
+        found = (Continuation(self._from(place, length), num_same) for place, num_same in places)
         return [each for each in found if each.token_ids]
 
-    def _behind(self, place: int, length: int) -> tuple[int, ...]:
+    def _from(self, place: int, length: int) -> tuple[int, ...]:
         tokens, end = self._tokens, len(self._tokens)
         guess = list[int]()
         for offset in range(place, place + length):
@@ -75,26 +82,25 @@ class RepeatedText:
             self._before.append(self._latest.get(pair, -1))
             self._latest[pair] = place
 
-    def _places(self) -> list[tuple[int, int]]:
-        """Earlier places behind the same tokens as the text's end, with the lengths of their matches, longest
-        first; of equal ones the latest first. For each next token the best place, MAX_GUESSES at most."""
-        tokens, end = self._tokens, len(self._tokens)
-        best: dict[int, tuple[int, int]] = {}
-        place = self._latest.get((tokens[-2], tokens[-1]), -1)
+    def _places(self, tail: List[int]) -> list[tuple[int, int]]:
+        """Places behind the same tokens as those of `tail`, with the lengths of their matches, longest first;
+        of equal ones the latest first. For each next token the best place, MAX_GUESSES at most."""
+        tokens, best = self._tokens, dict[int, tuple[int, int]]()
+        place = self._latest.get((tail[-2], tail[-1]), -1)
         for _ in range(MAX_PLACES):
             if place < 0:
                 break
-            same = self._num_same(place, end)
-            if same > best.get(tokens[place], (0, 0))[1]:
+            same = self._num_same(place, tail)
+            if same >= self._least and same > best.get(tokens[place], (0, 0))[1]:
                 best[tokens[place]] = place, same
-            if same == MAX_MATCH:
+            if same == self._most:
                 break
             place = self._before[place]
         return sorted(best.values(), key=lambda found: (-found[1], -found[0]))[:MAX_GUESSES]
 
-    def _num_same(self, place: int, end: int) -> int:
-        tokens, most = self._tokens, min(MAX_MATCH, place)
+    def _num_same(self, place: int, tail: List[int]) -> int:
+        tokens, most = self._tokens, min(self._most, place, len(tail))
         count = MIN_MATCH
-        while count < most and tokens[place - 1 - count] == tokens[end - 1 - count]:
+        while count < most and tokens[place - 1 - count] == tail[-1 - count]:
             count += 1
         return count
