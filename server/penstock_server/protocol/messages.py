@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Turn
 from penstock_server.protocol.tools import Deprecated, ToolCall
-from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
+from penstock_server.protocol.wire import Count, Text, Unsupported, Wire, kind_of_text
 
 #: The most parts, and the most calls, of one message.
 MAX_PARTS = 1024
@@ -72,6 +72,21 @@ class Prediction(Wire):
         )
 
 
+class ThinkingField(Wire):
+    """Anthropic's field for the thinking before an answer. adaptive: the model decides."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+
+    @property
+    def is_enabled(self) -> bool | None:
+        return None if self.type == "adaptive" else self.type == "enabled"
+
+    @property
+    def budget(self) -> int | None:
+        return 0 if self.type == "disabled" else self.budget_tokens
+
+
 class Message(Wire):
     """A message of a chat. A client may send an answer's message back as it came: fields that can't be shown
     to the model must be empty."""
@@ -80,6 +95,7 @@ class Message(Wire):
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
+    reasoning: Text | None = Field(None, description="The same, as vLLM names it.")
     refusal: Text | None = Field(None, description="Used as content if there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
@@ -119,7 +135,7 @@ class Message(Wire):
             "system" if self.role == "developer" else self.role,
             self.text,
             self.name,
-            self.reasoning_content,
+            self.reasoning_content or self.reasoning,
             tuple(
                 Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
             ),

@@ -25,7 +25,12 @@ from penstock.config import (
     WeightBits,
 )
 from penstock.errors import ConfigError
-from penstock_server.settings.chat_rules import ChatRules, ParserChoice
+from penstock_server.settings.chat_rules import (
+    REASONING_CHOICES,
+    ChatRules,
+    ParserChoice,
+    ReasoningChoice,
+)
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
 from penstock_server.settings.values import (
     parse_bool,
@@ -331,6 +336,15 @@ class Settings:
         "auto",
         choices=get_args(ParserChoice),
     )
+    reasoning_parser: ReasoningChoice = setting(
+        "server",
+        "markers of the model's thinking, which becomes reasoning_content; auto: the markers that the chat "
+        "template has; a named format also takes the beginning of an answer without an opener for thinking; "
+        "none: thinking stays in the text",
+        "auto",
+        choices=REASONING_CHOICES,
+        commands=("serve", "batch"),
+    )
     allow_special_tokens_in_content: bool = setting(
         "server",
         "the name of a control token in a message, such as <|im_end|>, is this token; otherwise it is text, "
@@ -399,7 +413,7 @@ class Settings:
 
     @property
     def chat_rules(self) -> ChatRules:
-        return ChatRules(self.tool_call_parser, self.allow_special_tokens_in_content)
+        return ChatRules(self.tool_call_parser, self.reasoning_parser, self.allow_special_tokens_in_content)
 
     @property
     def model_names(self) -> tuple[str, ...]:

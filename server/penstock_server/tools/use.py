@@ -1,5 +1,5 @@
-"""ToolUse: one request's tools: how the prompt shows them, what binds the answer, and how the answer is
-read."""
+"""ToolUse: one request's tools and reasoning: how the prompt shows tools, what binds the answer, and how the
+answer is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from penstock_server.tools.parsers import (
     Llama3Parser,
     MistralParser,
 )
+from penstock_server.tools.parsing.thinking import PlainParser
 from penstock_server.tools.prompting import ToolPrompt
+from penstock_server.tools.reasoning import Reasoning
 
 _MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS, "minicpm5": FUNCTION}
 
@@ -35,6 +37,9 @@ _MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS, "m
 class ToolUse:
     prompt: ToolPrompt
     binding: ToolBinding
+    #: How the answer thinks. None: it does not, or its thinking stays in the text.
+    reasoning: Reasoning | None = None
+    shows_reasoning: bool = True
 
     @classmethod
     def of(cls, offer: ToolOffer, tokenizer: Tokenizer, parser: ParserChoice) -> ToolUse:
@@ -53,9 +58,15 @@ class ToolUse:
         )
 
     def parser(self) -> AnswerParser | None:
-        """A new parser for one answer; None if the answer can't hold calls."""
-        parser = self._parser()
-        return FirstCall(parser) if parser and not self.prompt.is_parallel else parser
+        """A new parser for one answer; None if the answer can hold neither calls nor reasoning."""
+        calls = self._parser()
+        parser = self._after_thinking(calls)
+        return FirstCall(parser) if parser and calls and not self.prompt.is_parallel else parser
+
+    def _after_thinking(self, calls: AnswerParser | None) -> AnswerParser | None:
+        if self.reasoning is None:
+            return calls
+        return self.reasoning.parser(calls or PlainParser(), reads_calls=calls is not None)
 
     def _parser(self) -> AnswerParser | None:
         names = [function.name for function in self.prompt.functions]
@@ -81,8 +92,10 @@ class ToolUse:
         if not isinstance(calls, DistinctCalls) or not self.prompt.is_parallel:
             return None
 
+        parser = self._after_thinking(calls) or calls
+
         def is_over(text: str) -> bool:
-            calls.feed(text)
+            parser.feed(text)
             return calls.is_over
 
         return is_over
