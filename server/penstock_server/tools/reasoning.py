@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -96,22 +97,38 @@ class ThinkingCounter:
     def __init__(self, reasoning: Reasoning) -> None:
         self._parser = reasoning.parser(PlainParser(), reads_calls=False)
         self._token_bytes = reasoning.tokenizer.token_bytes
+        # Harmony's analysis ends with one token.
+        is_harmony = reasoning.format == "harmony"
+        self._closer_bytes = 0 if is_harmony else len(MARKERS[reasoning.format][1].encode())
         #: Tokens of the thinking, without its markers.
         self.num_tokens = 0
         #: Tokens up to the end of the thinking, with its markers.
         self.num_before_answer = 0
         self._num_all = 0
+        #: The bytes of each of the last tokens of the thinking. Some of them may be the closer's.
+        self._last: deque[int] = deque(maxlen=self._closer_bytes)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Goes on with the answer's next tokens."""
         for token_id in token_ids:
             was_thinking = self._parser.is_thinking
+            token = self._token_bytes(token_id)
             # Markers are ASCII, so that each byte may stand for a character.
-            self._parser.feed(self._token_bytes(token_id).decode("latin-1"))
+            self._parser.feed(token.decode("latin-1"))
             self._num_all += 1
-            self.num_tokens += was_thinking and self._parser.is_thinking
             if was_thinking or self._parser.is_thinking:
                 self.num_before_answer = self._num_all
+            if was_thinking and self._parser.is_thinking:
+                self.num_tokens += 1
+                self._last.append(len(token))
+            elif was_thinking:
+                self._end(self._closer_bytes - len(token))
+
+    def _end(self, num_bytes: int) -> None:
+        """Takes back the tokens of the closer in front of its last token; they have `num_bytes`."""
+        while self._last and self._last[-1] <= num_bytes:
+            num_bytes -= self._last.pop()
+            self.num_tokens -= 1
 
 
 def detect_format(tokenizer: Tokenizer) -> ReasoningFormat | None:

@@ -34,9 +34,11 @@ class HarmonyParser:
         self._inner = inner
         self._has_tools = has_tools
         self._pending = ""
-        self._head = ""
         self._is_in_head = True
         self._kind = "final"
+        #: The kinds of messages that have had text, and whether the present message has had some.
+        self._told: set[str] = set()
+        self._is_told = False
         self.is_thinking = False
 
     def feed(self, text: str) -> list[Event]:
@@ -79,7 +81,7 @@ class HarmonyParser:
         channel = head.rpartition(CHANNEL)[2].split() if CHANNEL in head else ["final"]
         name = channel[0].partition("<")[0] if channel else "final"
         recipient = _RECIPIENT.search(head)
-        self.is_thinking = False
+        self.is_thinking = self._is_told = False
         if recipient is not None and self._has_tools:
             self._kind = "call"
             return [CallBegin(recipient[1].removeprefix(_FUNCTIONS))]
@@ -105,9 +107,12 @@ class HarmonyParser:
         return self._tell(text) if text else None
 
     def _tell(self, text: str) -> list[Event]:
-        match self._kind:
-            case "reasoning":
-                return [ReasoningPiece(text)]
-            case "call":
-                return [ArgumentsPiece(text)]
-        return self._inner.feed(text) if text else []
+        if self._kind == "call":
+            return [ArgumentsPiece(text)]
+        if not text:
+            return []
+        if not self._is_told and self._kind in self._told:
+            text = "\n" + text  # messages of one kind are lines of one text
+        self._is_told = True
+        self._told.add(self._kind)
+        return [ReasoningPiece(text)] if self._kind == "reasoning" else self._inner.feed(text)
