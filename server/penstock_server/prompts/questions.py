@@ -147,7 +147,8 @@ def _bound(
     """`params`, bound to what the tools demand as well, behind the thinking. Raises InvalidParameter."""
     params = use.binding.bind(params)
     use.binding.check(model, params.grammar)
-    return params if use.reasoning is None else use.reasoning.bind(params, thinking_budget)
+    must_call = use.prompt.mode in ("named", "required")
+    return params if use.reasoning is None else use.reasoning.bind(params, thinking_budget, must_call)
 
 
 def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) -> Question:

@@ -26,6 +26,7 @@ from penstock.config import (
 )
 from penstock.errors import ConfigError
 from penstock_server.settings.chat_rules import (
+    PARSER_CHOICES,
     REASONING_CHOICES,
     ChatRules,
     ParserChoice,
@@ -334,7 +335,7 @@ class Settings:
         "format of the model's tool calls; auto: the format that the chat template uses; none: calls stay in "
         "the text",
         "auto",
-        choices=get_args(ParserChoice),
+        choices=PARSER_CHOICES,
     )
     reasoning_parser: ReasoningChoice = setting(
         "server",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import SamplingParams, Thinking, Tokenizer
 from penstock_server.settings.chat_rules import ReasoningChoice, ReasoningFormat
-from penstock_server.tools.parsers import TOOL_CALL, AnswerParser
+from penstock_server.tools.parsers import AnswerParser
 from penstock_server.tools.parsing.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from penstock_server.tools.parsing.thinking import PlainParser, ThinkingParser
 
@@ -56,20 +56,22 @@ class Reasoning:
         is_open = end.endswith(opener) or (choice != "auto" and format not in _NEVER_OPEN)
         return cls(format, is_open, tokenizer)
 
-    def parser(self, inner: AnswerParser, reads_calls: bool) -> ThinkingParser | HarmonyParser:
-        """A parser for one answer. inner: reads what is behind the thinking. reads_calls: calls are not left
-        in the text."""
+    def parser(
+        self, inner: AnswerParser, call_marker: str | None = None, functions: Collection[str] = ()
+    ) -> ThinkingParser | HarmonyParser:
+        """A parser for one answer. inner: reads what is behind the thinking. call_marker: the text with which
+        a call begins; None: there are no calls, or they stay in the text. functions: their names."""
         if self.format == "harmony":
-            return HarmonyParser(inner, reads_calls)
-        ends = (TOOL_CALL,) if reads_calls else ()
+            return HarmonyParser(inner, None if call_marker is None else functions)
+        ends = (call_marker,) if call_marker else ()
         return ThinkingParser(inner, *MARKERS[self.format], self.is_open, ends)
 
     def counter(self) -> ThinkingCounter:
         return ThinkingCounter(self)
 
-    def bind(self, params: SamplingParams, budget: int | None) -> SamplingParams:
+    def bind(self, params: SamplingParams, budget: int | None, must_call: bool = False) -> SamplingParams:
         """`params` with the thinking in front of what the grammar demands, and with the markers in the text.
-        budget: the most tokens of the thinking."""
+        budget: the most tokens of the thinking. must_call: the grammar is that of calls."""
         special = {self.tokenizer.token_text(token_id) for token_id in self.tokenizer.special_token_ids}
         opener, closer = MARKERS[self.format]
         if self.format == "harmony" or not special.isdisjoint((opener, closer)):
@@ -87,6 +89,7 @@ class Reasoning:
             max_tokens=budget,
             forced=tuple(encode(_TO_FINAL if is_harmony else closer, add_special_tokens=False)),
             lead=tuple(encode(MESSAGE, add_special_tokens=False)) if is_harmony else (),
+            may_end=is_harmony and must_call,
         )
         return replace(params, thinking=thinking)
 
@@ -95,7 +98,7 @@ class ThinkingCounter:
     """Counts the tokens of one answer's thinking."""
 
     def __init__(self, reasoning: Reasoning) -> None:
-        self._parser = reasoning.parser(PlainParser(), reads_calls=False)
+        self._parser = reasoning.parser(PlainParser())
         self._token_bytes = reasoning.tokenizer.token_bytes
         # Harmony's analysis ends with one token.
         is_harmony = reasoning.format == "harmony"

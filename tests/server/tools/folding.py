@@ -12,9 +12,9 @@ from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, Reas
 @dataclass
 class Found:
     text: str = ""
-    reasoning: str = ""
     #: Name, arguments, id.
     calls: list[list[Any]] = field(default_factory=list)
+    reasoning: str = ""
 
     def add(self, events: Iterable[Event]) -> Found:
         for event in events:

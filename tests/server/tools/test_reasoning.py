@@ -155,6 +155,31 @@ def test_calls_behind_the_thinking(make_client: MakeClient) -> None:
     assert choice["message"]["reasoning"] == "I must." and len(choice["message"]["tool_calls"]) == 1
 
 
+def test_harmony_on_its_way_to_the_client(make_client: MakeClient) -> None:
+    script = [
+        "<|channel|>analysis<|message|>I ca",
+        "ll.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|mess",
+        'age|>{"a":',
+        " 1}",
+    ]
+    template = "{{ tools }}" + TEMPLATES["harmony"]
+    choice = chat(client_of(make_client, *script, template=template), tools=TOOLS).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("f", '{"a": 1}')
+    assert choice["message"]["reasoning"] == "I call." and choice["finish_reason"] == "tool_calls"
+    named = {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": TOOLS}
+    message = chat(client_of(make_client, *script, template=template), **named).json()["choices"][0][
+        "message"
+    ]
+    assert [each["function"]["arguments"] for each in message["tool_calls"]] == ['{"a": 1}']
+    final = ["<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>Four."]
+    message = chat(client_of(make_client, *final, template=template)).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Four.")
+    unread = client_of(make_client, *script, template=template, reasoning_parser="none")
+    message = chat(unread, tools=TOOLS).json()["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+
+
 def ask(template: str = THINK, **fields: Any) -> Question:
     body = ChatCompletionRequest.model_validate({"messages": [USER]} | fields)
     return read_chat(model_of(thinking_model(template)), body, ChatRules())

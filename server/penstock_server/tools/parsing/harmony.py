@@ -11,6 +11,7 @@ A message ends with any of <|end|>, <|call|> and <|return|>, or where another me
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from penstock_server.tools.parsers import AnswerParser
 from penstock_server.tools.parsing.thinking import overlap
@@ -28,11 +29,11 @@ _MAX_HEAD = 300
 class HarmonyParser:
     """The parser of one answer. The prompt ends with <|start|>assistant."""
 
-    def __init__(self, inner: AnswerParser, has_tools: bool) -> None:
-        """inner: reads the text of the final channel. has_tools: messages to functions are calls; otherwise
-        they are text."""
+    def __init__(self, inner: AnswerParser, functions: Collection[str] | None) -> None:
+        """inner: reads the text of the final channel. functions: the names of functions, messages to which
+        are calls; None: such messages are text. A message to a tool that was not offered is left out."""
         self._inner = inner
-        self._has_tools = has_tools
+        self._functions = functions
         self._pending = ""
         self._is_in_head = True
         self._kind = "final"
@@ -82,9 +83,10 @@ class HarmonyParser:
         name = channel[0].partition("<")[0] if channel else "final"
         recipient = _RECIPIENT.search(head)
         self.is_thinking = self._is_told = False
-        if recipient is not None and self._has_tools:
-            self._kind = "call"
-            return [CallBegin(recipient[1].removeprefix(_FUNCTIONS))]
+        if recipient is not None and recipient[1] != "assistant" and self._functions is not None:
+            is_call = recipient[1].startswith(_FUNCTIONS) or recipient[1] in self._functions
+            self._kind = "call" if is_call else "left out"
+            return [CallBegin(recipient[1].removeprefix(_FUNCTIONS))] if is_call else []
         self._kind = "reasoning" if name == "analysis" else "final"
         self.is_thinking = self._kind == "reasoning"
         return []
@@ -109,7 +111,7 @@ class HarmonyParser:
     def _tell(self, text: str) -> list[Event]:
         if self._kind == "call":
             return [ArgumentsPiece(text)]
-        if not text:
+        if not text or self._kind == "left out":
             return []
         if not self._is_told and self._kind in self._told:
             text = "\n" + text  # messages of one kind are lines of one text

@@ -65,15 +65,35 @@ def call(name: str, arguments: str, kind: str = " <|constrain|>json") -> str:
         (f"{ANALYSIS}{NEXT}<|channel|>analysis<|message|>More.<|end|>", "I'm\nthinking\nMore.", "", []),
         (f"{ANALYSIS}{FINAL}No start.", "I'm\nthinking", "No start.", []),
         ("Text of a model that forgot the channels.", "", "Text of a model that forgot the channels.", []),
+        # llama.cpp's: a tool that was not offered, and a head that names the assistant.
+        (
+            f"{ANALYSIS}{NEXT}<|channel|>commentary to=python <|constrain|>code<|message|>print(1)",
+            "I'm\nthinking",
+            "",
+            [],
+        ),
+        (
+            f"<|channel|>commentary to=assistant{ANALYSIS}{NEXT}{FINAL}{HELLO}",
+            "I'm\nthinking",
+            HELLO,
+            [],
+        ),
+        # A call that is cut off within its head.
+        (
+            f"{ANALYSIS}{NEXT} to=functions.f<|channel|>commentary <|constrain|>json",
+            "I'm\nthinking",
+            "",
+            [],
+        ),
         ("to be or not", "", "to be or not", []),
         ("<|channel|>final", "", "", []),
     ],
 )
 def test_messages(answer: str, reasoning: str, content: str, calls: list[tuple[str, str]]) -> None:
-    found = parse_in_pieces(lambda: HarmonyParser(PlainParser(), has_tools=True), answer)
+    found = parse_in_pieces(lambda: HarmonyParser(PlainParser(), ["f"]), answer)
     assert (found.reasoning, found.text, found.named) == (reasoning, content, calls)
 
 
 def test_without_tools_a_call_is_text() -> None:
-    found = parse_in_pieces(lambda: HarmonyParser(PlainParser(), has_tools=False), call("f", "{}"))
+    found = parse_in_pieces(lambda: HarmonyParser(PlainParser(), None), call("f", "{}"))
     assert (found.text, found.calls) == ("{}", [])
