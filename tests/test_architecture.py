@@ -30,6 +30,8 @@ LEVELS: list[set[str]] = [
     {"penstock_server.telemetry", "penstock_server.tools"},
     {"penstock_server.middleware", "penstock_server.prompts"},
     {"penstock_server.answers"},
+    {"penstock_server.routing"},
+    {"penstock_server.anthropic_api", "penstock_server.ollama_api"},
     {"penstock_server.api"},
     {"penstock_server.commands", "penstock_server.serving"},
     {"penstock_server.cli"},

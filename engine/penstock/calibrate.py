@@ -217,6 +217,11 @@ def _check(opened: OpenModel) -> None:
             f"{opened.spec.architecture} has latent attention, which multiplies by a matrix's transpose, and "
             "calibration knows the inputs of whole matrices alone; convert without --calibrate"
         )
+    if opened.spec.kv_shapes or opened.spec.row_size > opened.spec.hidden_size:
+        raise ConfigError(
+            f"{opened.spec.architecture} has layers whose keys and values differ, or that have inputs of "
+            "their own, and calibration knows hidden states alone; convert without --calibrate"
+        )
     if opened.spec.state_bytes:
         raise ConfigError(
             f"{opened.spec.architecture} has recurrent states, and calibration computes attention alone; "

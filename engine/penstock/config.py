@@ -139,11 +139,18 @@ class EngineConfig:
     #: products and attention in them ("transformers"), or "auto": the own family if there is one.
     model_impl: ModelImpl = "auto"
     #: Compute guesses of the next tokens in the same step where they should pay ("auto"), or never ("off").
-    #: Guesses come from prompt and answer. No answer depends on them.
+    #: Guesses come from prompt and answer, from what the model found likely before, and from draft_model. No
+    #: answer depends on them.
     speculation: SpeculationMode = "auto"
     #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
     #: memory, within the budget, and has the same vocabulary.
     draft_model: str | None = None
+    #: Most guesses of one sequence in a step.
+    max_guesses: int = 32
+    #: A text is looked up where it has stood before: where at least so many tokens at its end are the same.
+    #: Places are compared by so many tokens at most.
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 32
     #: Refuse to start if something can't be as it was planned (memory that can't be pinned, a disk without
     #: direct reads, a budget larger than the free memory). False: warn, and start.
     strict_plan: bool = False
@@ -200,6 +207,9 @@ class EngineConfig:
             ("max_num_batched_tokens", 1),
             ("num_resident_layers", 0),
             ("num_threads", 1),
+            ("max_guesses", 1),
+            ("prompt_lookup_min", 2),
+            ("prompt_lookup_max", self.prompt_lookup_min),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -2,20 +2,22 @@
 
 It draws with the parameters, the seed and the noise of the request, and obeys the request's grammar. So it
 says the large model's token wherever the two distributions are alike. It has its own keys and values, of the
-tokens that stood and of its last guesses: guesses that came true need not be computed again.
+tokens that stood and of the last tree of guesses, whose branches share blocks as beams do: guesses that came
+true need not be computed again.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.generation.chosen import SampledToken
+from penstock.generation.drafting.asking import Place
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -27,10 +29,21 @@ from penstock.memory.planning.plan import gib
 from penstock.model.encoder_decoder import EncoderDecoder
 from penstock.text.tokenizer import Tokenizer
 
-#: Tokens of texts that have room, if the config does not say how many.
+#: Tokens of texts that have room, unless the config has fewer for the model itself.
 NUM_KV_TOKENS = 8192
 #: Most tokens of prompts that one call computes for the draft model.
 MAX_CHUNK = 256
+#: Tokens that are said to be likely behind a place.
+NUM_CANDIDATES = 4
+
+
+@dataclass
+class _Twin:
+    """What the draft model has of a sequence."""
+
+    sequence: weakref.ref[Sequence]
+    #: -1: the sequence's tokens; else those and a path of guesses up to a node of the step's guesses.
+    branches: dict[int, Sequence]
 
 
 class DraftModel:
@@ -42,8 +55,8 @@ class DraftModel:
         self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
         self._vocab_size = self.model.spec.vocab_size
         self._sampler = Sampler(self._vocab_size, frozenset())
-        #: Of each sequence, by its number, the sequence itself and its twin here.
-        self._twins: dict[int, tuple[weakref.ref[Sequence], Sequence]] = {}
+        #: By the number of a sequence.
+        self._twins: dict[int, _Twin] = {}
 
     @classmethod
     def load(
@@ -60,7 +73,7 @@ class DraftModel:
         own = EngineConfig(
             activations="int8",  # guesses may be less exact
             host_memory_bytes=config.host_memory_bytes,
-            num_kv_tokens=NUM_KV_TOKENS,
+            num_kv_tokens=min(NUM_KV_TOKENS, config.num_kv_tokens or NUM_KV_TOKENS),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
             num_threads=config.num_threads,
@@ -120,57 +133,58 @@ class DraftModel:
             )
         return replace(config, host_memory_bytes=left), hardware
 
-    def seconds(self, num_seqs: int) -> float:
-        """What one guess for each of so many sequences takes; 0 if nothing was measured."""
-        return self._predict(num_seqs, num_seqs).seconds
+    def seconds(self, num_places: int) -> float:
+        """What one level of guesses takes; 0 if nothing was measured."""
+        return self._predict(num_places, num_places).seconds
 
-    def draft(self, sequences: List[Sequence], length: int) -> Mapping[Sequence, tuple[int, ...]]:
-        """At most `length` tokens that may follow each sequence. A sequence whose prompt is not computed here
-        yet, or that has no room, gets none in this step."""
+    def start(self, sequences: List[Sequence]) -> list[Sequence]:
+        """Begin a step. A sequence whose prompt is not computed here yet, or that has no room, is not among
+        those that are returned."""
         self._forget()
-        guesses: dict[Sequence, list[int]] = {each: [] for each in sequences}
-        active = {each: twin for each in sequences if (twin := self._follow(each)) is not None}
-        active = self._catch_up(active)
-        for _ in range(length):
-            active = {
-                each: twin
-                for each, twin in active.items()
-                if twin.num_tokens < self.model.max_model_len and self._blocks.grow(twin)
-            }
-            active = self._step(active, guesses)
-        return {each: tuple(found) for each, found in guesses.items()}
+        twins = {each: twin for each in sequences if (twin := self._follow(each)) is not None}
+        return self._catch_up(twins)
+
+    def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
+        """Guesser.expand(): what may follow each place."""
+        twins = [self._at(place) for place in places]
+        found = iter(self._candidates([twin for twin in twins if twin is not None]))
+        return [next(found) if twin is not None else [] for twin in twins]
 
     def close(self) -> None:
         self.model.close()
 
-    def _step(
-        self, active: Mapping[Sequence, Sequence], guesses: dict[Sequence, list[int]]
-    ) -> dict[Sequence, Sequence]:
-        """One more guess for each. Returns those that may go on."""
-        going_on: dict[Sequence, Sequence] = {}
-        for (sequence, twin), token in zip(active.items(), self._tokens(list(active.values())), strict=True):
-            if token is None or token >= self._vocab_size:
-                continue
-            guesses[sequence].append(token)
-            twin.append(token)
-            if twin.matcher is not None:
-                twin.matcher = twin.matcher.after(token)
-                if twin.matcher.is_complete:
-                    continue
-            going_on[sequence] = twin
-        return going_on
+    def _at(self, place: Place) -> Sequence | None:
+        """The twin whose last token is that of a place. None if it has no room, or if its grammar is
+        complete."""
+        branches = self._twins[place.sequence.sequence_id].branches
+        if place.node < 0:
+            return branches[-1]
+        parent = branches.get(place.parent)
+        if parent is None or parent.num_tokens + 1 >= self.model.max_model_len:
+            return None
+        matcher = parent.matcher.after(place.token_id) if parent.matcher is not None else None
+        if matcher is not None and matcher.is_complete:
+            return None
+        twin = copy.copy(parent)
+        twin.token_ids, twin.block_table, twin.matcher = [*parent.token_ids, place.token_id], [], matcher
+        self._blocks.share(parent, twin)
+        if not self._blocks.grow(twin):
+            self._blocks.release(twin)
+            return None
+        branches[place.node] = twin
+        return twin
 
-    def _tokens(self, twins: List[Sequence]) -> list[int | None]:
-        """Compute what is pending of each, and choose the next token of each."""
+    def _candidates(self, twins: List[Sequence]) -> list[list[tuple[int, float]]]:
+        """Compute what is pending of each twin. Returns for each its likely next tokens and their shares."""
         if not twins:
             return []
-        batch = Batch(tuple(ScheduledSequence.of(twin, twin.num_pending_tokens) for twin in twins))
+        parts = tuple(ScheduledSequence.of(twin, twin.num_pending_tokens) for twin in twins)
+        batch = Batch(parts, self._blocks.take_copies())
         logits = self.model.executor.forward(ModelInputs.of(batch, self.config.block_size))
-        chosen = self._sampler.sample(logits, batch)
+        found = self._sampler.candidates(logits, batch, NUM_CANDIDATES)
         for twin in twins:
             twin.advance(twin.num_pending_tokens)
-        tokens = [choice.tokens[0] if choice.tokens else None for choice in chosen]
-        return [token.token_id if isinstance(token, SampledToken) else None for token in tokens]
+        return [[(id_, share) for id_, share in each if id_ < self._vocab_size] for each in found]
 
     def _follow(self, sequence: Sequence) -> Sequence | None:
         """The twin of a sequence, with its tokens. What the twin had guessed right stays computed. None if
@@ -179,36 +193,51 @@ class DraftModel:
         is_plain = sequence.encoder is None and not sequence.prefix_len and min(sequence.token_ids) >= 0
         if not is_plain or sequence.num_soft_tokens or sequence.request.prompt_embeds is not None:
             return None
-        _, twin = self._twins.get(sequence.sequence_id) or (None, None)
-        if twin is None:
+        found = self._twins.get(sequence.sequence_id)
+        if found is None:
             params = replace(sequence.params, logprobs=None, prompt_logprobs=None, seed=sequence.seed)
             request = replace(sequence.request, params=params)
             twin = Sequence(sequence.sequence_id, request, self.model.max_model_len)
-            self._twins[sequence.sequence_id] = weakref.ref(sequence), twin
-        num_same = twin.num_computed_tokens
-        while twin.token_ids[:num_same] != sequence.token_ids[:num_same]:
-            num_same -= 1
+            self._twins[sequence.sequence_id] = _Twin(weakref.ref(sequence), {-1: twin})
+        else:
+            twin = self._go_on(found, sequence)
         twin.token_ids = list(sequence.token_ids)
-        twin.num_computed_tokens = min(num_same, sequence.num_tokens - 1)
+        twin.num_computed_tokens = min(twin.num_computed_tokens, sequence.num_tokens - 1)
         twin.matcher = sequence.matcher.fork() if sequence.matcher is not None else None
         if twin.num_tokens >= self.model.max_model_len or not self._blocks.grow(twin):
             return None
         return twin
 
-    def _catch_up(self, active: Mapping[Sequence, Sequence]) -> dict[Sequence, Sequence]:
-        """Compute a part of the prompts that are new. Returns the twins that have one pending token, or so
-        few that they are computed with the first guess."""
-        room, ready = MAX_CHUNK, dict[Sequence, Sequence]()
+    def _go_on(self, found: _Twin, sequence: Sequence) -> Sequence:
+        """The branch that came true furthest becomes the twin itself, with what was computed of it."""
+        num_before = found.branches[-1].num_tokens
+        tail = sequence.token_ids[num_before:]
+
+        def num_true(branch: Sequence) -> int:
+            guessed = branch.token_ids[num_before:]
+            return len(guessed) if tail[: len(guessed)] == guessed else 0
+
+        twin = max(found.branches.values(), key=num_true)
+        for branch in found.branches.values():
+            if branch is not twin:
+                self._blocks.release(branch)
+        found.branches = {-1: twin}
+        return twin
+
+    def _catch_up(self, twins: Mapping[Sequence, Sequence]) -> list[Sequence]:
+        """Compute a part of the prompts that are new. Returns the sequences whose twins have one pending
+        token, or so few that they are computed with the first level."""
+        room, ready = MAX_CHUNK, list[Sequence]()
         parts = []
-        for sequence, twin in sorted(active.items(), key=lambda item: item[1].num_pending_tokens):
+        for sequence, twin in sorted(twins.items(), key=lambda item: item[1].num_pending_tokens):
             if twin.num_pending_tokens <= room:
-                ready[sequence] = twin
+                ready.append(sequence)
                 room -= twin.num_pending_tokens
             elif room:
                 parts.append(ScheduledSequence.of(twin, room))
                 room = 0
         if parts:
-            batch = Batch(tuple(parts))
+            batch = Batch(tuple(parts), self._blocks.take_copies())
             list(self.model.executor.forward(ModelInputs.of(batch, self.config.block_size)))
             for part in parts:
                 part.sequence.advance(part.num_new_tokens)
@@ -216,8 +245,9 @@ class DraftModel:
 
     def _forget(self) -> None:
         """Give back the blocks of sequences that have ended."""
-        for number, (reference, twin) in list(self._twins.items()):
-            sequence = reference()
+        for number, twin in list(self._twins.items()):
+            sequence = twin.sequence()
             if sequence is None or sequence.finish_reason is not None:
-                self._blocks.release(twin)
+                for branch in twin.branches.values():
+                    self._blocks.release(branch)
                 del self._twins[number]

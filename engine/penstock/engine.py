@@ -260,4 +260,4 @@ class Engine:
 
 def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
-    return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model)
+    return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)

@@ -264,9 +264,10 @@ class _Tally:
         self._loss = self._reference_loss = self._kl = self._max_kl = 0.0
 
     def add_hidden(self, expected: Computed, rows: Tensor, index: int, found: Tensor) -> None:
-        """found: hidden states after layer `index`, [num_tokens, hidden_size]. rows: their tokens, as indices
-        among the tokens of all windows."""
+        """found: hidden states after layer `index`, [num_tokens, hidden_size], and inputs of later layers
+        behind them. rows: their tokens, as indices among the tokens of all windows."""
         states = expected.hidden[index].flatten(0, 1)[rows]
+        found = found[:, : states.shape[1]]
         lengths = states.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
         self._layer_errors[index] += float(((found.to(states.device) - states).norm(dim=1) / lengths).sum())
         self._num_computed[index] += len(rows)

@@ -172,12 +172,16 @@ class ModelSpec:
     #: Above 0, a token's keys and values are one row, whose first latent_dim numbers are the value. Then
     #: head_dim is the width of the row, and num_kv_heads is 1.
     latent_dim: int = 0
+    #: Per layer, where layers differ: the number of its KV heads and the width of a head. () if all layers
+    #: have num_kv_heads and head_dim.
+    kv_shapes: tuple[tuple[int, int], ...] = ()
     #: Per layer, where layers differ: its rope, or None. () if all layers have `rope`. Only the frequencies
     #: of `rope` may depend on a sequence's length.
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     #: Per layer: the recurrent state of a sequence. () if no layer has one.
     states: tuple[StateLayout, ...] = ()
-    #: Layers without attention. They have no keys and values.
+    #: Layers without keys and values of their own: layers without attention, and those that read the keys and
+    #: values of another layer (Family.kv_layer).
     layers_without_kv: frozenset[int] = frozenset()
 
     def kv_layout(self, kv_dtype: str) -> KVLayout:
@@ -187,8 +191,8 @@ class ModelSpec:
     def kv_bytes_per_token(self, layout: KVLayout | None = None) -> int:
         """Bytes of K and V of one token over all layers; without a layout, in float16."""
         layout = layout or self.kv_layout("float16")
-        num_layers = self.num_layers - len(self.layers_without_kv)
-        return num_layers * layout.bytes_per_token(self.num_kv_heads, self.head_dim)
+        layers = set(range(self.num_layers)) - self.layers_without_kv
+        return sum(layout.bytes_per_token(*self.kv_shape(index)) for index in layers)
 
     @property
     def state_bytes(self) -> int:
@@ -203,6 +207,16 @@ class ModelSpec:
     def embedding_size(self) -> int:
         """Numbers of a row of the embedding, and of a vector in place of a token."""
         return self.hidden_size
+
+    @property
+    def row_size(self) -> int:
+        """Numbers of a token's row that the first layer gets. Those beyond hidden_size are inputs of single
+        layers, and each layer leaves its own out of the row that it gives to the next."""
+        return self.hidden_size
+
+    def kv_shape(self, layer_index: int) -> tuple[int, int]:
+        """The KV heads of a layer, and the width of a head."""
+        return self.kv_shapes[layer_index] if self.kv_shapes else (self.num_kv_heads, self.head_dim)
 
     @property
     def has_encoder(self) -> bool:

@@ -27,7 +27,8 @@ Read = Callable[[], Tensor]
 class Computed:
     """The model's results for some sequences of equal length, all float32."""
 
-    #: After each layer, before the final norm. Each [num_seqs, num_tokens, hidden_size]
+    #: After each layer, before the final norm. Each [num_seqs, num_tokens, hidden_size]; where a token has
+    #: several hidden states, they stand one after the other.
     hidden: tuple[Tensor, ...]
     logits: Tensor  # [num_seqs, num_tokens, vocab_size]
 
@@ -81,7 +82,7 @@ class UnquantizedModel:
         after a cap), attention's scores with mask, softmax and a copy, and some rows of the widest matrix.
         """
         spec = self.spec
-        per_token = spec.num_layers * spec.hidden_size + 3 * spec.vocab_size
+        per_token = spec.num_layers * spec.row_size + 3 * spec.vocab_size
         per_token += 4 * spec.num_heads * num_tokens + 8 * (spec.hidden_size + spec.intermediate_size)
         return 4 * num_tokens * per_token
 
@@ -99,7 +100,10 @@ class UnquantizedModel:
         return (self._input_ids,) if arguments and arguments[0].is_meta else None
 
     def _keep_hidden(self, layer: nn.Module, arguments: Any, output: Any) -> None:
-        self._hidden.append(output[0] if isinstance(output, tuple) else output)
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.dim() == 4:  # several hidden states of each token, the states first
+            hidden = hidden.permute(1, 2, 0, 3).flatten(2)
+        self._hidden.append(hidden)
 
     def _is_there(self, parameter: str) -> bool:
         """Whether the checkpoint has a parameter or buffer. Buffers that it lacks have values already."""

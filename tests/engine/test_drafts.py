@@ -1,67 +1,26 @@
 """Drafts: guesses that are computed beside a sequence's tokens change how many steps an answer takes, and not
-a bit of it. The drafters are this file's own: one knows the answer, one is always wrong, one is right for a
-while, one guesses at random."""
+a bit of it. The drafters are those of drafters.py."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from drafters import Dice, Forest, Oracle
 from test_engine import BLOCK_BYTES, PARAMS, PROMPTS, exact
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, CorruptFile, StepFailed
-from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.sequence import FinishReason, Sequence
+from penstock.generation.sequence import FinishReason
 
-VOCAB_SIZE = 278
 CHAIN = 6
-
-
-class Oracle(Drafter):
-    """Knows what follows each seed and prompt: of `length` guesses so many are right."""
-
-    def __init__(
-        self, answers: Mapping[tuple[int | None, ...], list[int]], length: int, num_right: int
-    ) -> None:
-        self.answers = answers
-        self.length, self.num_right = length, num_right
-        self.num_proposed = 0
-
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
-        found = {sequence: self.guess(sequence) for sequence in sequences}
-        self.num_proposed += sum(map(len, found.values()))
-        return found
-
-    def guess(self, sequence: Sequence) -> list[int]:
-        answer = self.answers.get((sequence.params.seed, *sequence.request.prompt_token_ids), [])
-        done = sequence.num_output_tokens
-        right = answer[done : done + self.length]
-        return [
-            token if index < self.num_right else (token + 1) % VOCAB_SIZE for index, token in enumerate(right)
-        ]
-
-
-class Dice(Drafter):
-    """Random tokens, for random sequences, often more than have room; now and then what an oracle says."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.dice, self.oracle = random.Random(0), oracle
-
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
-        return {sequence: self.guess(sequence) for sequence in sequences if self.dice.random() < 0.8}
-
-    def guess(self, sequence: Sequence) -> list[int]:
-        self.oracle.num_right = self.dice.randrange(9)
-        some = self.oracle.guess(sequence)
-        return some + [self.dice.randrange(VOCAB_SIZE) for _ in range(self.dice.choice((0, 1, 5, 200)))]
 
 
 GRAMMAR = Grammar.json_schema(
@@ -133,7 +92,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     [
         ("together", "right"), ("together", "wrong"),
         *((case, "half right") for case in ("together", "preemptions", "streamed")),
-        *((case, "random") for case in CONFIGS),
+        *((case, kind) for case in CONFIGS for kind in ("random", "tree")),
     ],
 )  # fmt: skip
 def test_answers_are_those_without_drafts(
@@ -144,14 +103,83 @@ def test_answers_are_those_without_drafts(
         "wrong": oracle(undrafted, num_right=0),
         "half right": oracle(undrafted, num_right=3),
         "random": Dice(oracle(undrafted)),
+        "tree": Forest(oracle(undrafted)),
     }[kind]
     with load(tiny_llama, drafter, **CONFIGS[case]) as engine:
         assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
         assert (engine.metrics.num_preemptions > 0) == (case == "preemptions")
         check_all_is_free(engine)
+        if kind == "tree" and case == "together":
+            assert isinstance(drafter, Forest) and drafter.num_branches > 20
         # Nothing wrong is found in the prefix cache, and what is right is.
         assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(undrafted)
         check_all_is_free(engine)
+
+
+#: How many times a hundred random requests are drafted. Take 70 for 21,000 answers:
+#: `PENSTOCK_RANDOM_ROUNDS=70 pytest tests/engine/test_drafts.py -k random_requests`.
+ROUNDS = int(os.environ.get("PENSTOCK_RANDOM_ROUNDS", "7"))
+
+
+def random_request(dice: random.Random) -> tuple[list[int], SamplingParams]:
+    """Whatever a request may have, in any combination."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(dice.randrange(260) for _ in range(count))
+
+    max_tokens = dice.randrange(1, 24)
+    options: dict[str, object] = {
+        "top_k": dice.choice((1, 5, 50)),
+        "top_p": dice.choice((0.3, 0.9)),
+        "min_p": dice.choice((0.01, 0.2)),
+        "repetition_penalty": dice.choice((0.8, 1.3)),
+        "presence_penalty": dice.uniform(-2, 2),
+        "frequency_penalty": dice.uniform(-2, 2),
+        "no_repeat_ngram_size": dice.choice((1, 2, 4)),
+        "logit_bias": {token: dice.uniform(-5, 5) for token in tokens(6)},
+        "min_tokens": dice.randrange(max_tokens),
+        "stop_token_ids": tokens(40),
+        "stop": (dice.choice("aeiou "), "th"),
+        "bad_words": tuple(tokens(dice.choice((1, 2, 3))) for _ in range(20)),
+        "allowed_token_ids": tokens(60),
+        "logprobs": dice.randrange(4),
+        "prompt_logprobs": dice.randrange(2),
+        "ignore_eos": True,
+    }
+    chosen = {name: value for name, value in options.items() if dice.random() < 0.25}
+    if dice.random() < 0.1:  # and no token that the grammar needs is forbidden
+        chosen = {
+            "grammar": GRAMMAR,
+            **{name: chosen[name] for name in ("logprobs", "top_k") if name in chosen},
+        }
+    temperature = dice.choice((0.0, 0.0, 0.7, 1.0, 2.0))
+    params = SamplingParams(
+        temperature=temperature,
+        seed=dice.randrange(9),
+        max_tokens=max_tokens,
+        **chosen,  # type: ignore[arg-type]
+    )
+    return list(tokens(dice.choice((1, 5, 16, 17, 40)))), params
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_random_requests_get_what_they_get_without_drafts(number: int, tiny_llama: Path) -> None:
+    """A hundred requests, three drafters, three configs."""
+    dice = random.Random(number)
+    asked = [random_request(dice) for _ in range(100)]
+    prompts, params = (list(column) for column in zip(*asked, strict=True))
+    with Engine.load(tiny_llama, EngineConfig(enable_prefix_caching=False)) as engine:
+        expected = engine.generate(prompts, params)
+    answers = {
+        (each.seed, *prompt): done.token_ids for (prompt, each), done in zip(asked, expected, strict=True)
+    }
+    for maker, case in zip((Forest, Forest, Dice), dice.sample(list(CONFIGS), 3), strict=True):
+        drafter = maker(Oracle(answers, CHAIN))
+        drafter.dice.seed(number)
+        with load(tiny_llama, drafter, **CONFIGS[case]) as engine:
+            assert exact(engine.generate(prompts, params)) == exact(expected)
+            assert engine.metrics.accepted_tokens
+            check_all_is_free(engine)
 
 
 @pytest.mark.parametrize("length", [1, 3, 7, 500])

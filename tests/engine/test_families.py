@@ -40,11 +40,13 @@ from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
+from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.executor import Executor
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.draft_blocks import DraftBlocks
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
@@ -295,7 +297,7 @@ def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
         for parts in (model.kv_cache.layers, model.kv_cache.states)
     )
     kv = LayerKV(model.kv_cache.layout, parts, states)
-    hidden = torch.empty(inputs.layout.num_tokens, model.spec.hidden_size, device=device)
+    hidden = torch.empty(inputs.layout.num_tokens, model.spec.row_size, device=device)
     layout = inputs.layout.to(device)
     hidden = family.layer(0, moved(layer), hidden, kv, layout)
     logits = family.head(moved(head), hidden)
@@ -319,6 +321,26 @@ def test_logits_are_the_same_in_company_and_in_chunks(built: Built) -> None:
     together = model.all_logits(model.sequences())
     alone = [model.logits_in_chunks(sequence) for sequence in model.sequences()]
     assert torch.equal(torch.cat(alone), together)
+
+
+def test_guesses_beside_guesses_compute_what_a_text_does(built: Built) -> None:
+    """Bit for bit, behind a prompt whose end is in the same step: each family writes what leads to a branch
+    into the branch's blocks."""
+    model = Model(built.folder, EngineConfig())
+    if model.spec.states:
+        pytest.skip("states have no branches")
+    prompt = [*PROMPTS[0], *range(3, 3 + BLOCK_SIZE)][: BLOCK_SIZE + 7]
+    (sequence,) = model.sequences([prompt])
+    model.all_logits([sequence], len(prompt) - 2)
+    sequence.advance(len(prompt) - 2)
+    drafts = DraftTree((3, 4, 5, 6, 7), (-1, 0, 1, 0, -1))
+    item = DraftBlocks(model.blocks).place(model.batch([sequence]).scheduled[0], drafts)
+    assert len(item.branches) == 2
+    inputs = ModelInputs.of(Batch((item,), model.blocks.take_copies()), BLOCK_SIZE)
+    rows = model.executor.head(model.executor.sweep(inputs))[2:]
+    for node in range(drafts.num_nodes):
+        text = [*prompt, *(drafts.token_ids[each] for each in drafts.path(node))]
+        assert torch.equal(rows[node], model.all_logits(model.sequences([text]))[-1]), node
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")

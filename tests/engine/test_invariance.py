@@ -1,6 +1,6 @@
 """The promise, for every kind of layer: token ids and log-probabilities of a request are those it gets alone,
-whatever its company, the chunks of its prompt, the moment it came, preemptions, streaming and threads, and
-whoever computed the beginning of its prompt.
+whatever its company, the chunks of its prompt, the moment it came, preemptions, streaming, threads and trees
+of guesses, and whoever computed the beginning of its prompt.
 
 engine/README.md says what it rests on.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drafters import Forest, Oracle
 from test_convert import Ids
 from tiny_models import RECURRENT, VOCAB_SIZE, WHOLE, build
 
@@ -107,13 +108,19 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(
     with Engine.load(model, PLAIN, tokenizer=Ids()) as engine:
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
         kv_bytes_per_token = engine.spec.kv_bytes_per_token()
-    with Engine.load(model, config(dice, kv_bytes_per_token), tokenizer=Ids()) as engine:
+    answers = {
+        (params.seed, *prompt): done.token_ids for (prompt, params), done in zip(asked, alone, strict=True)
+    }
+    drafter = Forest(Oracle(answers, 6, vocab_size=VOCAB_SIZE))
+    settings = config(dice, kv_bytes_per_token)
+    with Engine.load(model, settings, tokenizer=Ids(), drafter=drafter) as engine:
         together = arriving(engine, dice, asked)
     for mine, expected in zip(together, alone, strict=True):
         assert (mine.token_ids, mine.logprobs) == (expected.token_ids, expected.logprobs), engine.config
     assert engine.metrics.kv_blocks_used == 0
     assert engine.metrics.num_preemptions, "nothing was preempted: the cache is too large to test it"
     assert engine.metrics.prefix_cache_hits, "nothing was found in the prefix cache"
+    assert (name in RECURRENT) or drafter.num_branches, "no guess beside another one was right"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from test_seams import CONFIG, PROMPTS, open_mixture, write_mixture
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.loader import assemble
-from penstock.memory import kept_uses
+from penstock.memory import kept_rates, kept_uses
 from penstock.memory.host_lane import HostLane
 from penstock.spec import UnitKey
 from penstock_server.facade.inside import snapshot_of
@@ -25,6 +25,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     kept_uses.write(file, uses)
     assert kept_uses.read(file) == uses
     assert file != kept_uses.path_of(tmp_path / "cache", tmp_path / "elsewhere" / "a-model")
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: Path, target: Path) -> None:
+        assert Path(source).exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    kept_uses.write(tmp_path / "experts" / "uses", {UnitKey("decoder", 0, 0): 1.0})
+    kept_rates.write(tmp_path / "rates", {})
+    assert [path.name for path in tmp_path.rglob("*")] == ["experts"]
 
 
 def test_counts_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

@@ -232,6 +232,17 @@ def test_checksums_are_those_of_the_files(tmp_path: Path, caplog: pytest.LogCapt
         Checksums([tmp_path / "none.bin"]).wait()
 
 
+def test_a_file_that_is_cut_while_its_checksum_is_computed(tmp_path: Path) -> None:
+    """The piece that is missing is not mapped: the system would kill the process."""
+    file = tmp_path / "a.bin"
+    file.write_bytes(bytes(9 << 20))
+    pieces = Checksums([])._pieces(file)
+    assert len(next(pieces)) == 8 << 20
+    file.write_bytes(b"")
+    with pytest.raises(OSError, match="was cut while it was read"):
+        next(pieces)
+
+
 def test_memory_of_reading_is_a_few_megabytes(tmp_path: Path) -> None:
     """Headers alone are read when a folder is opened."""
     torch.save({f"t{i}": torch.zeros(1 << 20) for i in range(32)}, tmp_path / "pytorch_model.bin")
@@ -332,6 +343,19 @@ def test_a_soft_prompt_beside_cpm2_is_no_part_of_the_model(
     for name, message in (("other", "2 tensors"), ("empty", "no file"), ("none", "does not exist")):
         with pytest.raises(CheckpointNotFound, match=message):
             read_soft_prompt(tmp_path / name)
+
+
+def test_a_soft_prompt_that_was_trained_with_a_mask_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.randn(5, 32), tmp_path / "lcqmc.pt")
+    config: dict[str, object] = {"fix_model": True, "enc": {"prompt_len": 5, "ratio_list": [1.0, 0.0, 0.0]}}
+    others = (b"{", b"[1]", b'{"mask_prompt2token": true}', b" " * 70_000 + b"{}")
+    for number, other in enumerate((*others, json.dumps(config | {"mask_prompt2token": False}).encode())):
+        (tmp_path / f"{number}.json").write_bytes(other)
+    assert read_soft_prompt(tmp_path / "lcqmc.pt").shape == (5, 32)
+    for mask in ("mask_prompt2token", "mask_token2prompt"):
+        (tmp_path / "prompt.json").write_text(json.dumps(config | {mask: True}))
+        with pytest.raises(UnsupportedModel, match=f"prompt.json sets {mask}.*Train the soft prompt without"):
+            read_soft_prompt(tmp_path / "lcqmc.pt")
 
 
 def read_config_of(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.chosen import SampledToken
 from penstock.generation.distribution import FIRST_CANDIDATES, draw, token_logprobs
+from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.grammars.blanks import BlankMatcher, Blanks
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import Sampler, tokens_that_repeat
@@ -408,7 +409,7 @@ def test_a_chain_is_followed_as_far_as_it_is_right_or_to_an_end(size: int) -> No
     ):
         rows = [sequence(params, [1, 2], []), sequence(GREEDY, [3], [])]
         items = [ScheduledSequence.of(row, row.num_pending_tokens) for row in rows]
-        batch = Batch((items[0]._replace(drafts=tuple(drafts)), items[1]))
+        batch = Batch((items[0]._replace(drafts=DraftTree.chain(drafts)), items[1]))
         first, second = sampler.sample(logits.split(size), batch)  # type: ignore[no-untyped-call]
         assert [token.token_id for token in first.tokens] == best[:num_tokens]
         assert first.num_accepted == num_tokens - 1

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
+from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -53,9 +54,7 @@ class PlainCache:
         self.rope = decider.admission._rope_lengths.rope
         self.slots: dict[tuple[int, int], object] = {}
 
-    def value(self, item: ScheduledSequence, position: int) -> object:
-        seq = item.sequence
-        tokens = [*seq.token_ids, *item.drafts]
+    def value(self, seq: Sequence, tokens: list[int], position: int) -> object:
         frequencies = [self.frequencies(seq, at) for at in range(position + 1)] if self.rope else []
         return seq.request.cache_salt, tuple(tokens[: position + 1]), tuple(frequencies)
 
@@ -75,24 +74,39 @@ class PlainCache:
             for offset in range(BLOCK_SIZE):
                 self.slots[destination, offset] = self.slots.get((source, offset))
         for item in batch.scheduled:
-            seq = item.sequence
-            for position in range(seq.num_computed_tokens, end_of(item)):
-                slot = seq.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                value = self.value(item, position)
-                # A token whose K and V are there already gets the same bits again, in each layer that is
-                # reached.
-                if not is_failing or self.slots.get(slot) != value:
-                    self.slots[slot] = "half computed" if is_failing else value
+            for first, tokens, table in runs_of(item):
+                for position in range(first, len(tokens)):
+                    slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                    value = self.value(item.sequence, tokens, position)
+                    # A token whose K and V are there already gets the same bits again, in each layer that is
+                    # reached.
+                    if not is_failing or self.slots.get(slot) != value:
+                        self.slots[slot] = "half computed" if is_failing else value
         for item in batch.scheduled if not is_failing else ():
-            seq = item.sequence
-            for position in range(end_of(item)):
-                slot = seq.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                assert self.slots[slot] == self.value(item, position), "these are not its own tokens"
+            for _, tokens, table in runs_of(item):
+                for position in range(len(tokens)):
+                    slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                    own = self.value(item.sequence, tokens, position)
+                    assert self.slots[slot] == own, "these are not its own tokens"
+
+
+def runs_of(item: ScheduledSequence) -> list[tuple[int, list[int], list[int]]]:
+    """What a step writes: the first position that is written, all tokens up to the last one, and their
+    blocks."""
+    seq, drafts = item.sequence, item.drafts
+    first_run = drafts.runs[0] if drafts else ()
+    text = seq.token_ids[: seq.num_computed_tokens + item.num_new_tokens]
+    runs = [(seq.num_computed_tokens, text + [drafts.token_ids[node] for node in first_run], seq.block_table)]
+    for branch in item.branches:
+        path = [drafts.token_ids[node] for node in drafts.path(branch.nodes[-1])]
+        runs.append((branch.first_copied, text + path, branch.block_table))
+    return runs
 
 
 def end_of(item: ScheduledSequence) -> int:
-    """Tokens that are computed when the step is over, drafts included."""
-    return item.sequence.num_computed_tokens + item.num_new_tokens + len(item.drafts)
+    """Tokens that are computed when the step is over, those of the longest path of drafts included."""
+    depth = max(item.drafts.depths, default=0)
+    return item.sequence.num_computed_tokens + item.num_new_tokens + depth
 
 
 def check(decider: Scheduler, batch: Batch) -> None:
@@ -102,6 +116,8 @@ def check(decider: Scheduler, batch: Batch) -> None:
     assert len(decider.admission.running) <= decider.admission.max_num_seqs
     assert len({item.sequence for item in batch.scheduled}) == len(batch.scheduled)
     owners = Counter(block for seq in decider for block in seq.block_table)
+    branches = [branch for item in batch.scheduled for branch in item.branches]
+    owners.update({block for branch in branches for block in branch.block_table} - set(owners))
     assert all(len(seq.block_table) == len(set(seq.block_table)) for seq in decider)
     assert owners == {block: n for block, n in enumerate(pool.num_owners) if n}
     assert set(owners) & set(pool._free) == set() and len(owners) + pool.num_free == pool.num_blocks
@@ -109,7 +125,8 @@ def check(decider: Scheduler, batch: Batch) -> None:
     assert {key: block for block, (key, _) in pool._keys.items()} == pool._found
     for item in batch.scheduled:
         assert 0 < item.num_new_tokens <= item.sequence.num_pending_tokens
-        assert len(item.sequence.block_table) * BLOCK_SIZE >= end_of(item)
+        for _, tokens, table in runs_of(item):
+            assert len(table) * BLOCK_SIZE >= len(tokens) and len(set(table)) == len(table)
         assert item.is_sampled or not item.drafts
         assert not item.drafts or end_of(item) < item.sequence.max_total_tokens
 
@@ -120,13 +137,26 @@ def next_token(seq: Sequence, ahead: int = 0) -> int:
 
 
 class Guesses(Drafter):
-    """A drafter that is right as long as it likes, and often guesses more than there is room for."""
+    """A drafter that is right as long as it likes, in some branch of a tree, and often guesses more than
+    there is room for."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
 
-    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, list[int]]:
-        return {each: self.guess(each) for each in sequences if self.dice.random() < 0.7}
+    def propose(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> dict[Sequence, DraftTree]:
+        return {each: self.tree(each) for each in sequences if self.dice.random() < 0.7}
+
+    def tree(self, seq: Sequence) -> DraftTree:
+        """A chain, and tokens that are wrong beside its nodes and beside each other."""
+        chain = self.guess(seq)
+        token_ids, parents = list(chain), list(range(-1, len(chain) - 1))
+        for number in range(self.dice.choice((0, 0, 3, 8))):
+            place = self.dice.randrange(len(token_ids) + 1)  # a wrong node comes before the chain's node
+            parent = self.dice.randrange(-1, place)
+            token_ids.insert(place, 10 + number)
+            parents = [p + (p >= place) for p in parents]
+            parents.insert(place, parent)
+        return DraftTree(tuple(token_ids), tuple(parents))
 
     def guess(self, seq: Sequence) -> list[int]:
         right = [next_token(seq, ahead) for ahead in range(self.dice.choice((0, 1, 3, 20, 40)))]
@@ -137,12 +167,10 @@ def choose(item: ScheduledSequence) -> Chosen:
     """As the sampler does it."""
     if not item.is_sampled:
         return NOTHING
-    tokens: list[SampledToken] = []
-    for ahead, draft in enumerate((*item.drafts, None)):
-        tokens.append(SampledToken(next_token(item.sequence, ahead), None))
-        if tokens[-1].token_id != draft:
-            break
-    return Chosen(tuple(tokens))
+    right = [next_token(item.sequence, ahead) for ahead in range(item.drafts.num_nodes + 1)]
+    num_right = len(item.drafts.follow(right))
+    tokens = [SampledToken(token_id, None) for token_id in right[: num_right + 1]]
+    return Chosen(tuple(tokens), num_drafts=item.drafts.num_nodes, num_right=num_right)
 
 
 def sampled(batch: Batch) -> list[Sequence]:
@@ -506,19 +534,19 @@ def test_long_prompts_share_where_their_frequencies_are_the_same(rope: RopeSpec,
 
 def test_drafts_take_what_is_left_and_what_is_accepted_is_found() -> None:
     class Right(Guesses):
-        def guess(self, seq: Sequence) -> list[int]:
-            return [next_token(seq, ahead) for ahead in range(40)]
+        def tree(self, seq: Sequence) -> DraftTree:
+            return DraftTree.chain([next_token(seq, ahead) for ahead in range(40)])
 
     decider = scheduler(num_blocks=40, max_num_batched_tokens=50, drafter=Right(random.Random(0)))
     decider._drafter.dice.random = lambda: 0.0  # type: ignore[attr-defined]
     cache = PlainCache(decider)
     (one,) = prompt_of(decider, list(range(20)), num_output=60)
     batch = run_step(decider, cache)
-    assert (batch.num_tokens, len(batch.scheduled[0].drafts)) == (50, 30)
+    assert (batch.num_tokens, batch.scheduled[0].drafts.num_nodes) == (50, 30)
     assert (one.num_tokens, one.num_computed_tokens, len(one.block_table)) == (51, 50, 4)
     prompt_of(decider, [99] * 40, num_output=2)
     batch = run_step(decider, cache)
-    assert sizes(batch) == {0: 1, 1: 40} and [len(item.drafts) for item in batch.scheduled] == [9, 0]
+    assert sizes(batch) == {0: 1, 1: 40} and [item.drafts.num_nodes for item in batch.scheduled] == [9, 0]
     answered = list(one.token_ids)
     run(decider, cache)
     (again,) = prompt_of(decider, answered, num_output=1)
@@ -532,15 +560,15 @@ def test_nobody_gives_way_to_a_draft() -> None:
     class Wrong(Guesses):
         def propose(
             self, sequences: Iterable[Sequence], num_tokens: int, room: int
-        ) -> dict[Sequence, list[int]]:
-            return {seq: [9] * 30 for seq in sequences}
+        ) -> dict[Sequence, DraftTree]:
+            return {seq: DraftTree.chain([9] * 30) for seq in sequences}
 
     decider = scheduler(num_blocks=5, max_num_batched_tokens=100, drafter=Wrong(random.Random(0)))
     cache = PlainCache(decider)
     for start in (1, 2):
         prompt_of(decider, [start] * 20, num_output=12)
     batch = run_step(decider, cache)
-    assert [len(item.drafts) for item in batch.scheduled] == [
+    assert [item.drafts.num_nodes for item in batch.scheduled] == [
         11,
         11,
     ]  # one token is left for the answer's end

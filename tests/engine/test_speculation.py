@@ -14,10 +14,11 @@ from test_engine import exact
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter
-from penstock.generation.drafting.acceptance import Acceptance
+from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank, kind_of_share
+from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
-from penstock.generation.drafting.repeated_text import MAX_MATCH, MIN_MATCH, RepeatedText
-from penstock.generation.drafting.speculation import MAX_GUESSES, Speculation
+from penstock.generation.drafting.repeated_text import MIN_MATCH, RepeatedText
+from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 
@@ -39,7 +40,10 @@ def plain_guess(tokens: list[int], length: int) -> tuple[list[int], int]:
     best, most = 0, MIN_MATCH - 1
     for place in range(MIN_MATCH, len(tokens)):
         same = 0
-        while same < min(MAX_MATCH, place) and tokens[place - 1 - same] == tokens[-1 - same]:
+        while (
+            same < min(EngineConfig.prompt_lookup_max, place)
+            and tokens[place - 1 - same] == tokens[-1 - same]
+        ):
             same += 1
         if same >= MIN_MATCH and same >= most:
             best, most = place, same
@@ -56,7 +60,11 @@ def test_guesses_are_those_of_brute_force(num_kinds: int) -> None:
     for _ in range(60):
         tokens += [dice.randrange(num_kinds) for _ in range(dice.choice((1, 1, 3)))]
         text.follow(tokens)
-        guess, num_same = text.guess(9)
+        guesses = text.guesses(9)
+        guess, num_same = guesses[0] if guesses else ((), 0)
+        firsts = [each.token_ids[0] for each in guesses]
+        assert len(set(firsts)) == len(firsts)
+        assert [each.num_same for each in guesses] == sorted((g.num_same for g in guesses), reverse=True)
         expected, most = plain_guess(tokens, 9)
         # Only the latest places are looked at, so that a text of two words has better ones.
         assert num_same == most or (num_kinds == 2 and 0 < num_same < most)
@@ -66,11 +74,18 @@ def test_guesses_are_those_of_brute_force(num_kinds: int) -> None:
 
 def test_an_example_is_guessed_from_its_beginning_and_where_the_answer_follows_it() -> None:
     text = RepeatedText([5, 6, 7, 8, 9])
-    assert text.guess(3).token_ids == (5, 6, 7)
+    assert [each.token_ids for each in text.guesses(3)] == [(5, 6, 7)]
     text.follow([1, 6])
-    assert text.guess(3).token_ids == ()
+    assert text.guesses(3) == []
     text.follow([1, 6, 7])
-    assert text.guess(9).token_ids == (8, 9)  # and nothing beyond the example's end
+    (found,) = text.guesses(9)
+    assert found.token_ids == (8, 9)  # and nothing beyond the example's end
+
+
+def test_other_places_are_guessed_too() -> None:
+    text = RepeatedText()
+    text.follow([1, 2, 3, 7, 0, 2, 3, 8, 0, 1, 2, 3])
+    assert [(each.token_ids, each.num_same) for each in text.guesses(2)] == [((7, 0), 3), ((8, 0), 2)]
 
 
 def sequence(prompt: list[int], **params: object) -> Sequence:
@@ -80,12 +95,12 @@ def sequence(prompt: list[int], **params: object) -> Sequence:
 def proposed(predict_s: Callable[[int], float], sequences: list[Sequence], room: int = 500) -> list[int]:
     """How many guesses each sequence gets."""
     found = Speculation(predict_s).propose(sequences, len(sequences), room)
-    return [len(found.get(each, ())) for each in sequences]
+    return [found.get(each, NO_GUESSES).num_nodes for each in sequences]
 
 
 def test_guesses_are_taken_where_they_pay() -> None:
     quotation, prose = [*range(20), *range(18)], [1, 2, 3, 1, 2]
-    assert proposed(flat_s, [sequence(quotation)]) == [MAX_GUESSES]
+    assert proposed(flat_s, [sequence(quotation)]) == [EngineConfig.max_guesses]
     assert 0 < proposed(flat_s, [sequence(prose)])[0] < 5
     assert proposed(flat_s, [sequence([1, 2, 3])]) == [0]
     # A step of two tokens takes twice as long: no guess brings as much as it costs.
@@ -98,35 +113,82 @@ def test_guesses_are_taken_where_they_pay() -> None:
     assert proposed(flat_s, [sequence(quotation)], room=3) == [3]
 
 
+def test_limits_of_guesses_are_those_of_the_config() -> None:
+    quotation = sequence([*range(20), *range(18)])
+    few = Speculation(flat_s, config=EngineConfig(max_guesses=5))
+    assert few.propose([quotation], 1, 500)[quotation].num_nodes == 5
+    text = [7, 1, 2, 3, 8, 0, 9, 2, 3]
+    for least, most, expected in ((2, 32, 2), (3, 32, None), (2, 2, 2)):
+        found = RepeatedText(config=EngineConfig(prompt_lookup_min=least, prompt_lookup_max=most))
+        found.follow(text)
+        assert [each.num_same for each in found.guesses(1)] == ([expected] if expected else [])
+    cut = RepeatedText(config=EngineConfig(prompt_lookup_max=3))
+    cut.follow([*range(9), *range(8)])
+    assert [each.num_same for each in cut.guesses(1)] == [3]
+
+
 def test_wrong_guesses_become_rare_and_are_tried_again_later() -> None:
     prompt = [*range(20), *range(18)]
     mine = sequence(prompt)
     speculation = Speculation(lambda n: 1 + 0.05 * n)
     sizes = []
     for _ in range(300):
-        guess = tuple(speculation.propose([mine], 1, 500).get(mine, ()))
-        sizes.append(len(guess))
+        guess = speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
+        sizes.append(guess.num_nodes)
         if guess:
-            speculation.learn(mine, guess, 0)
+            speculation.learn(mine, guess, [], [])
     assert sizes[0] > 8 and sum(sizes[30:60]) < 20
     # Each guess lengthens a step by a twentieth: the last 200 steps lose less than a hundredth.
     assert 0 < sum(sizes[100:]) < 40
 
 
 def test_rates_follow_what_was_seen() -> None:
-    acceptance = Acceptance()
-    first = acceptance.rate(5)
-    for _ in range(30):
-        acceptance.learn(5, 4, 4)
-    assert acceptance.rate(5) > 0.9 > first
-    assert acceptance.rate(2) == Acceptance().rate(2)
-    assert Acceptance(acceptance).rate(5) == acceptance.rate(5)
+    acceptance, kind = Acceptance(), kind_of_match(5)
+    first = acceptance.rate(kind)
+    for _ in range(120):
+        acceptance.learn(kind, True)
+    assert acceptance.rate(kind) > 0.9 > first
+    assert acceptance.rate(kind_of_match(2)) == Acceptance().rate(kind_of_match(2))
+    assert Acceptance(acceptance).rate(kind) == acceptance.rate(kind)
     for _ in range(100):
-        acceptance.learn(5, 0, 4)
-    assert acceptance.rate(5) < 0.1
+        acceptance.learn(kind, False)
+    assert acceptance.rate(kind) < 0.1
     for _ in range(2000):
-        acceptance.forget(5)
-    assert math.isclose(acceptance.rate(5), first, rel_tol=0.01)
+        acceptance.forget([kind])
+    assert math.isclose(acceptance.rate(kind), first, rel_tol=0.01)
+    kinds = [kind_of_match(2), kind_of_match(99), kind_of_share(0.0), kind_of_share(1.0), kind_of_rank(0)]
+    assert len({kind_of_share(share / 100) for share in range(101)} | set(kinds)) == 13, "kinds are apart"
+
+
+def test_a_tree_keeps_what_leads_to_its_nodes() -> None:
+    tree = DraftTree((1, 2, 3, 4, 5, 6), (-1, -1, 0, 1, 2, 0))
+    assert tree.depths == [1, 1, 2, 2, 3, 2] and tree.path(4) == [0, 2, 4]
+    assert tree.follow([1, 3, 5, 9]) == [0, 2, 4] and tree.follow([3]) == []
+    assert tree.within(4, 9) == DraftTree((1, 2, 3, 4), (-1, -1, 0, 1))
+    assert tree.within(9, 1) == DraftTree((1, 2), (-1, -1))
+    runs = tree.in_runs()
+    assert runs == DraftTree((1, 3, 5, 6, 2, 4), (-1, 0, 1, 0, -1, 4))
+    assert runs.runs == [range(3), range(3, 4), range(4, 6)]
+    chain = DraftTree.chain([7, 8])
+    assert chain.in_runs() is chain and chain.runs == [range(2)] and DraftTree().runs == []
+
+
+def test_what_was_likely_before_is_guessed_again() -> None:
+    """A tree of the likely followers, the likeliest first; a text with a salt leaves nothing for others."""
+    speculation, first = Speculation(flat_s), sequence([1, 2, 3])
+    speculation.propose([first], 1, 500)
+    assert speculation.num_followers
+    speculation.learn(first, NO_GUESSES, [], [(4, 5, 6)])
+    first.append(4)
+    speculation.learn(first, NO_GUESSES, [], [(3, 7)])
+    second = sequence([9, 3])
+    tree = speculation.propose([second], 1, 500)[second]
+    assert set(zip(*tree, strict=True)) >= {(4, -1), (5, -1)}
+    assert tree.token_ids[tree.parents.index(tree.token_ids.index(4))] == 3
+    salted = Sequence(1, GenerationRequest([9, 8], SamplingParams(), cache_salt="own"), 1000)
+    speculation.learn(salted, NO_GUESSES, [], [(99,)])
+    other = sequence([9, 8])
+    assert speculation.propose([other], 1, 500) == {}
 
 
 @pytest.mark.parametrize("case", CONFIGS)

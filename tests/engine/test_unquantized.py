@@ -37,7 +37,8 @@ def whole(model: transformers.PreTrainedModel) -> tuple[list[Tensor], Tensor]:
     logits = model(TOKENS, use_cache=False).logits
     for handle in handles:
         handle.remove()
-    return hidden, logits
+    # Gemma 3n has several hidden states of each token.
+    return [each.permute(1, 2, 0, 3).flatten(2) if each.dim() == 4 else each for each in hidden], logits
 
 
 def assert_equal(folder: Path, oracle: transformers.PreTrainedModel) -> None:
@@ -52,7 +53,16 @@ def assert_equal(folder: Path, oracle: transformers.PreTrainedModel) -> None:
 
 
 #: Of mixtures, one for each way in which experts are named and lie.
-MERGED = ("Qwen2-MoE", "Llama 4", "MiniMax-M2", "Granite MoE", "Phi-3.5-MoE", "DeepSeek V3", "gpt-oss")
+MERGED = (
+    "Qwen2-MoE",
+    "Llama 4",
+    "MiniMax-M2",
+    "Granite MoE",
+    "Phi-3.5-MoE",
+    "DeepSeek V3",
+    "gpt-oss",
+    "Gemma 4, experts",
+)
 
 
 @pytest.mark.parametrize(

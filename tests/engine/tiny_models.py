@@ -36,6 +36,11 @@ GEMMA2 = SMALL | WINDOW | {
     "head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0,
     "final_logit_softcapping": 12.0,
 }  # fmt: skip
+TURNS = ["sliding_attention", "full_attention"]
+LATER_GEMMA = SMALL | WINDOW | {
+    "head_dim": 16, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_hidden_layers": 4, "layer_types": TURNS * 2,
+}  # fmt: skip
 GPT2: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 192,
     "initializer_range": 0.14, "bos_token_id": 0, "eos_token_id": 1,
@@ -319,6 +324,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
            "sliding_window_pattern": 2, "rope_parameters": GEMMA3_ROPES},
     ),
     "VaultGemma": ("VaultGemma", GEMMA2),
+    "Gemma 3n": (
+        "Gemma3nText",
+        LATER_GEMMA
+        | {"num_hidden_layers": 5, "layer_types": [*TURNS, *TURNS, "full_attention"],
+           "vocab_size_per_layer_input": 150, "activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.9, 0.0],
+           "laurel_rank": 8, "intermediate_size": [96, 80, 96, 64, 96], "altup_num_inputs": 3,
+           "altup_active_idx": 1, "num_kv_shared_layers": 3},
+    ),
+    "Gemma 4": (
+        "Gemma4Text",
+        LATER_GEMMA | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "global_head_dim": 24},
+    ),
+    "Gemma 4, experts": (
+        "Gemma4Text",
+        LATER_GEMMA
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+           "global_head_dim": 32, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+           "moe_intermediate_size": 40, "num_hidden_layers": 2,
+           "layer_types": TURNS, "final_logit_softcapping": 12.0},
+    ),
+    "Gemma 4, unified": (
+        "Gemma4UnifiedText",
+        {key: value for key, value in LATER_GEMMA.items() if "per_layer_input" not in key}
+        | {"global_head_dim": 16, "num_hidden_layers": 2, "layer_types": TURNS},
+    ),
     "GLM-4": ("Glm", SMALL | {"head_dim": 16}),
     "GLM-4-0414": ("Glm4", SMALL | {"head_dim": 16, "num_attention_heads": 6}),
     "OLMo": ("Olmo", SMALL | {"clip_qkv": 0.8}),
@@ -412,7 +442,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 FAMILY_NAMES = tuple(MODELS)
 #: The names in configs of the number of experts of a token.
-CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 MIXTURES = [name for name, (_, config) in MODELS.items() if any(key in config for key in CHOSEN)]
 #: Models whose layers have recurrent states.
 RECURRENT = [
@@ -420,27 +450,29 @@ RECURRENT = [
 ]
 #: Seeds of models of which the usual seed makes routers with a near tie between two experts: whoever rounds
 #: otherwise chooses the other expert, and computes something else.
-SEEDS = {"Qwen3-MoE": 13, "Hunyuan-A13B": 11, "OLMoE": 11, "Falcon-H1, norm, biases": 11}
+SEEDS = {
+    "Qwen3-MoE": 13, "Hunyuan-A13B": 11, "OLMoE": 11, "Gemma 4, experts": 11, "Falcon-H1, norm, biases": 11,
+}  # fmt: skip
 #: Models each of which shows the engine or the kernels something that the other models of this list do not:
 #: another attention, rope, norm, activation, router or order of a layer. What takes long is tried with them.
 DISTINCT = (
     "Llama", "Llama, wide heads", "Llama, rope dynamic", "Mistral, window", "Qwen2, window", "Qwen3",
     "Phi-3, part of a head, window", "Phi-3, rope longrope", "MiniCPM, rope longrope", "Qwen2-MoE",
     "Qwen3-MoE", "Llama 4", "GLM-4.5", "MiniMax-M2", "Granite MoE", "Phi-3.5-MoE", "Mixtral", "MiniCPM3",
-    "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "GLM-4", "OLMo", "OLMo 2", "SmolLM3",
-    "Cohere 2", "Ministral 3", "Apertus", "GPT-2", "GPT-BigCode", "GPT-Neo", "GPT-J", "MPT, clip",
-    "OPT, norms behind, narrow embedding", "XGLM", "GPT-NeoX", "CTRL", "BLOOM, 6 heads", "Falcon",
-    "Falcon, groups", "Falcon, ALiBi", "Phi, groups, head norms", "Persimmon", "StarCoder2", "Nemotron",
-    "StableLM, parallel, head norms", "LFM2", "Bamba", "Granite 4", "Falcon-H1, norm, biases", "Nemotron-H",
-    "Qwen3.5", "Qwen3-Next",
+    "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "Gemma 3n", "Gemma 4, experts",
+    "GLM-4", "OLMo", "OLMo 2", "SmolLM3", "Cohere 2", "Ministral 3", "Apertus", "GPT-2", "GPT-BigCode",
+    "GPT-Neo", "GPT-J", "MPT, clip", "OPT, norms behind, narrow embedding", "XGLM", "GPT-NeoX", "CTRL",
+    "BLOOM, 6 heads", "Falcon", "Falcon, groups", "Falcon, ALiBi", "Phi, groups, head norms", "Persimmon",
+    "StarCoder2", "Nemotron", "StableLM, parallel, head norms", "LFM2", "Bamba", "Granite 4",
+    "Falcon-H1, norm, biases", "Nemotron-H", "Qwen3.5", "Qwen3-Next",
 )  # fmt: skip
 #: Models whose keys and values, states or experts a whole engine treats otherwise than those of the others.
 #: test_families.py shows of every model that its layers compute the same in company and in chunks.
 WHOLE = (
     "Llama", "Qwen2, window", "Phi-3, rope longrope", "Qwen2-MoE", "Qwen3-MoE", "Llama 4", "GLM-4.5",
-    "MiniCPM3", "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "Ministral 3", "GPT-2",
-    "GPT-BigCode", "GPT-Neo", "MPT, clip", "OPT, norms behind, narrow embedding", "XGLM", "BLOOM, 6 heads",
-    "Falcon, groups", *(name for name in DISTINCT if name in RECURRENT),
+    "MiniCPM3", "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "Gemma 3n", "Gemma 4, experts",
+    "Ministral 3", "GPT-2", "GPT-BigCode", "GPT-Neo", "MPT, clip", "OPT, norms behind, narrow embedding",
+    "XGLM", "BLOOM, 6 heads", "Falcon, groups", *(name for name in DISTINCT if name in RECURRENT),
 )  # fmt: skip
 #: Kinds whose classes end so, and not in ForCausalLM.
 LM_HEAD_MODELS = ("CTRL", "GPT2", "OpenAIGPT")
@@ -470,7 +502,7 @@ def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedM
             if parameter_name.endswith("A_log"):  # states that remember more than the last two tokens
                 parameter -= 3.0
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor_name.endswith("correction_bias"):  # of routers, whose scores are below 1
+            if tensor_name.endswith(("correction_bias", "layer_scalar")):  # routers' scores are below 1
                 tensor += 0.1 * torch.randn_like(tensor)
     model.save_pretrained(folder)
     return model

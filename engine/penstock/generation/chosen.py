@@ -37,9 +37,12 @@ class Chosen(NamedTuple):
     error: RequestFailed | None = None
     #: What may follow a beam, likeliest first. Only for sequences of a beam search, which have no `tokens`.
     proposals: tuple[ProposedToken, ...] = ()
-    #: Drafts that the step computed, and the first ones of them that are among `tokens`.
+    #: Drafts that the step computed, and how many of them are among `tokens`, at their beginning.
     num_drafts: int = 0
     num_right: int = 0
+    #: The likeliest tokens behind the sequence's last token, and behind each draft; empty unless a drafter
+    #: asked for them.
+    followers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_accepted(self) -> int:

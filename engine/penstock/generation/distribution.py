@@ -15,6 +15,8 @@ from penstock.generation.requests.generation_request import SamplingParams
 FIRST_CANDIDATES = 1024
 #: Tokens whose logits, divided by the temperature, are at most so far below the largest are likely.
 _LIKELY = 8.0
+#: Among so many of the likeliest tokens contenders() looks for draws.
+_CONTENDERS = 64
 #: SplitMix64's step: 2**64 divided by the golden ratio.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -62,6 +64,28 @@ def draw(logits: Tensor, params: SamplingParams, seed: int, index: int) -> int:
         below = torch.where(torch.exp(below) >= params.min_p, below, -torch.inf)
     place = _noisiest(below.numpy(), None if ids is None else ids.numpy(), seed, index)
     return place if ids is None else int(ids[place])
+
+
+def contenders(
+    logits: Tensor, params: SamplingParams, seed: int, index: int, count: int
+) -> list[tuple[int, float]]:
+    """At most `count` tokens that may be chosen, likeliest first, with the softmax of their scores: logits,
+    or logits / temperature + noise as draw() has them. A guess: draws are looked for among few tokens."""
+    ids = logits.topk(min(len(logits), max(count, _CONTENDERS if params.temperature > 0 else 0))).indices
+    if params.temperature <= 0:
+        shares = torch.softmax(logits.float(), dim=-1)[ids]
+        return list(zip(ids.tolist(), shares.tolist(), strict=True))
+    below = (logits[ids].double() - logits.max()) / params.temperature
+    if 0 < params.top_k < len(ids) or params.top_p < 1:
+        kept, places = _likeliest(torch.exp(below), params)
+        ids, below = ids[places], torch.log(kept)
+    possible = torch.isfinite(below) & (torch.exp(below) >= params.min_p)
+    ids, below = ids[possible], below[possible]
+    steps = (ids.numpy().astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    scores = below.numpy() + _gumbel(_random_bits(seed, index, steps))
+    order = np.argsort(-scores, kind="stable")[:count]
+    shares = torch.softmax(torch.from_numpy(scores), dim=-1)
+    return [(int(ids[place]), float(shares[place])) for place in order]
 
 
 def _likeliest(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -44,10 +44,12 @@ class Executor:
         streamer: LayerSource,
         kv_cache: KVCache,
         max_rows: int = 64,
+        places: Sequence[int] = (),
     ) -> None:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
-        at a time."""
+        at a time. `places`: the places in the model of the layers that the streamer brings; (): it brings all
+        layers, in their order."""
         family.share(embedding)
         self._family = family
         self._embedding = embedding
@@ -59,6 +61,7 @@ class Executor:
             for parts, states in zip(kv_cache.layers, kv_cache.states, strict=True)
         ]
         self._max_rows = max_rows
+        self._places = places
 
     @property
     def family(self) -> Family:
@@ -116,7 +119,7 @@ class Executor:
         device, positions = self._streamer.torch_device, inputs.layout.positions
         hidden = self._family.embed(self._embedding, inputs.input_ids, positions, inputs.given).to(device)
         layout = inputs.layout.to(device)
-        counter = itertools.count()
+        counter = iter(self._places) if self._places else itertools.count()
         for stack in stacks:
             compute = self._family.layer_of(stack)
             with contextlib.closing(self._streamer.layers(stack)) as sweep:

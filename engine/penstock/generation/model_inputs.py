@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.generation.scheduling.batch import Batch
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 from penstock.kernels import BatchLayout, StateSlots
 from penstock.model.family import GivenRows
@@ -61,7 +63,7 @@ class ModelInputs:
     #: Rows of the hidden states whose logits are wanted, in the order of Batch.scheduled. int64 [num_rows]
     wanted_rows: Tensor
     layout: BatchLayout
-    #: KV blocks (source, destination) to copy before the step writes.
+    #: KV blocks (source, destination) to copy in this order before the step writes.
     block_copies: tuple[tuple[int, int], ...] = ()
     #: None if nothing has to be encoded.
     encoded: EncodedInputs | None = None
@@ -73,46 +75,86 @@ class ModelInputs:
     @classmethod
     def of(cls, batch: Batch, block_size: int) -> ModelInputs:
         input_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        query_start, wanted_rows, context_lens = [0], list[int](), []
+        rows, firsts, wanted_rows = list[_RowRun](), list[int](), list[int]()
         for item in batch.scheduled:
             sequence = item.sequence
-            start = sequence.num_computed_tokens
-            certain = start + item.num_new_tokens
-            end = certain + len(item.drafts)
+            start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + item.num_new_tokens
+            firsts.append(len(input_ids))
             if item.scored:  # position p has row len(input_ids) - start + p
                 first = len(input_ids) - start - 1
                 wanted_rows += range(first + item.scored.start, first + item.scored.stop)
-            input_ids += sequence.token_ids[start:certain]
+            input_ids += sequence.token_ids[start:end]
             if item.is_sampled:
-                wanted_rows += range(len(input_ids) - 1, len(input_ids) + len(item.drafts))
-            input_ids += item.drafts
-            positions += range(start, end)
-            table = sequence.block_table
-            slots += [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
-            query_start.append(len(input_ids))
-            context_lens.append(end)
+                wanted_rows += range(len(input_ids) - 1, len(input_ids) + item.drafts.num_nodes)
+            input_ids += item.drafts.token_ids
+            rows += _runs(item)
+        query_start = [0, *accumulate(len(run.positions) for run in rows)]
         starts = torch.tensor(query_start, dtype=torch.int32)
+        copies = [
+            copy
+            for item, first in zip(batch.scheduled, firsts, strict=True)
+            for copy in _copies(item, first, block_size)
+        ]
         layout = BatchLayout(
-            positions=torch.tensor(positions),
-            slot_mapping=torch.tensor(slots),
-            block_tables=_padded([item.sequence.block_table for item in batch.scheduled]),
+            positions=torch.tensor([position for run in rows for position in run.positions]),
+            slot_mapping=torch.tensor([slot for run in rows for slot in run.slots(block_size)]),
+            block_tables=_padded([run.block_table for run in rows]),
             query_start=starts,
-            context_lens=torch.tensor(context_lens, dtype=torch.int32),
-            prefix_lens=_prefix_lens(batch),
+            context_lens=torch.tensor([run.positions.stop for run in rows], dtype=torch.int32),
+            prefix_lens=_prefix_lens(rows),
             cross=_cross_layout(batch, starts),
-            rope_lengths=_rope_lengths(batch),
+            rope_lengths=_rope_lengths(rows),
             states=_state_slots(batch, query_start),
+            copied_rows=torch.tensor([row for row, _ in copies]) if copies else None,
+            copied_slots=torch.tensor([slot for _, slot in copies]) if copies else None,
         )
-        rows = torch.tensor(wanted_rows, dtype=torch.int64)
         encoded = EncodedInputs.of(batch.encoded, block_size) if batch.encoded else None
         given = _given_rows(
             (item.sequence, first, input_ids[first : first + item.num_new_tokens])
-            for item, first in zip(batch.scheduled, query_start, strict=False)
+            for item, first in zip(batch.scheduled, firsts, strict=True)
             if item.sequence.encoder is None
         )
-        return cls(_ids(input_ids), rows, layout, batch.block_copies, encoded, given, batch.state_copies)
+        return cls(
+            _ids(input_ids), torch.tensor(wanted_rows, dtype=torch.int64), layout, batch.block_copies,
+            encoded, given, batch.state_copies,
+        )  # fmt: skip
+
+
+class _RowRun(NamedTuple):
+    """Rows of a step whose tokens stand one after the other: a sequence's tokens and the first run of its
+    drafts, or a branch."""
+
+    sequence: Sequence
+    positions: range
+    block_table: list[int]
+
+    def slots(self, block_size: int) -> Iterator[int]:
+        for position in self.positions:
+            yield self.block_table[position // block_size] * block_size + position % block_size
+
+
+def _runs(item: ScheduledSequence) -> Iterator[_RowRun]:
+    """The runs of one sequence, in the order of the step's rows."""
+    sequence, start = item.sequence, item.sequence.num_computed_tokens
+    num_beside = sum(len(branch.nodes) for branch in item.branches)
+    end = start + item.num_new_tokens + item.drafts.num_nodes - num_beside
+    yield _RowRun(sequence, range(start, end), sequence.block_table)
+    for branch in item.branches:
+        end = sequence.num_tokens + len(item.drafts.path(branch.nodes.stop - 1))
+        yield _RowRun(sequence, range(end - len(branch.nodes), end), branch.block_table)
+
+
+def _copies(item: ScheduledSequence, first: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """BatchLayout.copied_rows and copied_slots of one sequence, whose first token has the row `first`."""
+    sequence, drafts = item.sequence, item.drafts
+    for branch in item.branches:
+        path = drafts.path(drafts.parents[branch.nodes.start])
+        for position in range(branch.first_copied, sequence.num_tokens + len(path)):
+            if position < sequence.num_tokens:
+                row = first + position - sequence.num_computed_tokens
+            else:
+                row = first + item.num_new_tokens + path[position - sequence.num_tokens]
+            yield row, branch.block_table[position // block_size] * block_size + position % block_size
 
 
 def _ids(token_ids: list[int]) -> Tensor:
@@ -167,16 +209,15 @@ def _state_slots(batch: Batch, query_start: list[int]) -> StateSlots | None:
     return StateSlots(*(torch.tensor(each, dtype=torch.int32) for each in (slots, counts, rows, kept)))
 
 
-def _prefix_lens(batch: Batch) -> Tensor | None:
+def _prefix_lens(rows: List[_RowRun]) -> Tensor | None:
     """prefix_lens as BatchLayout describes them. None if all are 0, as they are for most models."""
-    lengths = [item.sequence.prefix_len for item in batch.scheduled]
+    lengths = [run.sequence.prefix_len for run in rows]
     return torch.tensor(lengths, dtype=torch.int32) if any(lengths) else None
 
 
-def _rope_lengths(batch: Batch) -> Tensor | None:
+def _rope_lengths(rows: List[_RowRun]) -> Tensor | None:
     """rope_lengths as BatchLayout describes them. None if all are 0, as they are for most models."""
-    lengths = [item.sequence.rope_length for item in batch.scheduled]
+    lengths = [run.sequence.rope_length for run in rows]
     if not any(lengths):
         return None
-    counts = torch.tensor([item.num_new_tokens + len(item.drafts) for item in batch.scheduled])
-    return torch.tensor(lengths).repeat_interleave(counts)
+    return torch.tensor(lengths).repeat_interleave(torch.tensor([len(run.positions) for run in rows]))

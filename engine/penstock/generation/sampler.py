@@ -23,7 +23,7 @@ from torch import Tensor
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import NOTHING, Chosen, ProposedToken, SampledToken
-from penstock.generation.distribution import draw, likeliest, rival_logprobs, token_logprobs
+from penstock.generation.distribution import contenders, draw, likeliest, rival_logprobs, token_logprobs
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -58,50 +58,75 @@ class Sampler:
         RequestFailed.
         """
         rows = _rows(logits)
-        return [self._choose(item, rows) for item in batch.scheduled]
+        return [self._choose(item, rows, batch.num_followers) for item in batch.scheduled]
 
-    def _choose(self, item: ScheduledSequence, rows: Iterator[Row]) -> Chosen:
+    @torch.inference_mode()
+    def candidates(self, logits: Iterable[Tensor], batch: Batch, count: int) -> list[list[tuple[int, float]]]:
+        """For each sequence of the batch at most `count` tokens that sample() might choose, likeliest first,
+        with their shares: the softmax of the logits, with the noise of the draw where the sequence draws.
+        None where sample() would fail. logits: one row for each sequence, in parts."""
+        found = []
+        for item, row in zip(batch.scheduled, _rows(logits), strict=True):
+            sequence, adjusted = item.sequence, self._adjusted(row, item.sequence, item.sequence.matcher)
+            is_possible = math.isfinite(row[1]) and math.isfinite(float(adjusted.max()))
+            index = sequence.num_output_tokens
+            found.append(
+                contenders(adjusted, sequence.params, sequence.seed, index, count) if is_possible else []
+            )
+        return found
+
+    def _choose(self, item: ScheduledSequence, rows: Iterator[Row], num_followers: int) -> Chosen:
         sequence = item.sequence
         scores = tuple(_score(next(rows), sequence, index) for index in item.scored) if item.scored else ()
         if item.drafts:
-            return self._verify(item, islice(rows, 1 + len(item.drafts)), scores)
+            return self._verify(item, islice(rows, 1 + item.drafts.num_nodes), scores, num_followers)
         if not item.is_sampled:
             return Chosen((), scores) if scores else NOTHING
         if sequence.params.beams is not None:
             return self._propose(next(rows), sequence, sequence.params.beams, scores)
-        token = self._sample_row(next(rows), sequence, sequence.matcher)
-        return Chosen((token,), scores) if isinstance(token, SampledToken) else Chosen((), scores, token)
+        row = next(rows)
+        token = self._sample_row(row, sequence, sequence.matcher)
+        if not isinstance(token, SampledToken):
+            return Chosen((), scores, token)
+        followers = _followers(row, sequence, num_followers)
+        return Chosen((token,), scores, followers=followers) if followers else Chosen((token,), scores)
 
     def _verify(
-        self, item: ScheduledSequence, rows: Iterator[Row], scores: tuple[TokenLogprobs, ...]
+        self,
+        item: ScheduledSequence,
+        rows: Iterator[Row],
+        scores: tuple[TokenLogprobs, ...],
+        num_followers: int,
     ) -> Chosen:
-        """Follow the drafts as long as each draft is the token that is chosen at its place: the next row is
-        then the same as without drafts. Stop at the first other token, and where the answer may end.
+        """Follow the path of drafts that are chosen at their places: the row behind each is then the same as
+        without drafts. Stop where no draft has the chosen token, and where the answer may end.
 
         A failure counts in the first row only. A later row's failure comes after accepted tokens, which the
         caller is told first. The next step meets the same failure in its first row.
         """
-        sequence, tokens, matcher = item.sequence, list[SampledToken](), item.sequence.matcher
-        error: RequestFailed | None = None
-        num_right = 0
-        for number, draft in enumerate((*item.drafts, None)):
-            token = self._sample_row(next(rows), sequence, matcher, item.drafts[:number])
-            if not isinstance(token, SampledToken):
-                error = None if tokens else token
-                break
-            tokens.append(token)
-            if token.token_id != draft:
-                break
-            num_right += 1
-            if self._is_end(draft, sequence.params):
-                break
-            if matcher is not None:
-                matcher = matcher.after(draft)
-                if matcher.is_complete:
-                    break
-        for _ in rows:  # the other rows follow a token that was not chosen
-            pass
-        return Chosen(tuple(tokens), scores, error, (), len(item.drafts), num_right)
+        sequence, drafts, tokens = item.sequence, item.drafts, list[SampledToken]()
+        matcher, error = sequence.matcher, None
+        place, num_right, is_open, followers = -1, 0, True, list[tuple[int, ...]]()
+        # A node comes after the node that it follows. So the rows are seen once, in order.
+        for node, row in enumerate(rows, start=-1):
+            followers += _followers(row, sequence, num_followers)
+            if node >= 0:
+                is_next = is_open and drafts.parents[node] == place
+                if not is_next or drafts.token_ids[node] != tokens[-1].token_id:
+                    continue
+                place, num_right = node, num_right + 1
+                if matcher is not None:
+                    matcher = matcher.after(tokens[-1].token_id)
+                is_end = self._is_end(tokens[-1].token_id, sequence.params)
+                if is_end or (matcher is not None and matcher.is_complete):
+                    is_open = False
+                    continue
+            token = self._sample_row(row, sequence, matcher, tuple(told.token_id for told in tokens))
+            if isinstance(token, SampledToken):
+                tokens.append(token)
+            else:
+                error, is_open = None if tokens else token, False
+        return Chosen(tuple(tokens), scores, error, (), drafts.num_nodes, num_right, tuple(followers))
 
     def _propose(
         self, row: Row, sequence: Sequence, beams: BeamParams, scores: tuple[TokenLogprobs, ...]
@@ -140,10 +165,8 @@ class Sampler:
         if not math.isfinite(largest):
             return _no_number(largest)
         params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
-        adjusted = logits
-        if needs_adjusting(params, num_output, matcher) or (self._never_first and num_output == 0):
-            token_ids = [*sequence.text_ids, *accepted] if accepted else sequence.text_ids
-            adjusted = self._adjust(logits, params, token_ids, num_output, matcher)
+        adjusted = self._adjusted(row, sequence, matcher, accepted)
+        if adjusted is not logits:
             token_id = int(adjusted.argmax())
             if not math.isfinite(adjusted[token_id]) or (matcher and matcher.error):
                 return _no_choice(params, num_output, matcher)
@@ -152,6 +175,16 @@ class Sampler:
         if params.logprobs is None:
             return SampledToken(token_id, None)
         return SampledToken(token_id, token_logprobs(logits, token_id, params.logprobs))
+
+    def _adjusted(
+        self, row: Row, sequence: Sequence, matcher: Matching | None, accepted: tuple[int, ...] = ()
+    ) -> Tensor:
+        """The row's logits as the sequence's parameters change them: a copy, unless nothing changes."""
+        params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
+        if not needs_adjusting(params, num_output, matcher) and (not self._never_first or num_output):
+            return row[0]
+        token_ids = [*sequence.text_ids, *accepted] if accepted else sequence.text_ids
+        return self._adjust(row[0], params, token_ids, num_output, matcher)
 
     def _adjust(
         self,
@@ -206,6 +239,14 @@ def _rows(parts: Iterable[Tensor]) -> Iterator[Row]:
         largest, greedy = (column.tolist() for column in part.max(dim=-1))
         yield from zip(part, largest, greedy, strict=True)
         del part  # before the next part is made
+
+
+def _followers(row: Row, sequence: Sequence, count: int) -> tuple[tuple[int, ...], ...]:
+    """The likeliest tokens of a row, of which drafts are made in later steps: one tuple; none if nobody
+    asks."""
+    if not count or not sequence.params.speculation:
+        return ()
+    return (tuple(row[0].topk(min(count, len(row[0]))).indices.tolist()),)
 
 
 def _score(row: Row, sequence: Sequence, index: int) -> TokenLogprobs:

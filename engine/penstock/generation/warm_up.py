@@ -7,7 +7,6 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,7 +95,10 @@ def measure_activations(
     embedding, head = _unread(tensors.embedding, torch.device("cpu")), _unread(tensors.head, device)
     head = with_head(tensors, head, _unread(tensors.embedding, device) if tensors.is_tied else embedding)
     layers = _LargestTwice(tensors, device)
-    spec = _alike(family.spec)
+    # Layers may differ in keys, values and states where there is one stack. Where there are several, any
+    # place serves.
+    places = layers.places(tensors.stacks[0].name) if len(tensors.stacks) == 1 else ()
+    spec = family.spec
     num_bytes = config.block_size * spec.kv_bytes_per_token(kv_layout)
     num_bytes += spec.state_bytes
 
@@ -105,7 +107,7 @@ def measure_activations(
 
     pool = MemoryPool("warm-up", num_bytes, make_arena)
     kv_cache = KVCache(spec, 1, config.block_size, kv_layout, pool, num_states=1)
-    executor = Executor(family, embedding, head, layers, kv_cache, config.max_num_seqs)
+    executor = Executor(family, embedding, head, layers, kv_cache, config.max_num_seqs, places)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 
     def step() -> None:
@@ -122,13 +124,6 @@ def measure_activations(
     with recorder:
         step()
     return recorder.peak_bytes
-
-
-def _alike(spec: ModelSpec) -> ModelSpec:
-    """The spec for a sweep in which a layer is computed in the place of another one: each layer has keys and
-    values, and the largest state."""
-    states = (max(spec.states, key=lambda layout: layout.num_bytes),) * spec.num_layers if spec.states else ()
-    return replace(spec, layers_without_kv=frozenset(), states=states)
 
 
 def _unread(
@@ -151,25 +146,31 @@ class _LargestTwice:
         self.torch_device = device
 
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
-        own = [unit for unit in self._units if unit.key.stack == stack]
-        experts = [unit for unit in own if unit.key.expert is not None]
-        # Products take the same memory without their lower planes.
-        dense = [unit for unit in own if unit.key.expert is None and unit.key.plane is None]
+        experts = [unit for unit in self._units if unit.key.stack == stack and unit.key.expert is not None]
         expert = max(experts, key=_num_bytes).tensors if experts else ()
 
         def ask(numbers: Iterable[int]) -> Iterator[ExpertGroup]:
             weights = _unread(expert, self.torch_device)
             yield [(number, weights) for number in numbers]
 
-        kinds = defaultdict[frozenset[str], list[Unit]](list)
-        for unit in dense:
-            kinds[frozenset(tensor.name for tensor in unit.tensors)].append(unit)
-        for alike in kinds.values():
-            weights = _unread(max(alike, key=_num_bytes).tensors, self.torch_device, ask)
-            yield from [weights] * min(2, len(alike))
+        for unit, times in self._chosen(stack):
+            yield from [_unread(unit.tensors, self.torch_device, ask)] * times
+
+    def places(self, stack: str) -> list[int]:
+        """The places in the stack of the layers that come."""
+        return [unit.key.layer for unit, times in self._chosen(stack) for _ in range(times)]
 
     def synchronize(self) -> None:
         pass
+
+    def _chosen(self, stack: str) -> list[tuple[Unit, int]]:
+        """Dense units, and how often each comes."""
+        kinds = defaultdict[frozenset[str], list[Unit]](list)
+        for unit in self._units:
+            # Products take the same memory without their lower planes.
+            if unit.key.stack == stack and unit.key.expert is None and unit.key.plane is None:
+                kinds[frozenset(tensor.name for tensor in unit.tensors)].append(unit)
+        return [(max(alike, key=_num_bytes), min(2, len(alike))) for alike in kinds.values()]
 
 
 def _num_bytes(unit: Unit) -> int:

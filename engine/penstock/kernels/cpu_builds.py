@@ -38,8 +38,14 @@ BUILDS = builds_of(platform.machine())
 
 def compiled_builds() -> list[str]:
     """Names of the builds of cpu.c that exist and that this processor runs, best first."""
+    return [name for name in runnable_builds() if _library_path(name) is not None]
+
+
+def runnable_builds() -> list[str]:
+    """Names of the builds of cpu.c that this processor runs, whether they were compiled or not, best
+    first."""
     flags = _processor_flags()
-    return [name for name, needs in BUILDS if needs <= flags and _library_path(name) is not None]
+    return [name for name, needs in BUILDS if needs <= flags]
 
 
 def build_fingerprint() -> str:

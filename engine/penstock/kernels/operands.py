@@ -158,6 +158,12 @@ class StateSlots:
         return StateSlots(**moved)
 
 
+class WritesKV(Protocol):
+    """Kernels that write K and V."""
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None: ...
+
+
 @dataclass(frozen=True)
 class BatchLayout:
     """Which tokens of a step belong to which sequence, and where their K and V lie.
@@ -182,6 +188,10 @@ class BatchLayout:
     cross: BatchLayout | None = None
     #: None in models without recurrent states.
     states: StateSlots | None = None
+    #: Tokens whose K and V are written once more, into blocks of branches of drafts, which go on from them:
+    #: their rows, and the slots. int64 [num_copies]; None where there are none.
+    copied_rows: Tensor | None = None
+    copied_slots: Tensor | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
@@ -194,6 +204,12 @@ class BatchLayout:
             if part is not None:
                 fields[name] = part.to(device)
         return BatchLayout(**fields)
+
+    def write_kv(self, kernels: WritesKV, k: Tensor, v: Tensor, kv: LayerKV) -> None:
+        """Write a layer's K and V of the step's tokens, [num_tokens, num_kv_heads, head_dim] each."""
+        kernels.write_kv(k, v, kv, self.slot_mapping)
+        if self.copied_rows is not None and self.copied_slots is not None:
+            kernels.write_kv(k[self.copied_rows], v[self.copied_rows], kv, self.copied_slots)
 
     @cached_property
     def native(self) -> tuple[int, int, int, int, int | None, int]:

@@ -3,6 +3,7 @@ measurements counts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -90,6 +91,8 @@ def write(path: Path, rates: dict[str, Rates], circumstances: dict[str, Circumst
         temporary.write_text(json.dumps(content, indent=2))
         os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         logger.warning("measured rates can't be kept in %s: %s", path, error.strerror)
 
 

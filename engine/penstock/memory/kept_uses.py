@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -52,6 +53,8 @@ def write(path: Path, uses: Mapping[UnitKey, float]) -> None:
         temporary.write_text(json.dumps({"format_version": FORMAT_VERSION, "uses": _by_layer(uses)}))
         os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         logger.warning("the uses of experts can't be kept in %s: %s", path, error.strerror)
 
 

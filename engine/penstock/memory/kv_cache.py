@@ -31,13 +31,13 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layout = layout
-        sizes = num_blocks, block_size, spec.num_kv_heads, spec.head_dim
-        num_bytes = num_blocks * block_size * layout.bytes_per_token(spec.num_kv_heads, spec.head_dim)
-        has_kv = [index not in spec.layers_without_kv for index in range(spec.num_layers)]
-        #: Of each layer one tensor for each part of the layout. A layer without attention has no blocks.
+        #: Of each layer one tensor for each part of the layout. A layer without keys and values of its own
+        #: has no blocks.
         self.layers = [
-            kv_views(layout, pool.allocate(f"kv.{index}", num_bytes * has), num_blocks * has, *sizes[1:])
-            for index, has in enumerate(has_kv)
+            _layer_views(
+                layout, pool, index, spec, 0 if index in spec.layers_without_kv else num_blocks, block_size
+            )
+            for index in range(spec.num_layers)
         ]
         #: Of each layer one tensor for each part of its state, float32 [num_states, *shape].
         self.states = [
@@ -46,8 +46,8 @@ class KVCache:
         ]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in all layers, one after the other, so that copying takes
-        no memory. On a GPU the copies are queued."""
+        """Copy whole blocks (source, destination) in all layers, in this order. They are copied one after the
+        other, so that copying takes no memory. On a GPU the copies are queued."""
         for parts in self.layers:
             for source, destination in copies:
                 for part in parts:
@@ -59,6 +59,15 @@ class KVCache:
             for source, destination in copies:
                 for part in parts:
                     part[destination].copy_(part[source])
+
+
+def _layer_views(
+    layout: KVLayout, pool: MemoryPool, index: int, spec: ModelSpec, num_blocks: int, block_size: int
+) -> tuple[Tensor, ...]:
+    """The keys and values of a layer, one tensor for each part of the layout."""
+    shape = spec.kv_shape(index)
+    buffer = pool.allocate(f"kv.{index}", num_blocks * block_size * layout.bytes_per_token(*shape))
+    return kv_views(layout, buffer, num_blocks, block_size, *shape)
 
 
 def _state_views(layout: StateLayout, num_states: int, pool: MemoryPool, index: int) -> tuple[Tensor, ...]:

@@ -41,7 +41,7 @@ class EncoderDecoder(Family):
             -1, 2 * self.spec.num_heads, self.spec.head_dim
         )
         k, v = heads.split_with_sizes((self.spec.num_heads, self.spec.num_heads), dim=1)
-        self.kernels.write_kv(k, v, kv, batch.slot_mapping)
+        batch.write_kv(self.kernels, k, v, kv)
         return hidden
 
     def attend_input(

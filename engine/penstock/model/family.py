@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.errors import InvalidConfig
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.kernels.reference import ReferenceKernels
 from penstock.model.architecture import Architecture
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
@@ -75,6 +76,11 @@ class Family(Architecture):
     def share(self, embedding: LayerWeights) -> None:
         """Take what all layers share from the embedding's unit. Whoever sweeps calls this once before."""
 
+    @property
+    def host_kernels(self) -> Kernels:
+        """Kernels for products of embed(), which runs on the host, while `kernels` may be a GPU's."""
+        return self.kernels if self.device.type == "cpu" else ReferenceKernels()
+
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->
         float32 [num_tokens, out_features]."""
@@ -83,8 +89,8 @@ class Family(Architecture):
     def embed(
         self, weights: LayerWeights, input_ids: Tensor, positions: Tensor, given: GivenRows | None = None
     ) -> Tensor:
-        """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size]. The ids of `given` rows don't
-        count."""
+        """int64 [num_tokens] -> hidden float32 [num_tokens, hidden_size], or more numbers for the layers
+        (ModelSpec.row_size). The ids of `given` rows don't count."""
         vectors = self.scale_tokens(weights.matrix("embedding").look_up(input_ids))
         if given is not None:
             vectors[given.rows] = given.vectors

@@ -105,7 +105,7 @@ def attend(
         q, k = _normed(family, weights, q, k, norms)
     if form.growth is not None:
         q = form.growth.apply(q, batch.positions)
-    kernels.write_kv(k, v, kv, batch.slot_mapping)
+    batch.write_kv(kernels, k, v, kv)
     spec = family.attentions[index]
     spec = replace(spec, sinks=weights.vector("sinks")) if form.has_sinks else spec
     attended = kernels.paged_attention(q, kv, batch, spec)

@@ -18,7 +18,6 @@ from penstock.model.families.cpmant import CPMAnt
 from penstock.model.families.deepseek import DeepseekV2, DeepseekV3
 from penstock.model.families.dense.apertus import Apertus
 from penstock.model.families.dense.cohere import Cohere, Cohere2
-from penstock.model.families.dense.gemma import Gemma, Gemma2, Gemma3, VaultGemma
 from penstock.model.families.dense.glm import Glm, Glm4
 from penstock.model.families.dense.llama_relatives import (
     Arcee,
@@ -36,6 +35,9 @@ from penstock.model.families.dense.llama_relatives import (
 )
 from penstock.model.families.dense.olmo import Olmo, Olmo2, Olmo3
 from penstock.model.families.dense.phi3 import Phi3
+from penstock.model.families.gemma.gemma import Gemma, Gemma2, Gemma3, VaultGemma
+from penstock.model.families.gemma.gemma3n import Gemma3n
+from penstock.model.families.gemma.gemma4 import Gemma4, Gemma4Unified
 from penstock.model.families.gpt.bloom import Bloom
 from penstock.model.families.gpt.ctrl import CTRL
 from penstock.model.families.gpt.falcon import Falcon
@@ -99,6 +101,9 @@ FAMILIES: tuple[type[Family], ...] = (
     Gemma,
     Gemma2,
     Gemma3,
+    Gemma3n,
+    Gemma4,
+    Gemma4Unified,
     Glm,
     Glm4,
     Glm4Moe,
@@ -223,9 +228,10 @@ def _check(spec: ModelSpec) -> None:
     """Raises InvalidConfig if numbers contradict each other."""
     if spec.head_dim < 1:
         refuse("the number of heads", spec.num_heads, f"at most the hidden size, {spec.hidden_size}")
-    if spec.num_heads % spec.num_kv_heads:
-        expected = f"a divisor of the number of heads, {spec.num_heads}"
-        refuse("the number of heads of keys and values", spec.num_kv_heads, expected)
+    for num_kv_heads in {spec.kv_shape(index)[0] for index in range(spec.num_layers)}:
+        if spec.num_heads % num_kv_heads:
+            expected = f"a divisor of the number of heads, {spec.num_heads}"
+            refuse("the number of heads of keys and values", num_kv_heads, expected)
     for rope in spec.ropes:
         _check_rope(rope, spec)
 

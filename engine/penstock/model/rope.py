@@ -164,6 +164,14 @@ def _linear(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     return _plain(rope) / _number(rope, "factor"), 1.0
 
 
+def _proportional(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
+    """Gemma 4's: the share `partial_rotary_factor` of the pairs is turned, with frequencies as if all were,
+    and the other pairs stay as they are."""
+    num_turned = int(_number(rope, "partial_rotary_factor", 1.0) * rope.rotary_dim // 2)
+    is_turned = torch.arange(rope.rotary_dim // 2) < num_turned
+    return _plain(rope) * is_turned / _number(rope, "factor", 1.0), 1.0
+
+
 def _llama3(rope: RopeSpec, length: int) -> tuple[Tensor, float]:
     """Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones are kept, and those between
     are blended."""
@@ -232,6 +240,7 @@ _FREQUENCIES = {
     "linear": _linear,
     "dynamic": _default,
     "llama3": _llama3,
+    "proportional": _proportional,
     "yarn": _yarn,
     "longrope": _longrope,
 }

@@ -39,7 +39,9 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         head_elements=output.num_elements,
         max_position_embeddings=spec.max_position_embeddings,
         hidden_size=spec.hidden_size,
-        widest_layer=max(
+        widest_layer=spec.row_size
+        - spec.hidden_size
+        + max(
             (tensor.shape[0] for unit in tensors.units for tensor in unit.tensors if tensor.is_matrix),
             default=0,
         ),

@@ -87,7 +87,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        source: AsyncGenerator[bytes, None],
+        close: Callable[[], None],
+        media_type: str = media_type,
+    ) -> None:
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self._source = source

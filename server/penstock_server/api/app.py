@@ -21,27 +21,35 @@ from starlette.routing import Route
 from penstock.errors import PenstockError
 from penstock_server import __version__
 from penstock_server.answers.responses_format import ResponseEvent
+from penstock_server.anthropic_api.errors import message_error
+from penstock_server.anthropic_api.message_bodies import MessageEvent
+from penstock_server.anthropic_api.messages import MessagesRoutes
 from penstock_server.api.filling import FillRoutes
 from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
 from penstock_server.api.operations import OperationRoutes
 from penstock_server.api.page import page_routes
-from penstock_server.api.responder import Responder
 from penstock_server.api.responses import ResponsesRoutes
 from penstock_server.api.tokenization import TokenizationRoutes
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.middleware.access import ApiKeys, read_keys
 from penstock_server.middleware.body_limit import BodyLimit
 from penstock_server.middleware.draining import Drain, DrainMiddleware
+from penstock_server.middleware.error_forms import ErrorForms
 from penstock_server.middleware.freed_memory import ReturnMemory
 from penstock_server.middleware.head_requests import HeadAsGet
 from penstock_server.middleware.path_prefix import PathPrefix
 from penstock_server.middleware.rate_limit import RateLimit
 from penstock_server.middleware.request_context import RequestContext
+from penstock_server.ollama_api.catalog import CatalogRoutes
+from penstock_server.ollama_api.errors import ollama_error
+from penstock_server.ollama_api.generating import OllamaRoutes
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletionChunk
 from penstock_server.protocol.errors import ApiError, api_error, routing_error
 from penstock_server.protocol.fill_bodies import FillChunk
+from penstock_server.routing.lenient import answer_without_unknown
+from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.metrics import RequestMetrics
 from penstock_server.telemetry.request_info import TimeLimits
@@ -58,6 +66,10 @@ _EXPOSED_HEADERS = (
     ),
 )
 
+OLLAMA_PATH = "/api"
+#: By the beginnings of paths: the errors of APIs that are not OpenAI's.
+_ERROR_FORMS = {"/v1/messages": message_error, "/messages": message_error, OLLAMA_PATH: ollama_error}
+
 
 def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
     """The application over an engine that is not started yet: the application starts and stops the engine.
@@ -73,6 +85,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         OpenAIRoutes(engine, settings, texts, responder).router(),
         ResponsesRoutes(engine, settings, texts, responder).router(),
         FillRoutes(engine, settings, texts, responder).router(),
+        MessagesRoutes(engine, settings, texts, responder).router(),
         TokenizationRoutes(engine, settings, texts).router(),
     )
     endpoint = settings.otlp_traces_endpoint
@@ -99,20 +112,28 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
         paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
+    for routes in (
+        OllamaRoutes(engine, settings, texts, responder).router(),
+        CatalogRoutes(engine, settings).router(),
+    ):
+        app.include_router(routes, prefix=OLLAMA_PATH)
     if settings.ui:
         app.router.routes.extend(page_routes())
 
-    _answer_errors(app, paths)
+    _answer_errors(app, paths, settings.lenient)
     _add_layers(app, settings, metrics, drain, tracer)
     app.servers = [{"url": settings.root_path}] if settings.root_path else []
     _describe_chunks(app)
     return app
 
 
-def _answer_errors(app: FastAPI, paths: Sequence[str]) -> None:
-    """Errors become answers in OpenAI's form; for an unknown path, the answer names similar `paths`."""
+def _answer_errors(app: FastAPI, paths: Sequence[str], is_lenient: bool) -> None:
+    """Errors become answers in OpenAI's form; for an unknown path, the answer names similar `paths`.
+    is_lenient: a request with unknown fields is answered without them."""
 
     async def answer_error(request: Request, error: Exception) -> Response:
+        if is_lenient and (answer := answer_without_unknown(request, error)) is not None:
+            return answer
         if isinstance(error, HTTPException) and not isinstance(error, ApiError):
             error = routing_error(error, request.method, request.scope["path"], paths)
         return api_error(error).response()
@@ -149,6 +170,7 @@ def _add_layers(
         )
     limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
     app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
+    app.add_middleware(ErrorForms, forms=_ERROR_FORMS)
     if settings.root_path:
         app.add_middleware(PathPrefix, prefix=settings.root_path)
 
@@ -160,9 +182,9 @@ def _describe_chunks(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = describe()
         schemas = document["components"]["schemas"]
-        for model in (ChatCompletionChunk, FillChunk, ResponseEvent):
+        for model in (ChatCompletionChunk, FillChunk, ResponseEvent, MessageEvent):
             chunk = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            for name, schema in chunk.pop("$defs").items():
+            for name, schema in chunk.pop("$defs", {}).items():
                 schemas.setdefault(name, schema)
             schemas.setdefault(model.__name__, chunk)
         return document

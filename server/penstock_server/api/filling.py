@@ -6,12 +6,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from penstock_server.answers.fill_format import FillFormat, SpanReader
-from penstock_server.api.checks import require_json
-from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.filling import read_fill
 from penstock_server.prompts.inputs import refuse_long_text
 from penstock_server.protocol.fill_bodies import FillAnswer, FillChunk, FillRequest
+from penstock_server.routing.checks import require_json
+from penstock_server.routing.descriptions import ERRORS, event_stream_of
+from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class FillRoutes(GenerationRoutes):

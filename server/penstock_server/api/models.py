@@ -6,10 +6,10 @@ import time
 
 from fastapi import APIRouter
 
-from penstock_server.api.checks import check_model
-from penstock_server.api.descriptions import ERRORS
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.answer_bodies import Model, ModelList
+from penstock_server.routing.checks import check_model
+from penstock_server.routing.descriptions import ERRORS
 from penstock_server.settings.settings import Settings
 
 

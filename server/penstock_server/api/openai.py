@@ -12,14 +12,14 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
-from penstock_server.api.checks import require_json
-from penstock_server.api.descriptions import ERRORS, event_stream_of
-from penstock_server.api.generation_routes import GenerationRoutes
 from penstock_server.prompts.inputs import refuse_endless_text, refuse_long_text
 from penstock_server.prompts.questions import read_chat, read_completion
 from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.routing.checks import require_json
+from penstock_server.routing.descriptions import ERRORS, event_stream_of
+from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class OpenAIRoutes(GenerationRoutes):

@@ -14,12 +14,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from penstock_server import __version__
-from penstock_server.api.checks import ready_model
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.answer_bodies import Health, Version
 from penstock_server.protocol.engine_bodies import ServedPlanBody, StatsBody
 from penstock_server.protocol.errors import RETRY_AFTER_S, ErrorBody
 from penstock_server.protocol.paths import LOAD_PATH, METRICS_PATH, STATS_PATH
+from penstock_server.routing.checks import ready_model
 from penstock_server.telemetry.metrics import RequestMetrics
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {

@@ -14,8 +14,6 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
 from penstock import Tokenizer
-from penstock_server.api.checks import check_length, check_model, ready_model, require_json
-from penstock_server.api.descriptions import ERRORS
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.inputs import read_conversation
@@ -26,6 +24,8 @@ from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import MAX_MESSAGES
 from penstock_server.protocol.tools import MAX_TOOLS, Tool
 from penstock_server.protocol.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
+from penstock_server.routing.checks import check_length, check_model, ready_model, require_json
+from penstock_server.routing.descriptions import ERRORS
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.use import ToolUse
 

@@ -4,12 +4,15 @@ computes it, as a table in Markdown. Each architecture that is not ours is tried
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 
 from penstock.kernels import choose_kernels
 from penstock.model.through_transformers.architectures import Served, architectures
 from penstock_server.settings.settings import Settings
 
+#: A line of progress after so many architectures, which take some seconds.
+TOLD_EVERY = 10
 _WORDS = {"own": "own", "transformers": "through transformers", "refused": "refused"}
 _HEADS = ("| model_type | architecture | served | why not |", "|---|---|---|---|")
 
@@ -19,11 +22,17 @@ def run_architectures(settings: Settings) -> int:
     print("\n".join(_HEADS))
     kernels = choose_kernels(settings.engine_config(), os.cpu_count() or 1)
     counts: Counter[str] = Counter()
-    for served in architectures(kernels):
+    for served in architectures(kernels, report_progress=_tell):
         print(line(served), flush=True)
         counts[_words(served)] += 1
     print(f"\n{'; '.join(f'{number} {words}' for words, number in counts.most_common())}")
     return 0
+
+
+def _tell(num_done: int, num_all: int, model_type: str) -> None:
+    """Progress goes to stderr, since the table goes into a file as a rule."""
+    if num_done % TOLD_EVERY == 0:
+        print(f"{num_done} of {num_all} architectures, now {model_type}", file=sys.stderr, flush=True)
 
 
 def line(served: Served) -> str:

@@ -97,10 +97,10 @@ def run_bench(
         folder = _random_folder(settings, shape)
     else:
         folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
-    hardware = profile(settings, folder, is_forced=True)
     size = footprint_at(folder, config)
+    popularity = _popularity(popularity, shape, size)
+    hardware = profile(settings, folder, is_forced=True)
     check_memory(sequences, config, size, hardware)
-    popularity = popularity or ("usual" if shape else "own")
     started = time.perf_counter()
     with Engine.load(
         folder,
@@ -168,6 +168,17 @@ def check_memory(
                 f"--sequences {num_seqs}: the longest comes to {longest} tokens; the context is {context} "
                 "tokens (--max-model-len)"
             )
+
+
+def _popularity(asked: str | None, shape: str | None, size: ModelFootprint) -> str:
+    """How tokens choose experts. Raises ConfigError for drawn choices where transformers' routers choose."""
+    is_own = size.implementation == "penstock"
+    if asked not in (None, "own") and size.experts.count and not is_own:
+        raise ConfigError(
+            f"--expert-popularity {asked} draws the choices of Penstock's own routers, and this model's "
+            "routers are transformers': leave it out, or take --expert-popularity own"
+        )
+    return asked or ("usual" if shape and is_own else "own")
 
 
 def _random_folder(settings: Settings, shape: str) -> Path:

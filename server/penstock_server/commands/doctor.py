@@ -12,7 +12,7 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.kernels import fingerprint
-from penstock.kernels.cpu_builds import BUILDS, build_fingerprint, compiled_builds
+from penstock.kernels.cpu_builds import BUILDS, build_fingerprint, compiled_builds, runnable_builds
 from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, find_nvrtc
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import free_memory_bytes, num_physical_cores, total_memory_bytes
@@ -49,17 +49,23 @@ def run_doctor(folder: Path, cache_dir: Path) -> int:
     return int(any(finding.advice for finding in findings))
 
 
-def kernels(compiled: list[str] | None = None) -> Finding:
-    """The best compiled kernels that this processor can run, and how many cores there are."""
+def kernels(compiled: list[str] | None = None, runnable: list[str] | None = None) -> Finding:
+    """The best compiled kernels that this processor can run, and how many cores there are. `compiled` and
+    `runnable`: builds that exist here and that the processor runs, and those that it would run."""
     builds = compiled_builds() if compiled is None else compiled
+    runnable = runnable_builds() if runnable is None else runnable
     if not builds:
         advice = "Install a C compiler and install penstock again: compiled kernels are several times faster"
         return Finding("kernels", "no kernels were compiled: torch's integer product serves", advice)
     names = [name for name, _ in BUILDS]
     text = f"{builds[0]}, {num_physical_cores()} cores"
-    if builds[0] == names[0]:
-        return Finding("kernels", text)
-    return Finding("kernels", f"{text} (the processor has no {' or '.join(names[: names.index(builds[0])])})")
+    better = names[: names.index(builds[0])]
+    if lacked := [name for name in better if name not in runnable]:
+        text += f" (the processor has no {' or '.join(lacked)})"
+    if missing := [name for name in better if name in runnable]:
+        advice = "Compile the kernels again with a newer compiler: make install, or pip install -e ."
+        return Finding("kernels", f"{text}; not compiled here: {', '.join(missing)}", advice)
+    return Finding("kernels", text)
 
 
 def tuning(cache: Path) -> Finding:

@@ -55,6 +55,8 @@ def model_of(engine: Engine) -> ServedModel:
         engine.forms,
         predicts_prompt=not (engine.spec.has_encoder or engine.spec.sees_prompt_both_ways),
         num_start_tokens=len(engine.spec.decoder_start),
+        architecture=engine.spec.architecture,
+        hidden_size=engine.spec.hidden_size,
         model_impl=engine.spec.implementation,
         is_batch_invariant=engine.model.is_invariant,
     )

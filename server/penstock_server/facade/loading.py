@@ -98,8 +98,6 @@ def load_engine(
         folder = find_model(model, settings.revision, settings.offline, settings.allow_pickle)
         # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
-        for note in hardware.notes:
-            logger.warning("%s", note)
         return Engine.load(
             folder,
             settings.engine_config(),

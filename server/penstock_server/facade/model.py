@@ -33,6 +33,9 @@ class ServedModel:
     #: Tokens with which the decoder of an encoder-decoder begins every answer. They count as tokens of the
     #: context.
     num_start_tokens: int = 0
+    #: The name of the architecture in config.json, and the numbers of a token's vector.
+    architecture: str = ""
+    hidden_size: int = 0
     #: Whose code computes the layers: "penstock" or "transformers".
     model_impl: str = "penstock"
     #: A request gets the same bits in any company.

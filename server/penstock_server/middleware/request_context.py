@@ -20,6 +20,11 @@ from penstock_server.telemetry.tracing import RequestTracer
 
 logger = logging.getLogger(__name__)
 
+#: The header that names what an answer leaves out of account.
+IGNORED_HEADER = "X-Penstock-Ignored"
+#: The most characters of that header and of its line in the log.
+_MAX_IGNORED_CHARS = 1000
+
 
 class RequestContext:
     def __init__(
@@ -44,7 +49,10 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = info.request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = info.request_id
+                if info.ignored:
+                    headers[IGNORED_HEADER] = _shown(info.ignored)
             await send(message)
 
         try:
@@ -69,6 +77,12 @@ def _request_id(given: str) -> str:
     return given if re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
 
 
+def _shown(ignored: list[str]) -> str:
+    """The places in one line of ASCII: the names in them are the client's."""
+    line = ", ".join(ignored).encode("ascii", "backslashreplace").decode()
+    return re.sub(r"[^ -~]", "?", line)[:_MAX_IGNORED_CHARS]
+
+
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else ""
@@ -81,6 +95,9 @@ def _log(scope: Scope, status: int, duration_s: float, info: RequestInfo) -> Non
     path, timings = repr(scope["path"])[1:-1], info.timings()
     extra = {"method": scope["method"], "path": path, "status": status, "seconds": round(duration_s, 4)}
     shown = "".join(f", {name} {value}" for name, value in timings.items())
+    if info.ignored:
+        extra["ignored"] = _shown(info.ignored)
+        shown += f", ignored: {extra['ignored']}"
     logger.log(
         level,
         "%s %s %d %.3f s%s",

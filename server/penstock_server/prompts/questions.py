@@ -83,7 +83,7 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
     params = sampling_params(
         body,
         model.default_sampling,
-        usual if body.max_tokens is None else body.max_tokens,
+        usual if body.max_tokens is None else body.answer_tokens,
         body.logprobs,
         num_scored,
         **_constraints(model, body),
@@ -115,6 +115,28 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules)
     )
     params = _bound(model, use, params, body.as_conversation.thinking_budget)
     return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
+
+
+def within_context(model: ServedModel, question: Question) -> Question:
+    """`question` for an API whose limit of tokens is the most that a client would take: an answer may fill
+    the context where it has no room for so many."""
+    longest = max(prompt.num_tokens for prompt in question.prompts)
+    room = model.room(question.prompts[0].form) - longest
+
+    def fitting(params: SamplingParams) -> SamplingParams:
+        is_cut = params.max_tokens is not None and params.max_tokens > room
+        return replace(params, max_tokens=None) if is_cut else params
+
+    return replace(question, params=[fitting(params) for params in question.params])
+
+
+def count_tokens(
+    model: ServedModel, conversation: Conversation, rules: ChatRules, check_length: Callable[[int], None]
+) -> int:
+    """The number of tokens of the prompt that a conversation makes. `check_length` and errors are those of
+    read_conversation()."""
+    use = ToolUse.of(conversation.tools, model.tokenizer, rules.tool_call_parser)
+    return len(read_conversation(model, conversation, use.prompt, rules, check_length))
 
 
 def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[int, ...]:
@@ -190,6 +212,20 @@ def _read_conversation(
         return read_conversation(model, conversation, tools, rules, check_length)
     except InvalidParameter as error:
         raise InvalidParameter("input" if error.param == "messages" else error.param, str(error)) from error
+
+
+def read_fitting_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules) -> Question:
+    """read_chat() without as many of the oldest messages as the context has no room for."""
+    try:
+        question = read_chat(model, body, rules)
+    except ContextOverflow:
+        pass
+    else:
+        if question.prompts[0].num_tokens < model.room():
+            return question
+    use = ToolUse.of(body.as_conversation.tools, model.tokenizer, rules.tool_call_parser)
+    kept = _fitting(model, body.as_conversation, use.prompt, rules, model.room() - 1)
+    return read_chat(model, body.with_conversation(kept), rules)
 
 
 def _fitting(

@@ -254,7 +254,7 @@ def _message(error: dict[str, Any]) -> str:
         case {"type": "json_invalid", "loc": (*_, int(position)), "ctx": {"error": reason}}:
             return f"The body is not JSON: {reason} (character {position})."
         case {"type": "extra_forbidden"}:
-            return "there is no such field"
+            return "there is no such field (leave it out, or start the server with --lenient)"
         case _:
             return str(error["msg"])
 
@@ -272,6 +272,8 @@ def _field(error: dict[str, Any], body: Any) -> str | None:
     path = list(_steps(error["loc"][1:], body))
     if error["type"] == "missing" and len(error["loc"]) > 1:
         path.append(str(error["loc"][-1]))
+    if not path and len(error["loc"]) > 1 and isinstance(body, dict):
+        return str(error["loc"][1])  # the field has another name in the body: see generation_fields.py
     return ".".join(path) or None
 
 

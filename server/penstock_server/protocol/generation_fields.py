@@ -1,11 +1,14 @@
 """Fields that several routes have: how to choose tokens and when to stop, and what /v1/completions and
-/v1/chat/completions share. requests.py has the rules."""
+/v1/chat/completions share. requests.py has the rules. Some fields also have the names that other servers
+give them; errors name Penstock's field then."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -14,7 +17,6 @@ from pydantic import (
 
 from penstock import MAX_LOGPROBS, BeamParams
 from penstock_server.protocol.output_formats import (
-    Guided,
     ResponseFormat,
     StructuredOutputs,
     TextFormat,
@@ -22,6 +24,7 @@ from penstock_server.protocol.output_formats import (
 from penstock_server.protocol.wire import (
     MAX_INT,
     Count,
+    Only,
     OnlyTrue,
     Text,
     Wire,
@@ -53,6 +56,47 @@ StopStrings = Annotated[
     Annotated[Text, Tag("string")] | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
     Discriminator(kind_of_text),
 ]
+
+
+#: llama-server's names.
+_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+
+#: The names that vLLM replaced by members of structured_outputs in 0.12.
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+#: The choice among libraries that compute grammars. Penstock has one.
+_BACKEND = "guided_decoding_backend"
+
+
+def _translated(body: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    """`body` with foreign names replaced by the names among `known`, the fields of the request. A field that
+    has both names keeps Penstock's."""
+    fields = dict(body)
+    for foreign, own in _NAMES.items():
+        if own in known and foreign in fields:
+            value = fields.pop(foreign)
+            if fields.get(own) is None:
+                fields[own] = value
+    if "structured_outputs" in known:
+        _translate_guided(fields)
+    return fields
+
+
+def _translate_guided(fields: dict[str, Any]) -> None:
+    """Makes `structured_outputs` of the guided fields, unless the request has both."""
+    fields.pop(_BACKEND, None)
+    for name in [name for name in _GUIDED if fields.get(name, "") is None]:
+        del fields[name]
+    guided = {_GUIDED[name]: fields[name] for name in _GUIDED if name in fields}
+    if guided and fields.get("structured_outputs") is None:
+        fields["structured_outputs"] = guided
+        for name in _GUIDED:
+            fields.pop(name, None)
 
 
 class SamplingFields(Wire):
@@ -87,6 +131,14 @@ class SamplingFields(Wire):
     )
     spaces_between_special_tokens: OnlyTrue = None
 
+    # llama-server's samplers that Penstock does not have, with the values that turn them off
+    typical_p: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
+    tfs_z: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
+    mirostat: Annotated[int | None, BeforeValidator(Only(0))] = None
+    dynatemp_range: Annotated[float | None, BeforeValidator(Only(0, 0.0))] = None
+    xtc_probability: Annotated[float | None, BeforeValidator(Only(0, 0.0))] = None
+    dry_multiplier: Annotated[float | None, BeforeValidator(Only(0, 0.0))] = None
+
     speculation: bool | None = Field(
         None, description="Penstock's own. false: no guesses of the answer's tokens are computed ahead."
     )
@@ -105,6 +157,12 @@ class SamplingFields(Wire):
     early_stopping: bool | Literal["never"] | None = Field(
         None, description="When a search ends, as in transformers; false if null."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, body: Any) -> Any:
+        """Fields by the names that other servers give them."""
+        return _translated(body, cls.model_fields) if isinstance(body, dict) else body
 
     @model_validator(mode="after")
     def _check_beams(self) -> SamplingFields:
@@ -146,7 +204,9 @@ class GenerationFields(SamplingFields):
     """The fields that /v1/completions and /v1/chat/completions have."""
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = Field(
+        None, description="-1: until the context is full, as at llama-server."
+    )
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -180,14 +240,6 @@ class GenerationFields(SamplingFields):
     # llama-server's names for two members of structured_outputs
     grammar: Text | None = Field(None, description="The same as structured_outputs.grammar.")
     json_schema: dict[str, Any] | None = Field(None, description="The same as structured_outputs.json.")
-
-    # vLLM's former names
-    guided_json: Guided = None
-    guided_regex: Guided = None
-    guided_choice: Guided = None
-    guided_grammar: Guided = None
-    guided_decoding_backend: Guided = None
-    guided_whitespace_pattern: Guided = None
 
     # accepted without effect
     user: str | None = None
@@ -237,5 +289,5 @@ class GenerationFields(SamplingFields):
 
     @property
     def answer_tokens(self) -> int | None:
-        """The most tokens of an answer; None if the request sets no limit."""
-        return self.max_tokens
+        """The most tokens of an answer; None if the request sets no limit, or -1."""
+        return None if self.max_tokens == -1 else self.max_tokens

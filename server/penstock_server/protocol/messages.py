@@ -50,6 +50,7 @@ class ContentPart(TextOrRefusal):
 
     # accepted without effect
     prompt_cache_breakpoint: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 MessageContent = Annotated[
@@ -95,7 +96,7 @@ class Message(Wire):
     content: MessageContent | None = None
     name: Text | None = None
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
-    reasoning: Text | None = Field(None, description="The same, as vLLM names it.")
+    reasoning: Text | None = Field(None, description="Another name of reasoning_content.")
     refusal: Text | None = Field(None, description="Used as content if there is none.")
     annotations: Unsupported = None
     audio: Unsupported = None
@@ -105,6 +106,10 @@ class Message(Wire):
     )
     tool_call_id: Text | None = Field(None, description="The call whose result a tool's message is.")
     function_call: Deprecated = None
+
+    # accepted without effect
+    cache_control: dict[str, Any] | None = None
+    reasoning_details: list[Any] | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:

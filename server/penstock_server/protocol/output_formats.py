@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.wire import Text, Unsupported, Wire
-
-
-def _refuse_guided(value: object) -> None:
-    if value is not None:
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            'not supported by this server; send structured_outputs instead, such as {"json": SCHEMA}, '
-            '{"regex": "..."}, {"choice": [...]} or {"grammar": "..."}',
-        )
-
-
-#: A field that vLLM replaced by structured_outputs in 0.12.
-Guided = Annotated[None, PlainValidator(_refuse_guided), WithJsonSchema({"type": "null"})]
 
 
 class TextFormat(Wire):

@@ -8,6 +8,8 @@ fields are accepted without effect: many clients always send them, and they coul
     prompt_cache_breakpoint (of a content part), cache_prompt, id_slot (llama-server)      the same
     session_id, chat_id      names that Open WebUI and others give to a conversation
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
+    cache_control (of messages, their parts and tools)      Anthropic's hint, which some libraries leave in
+    messages.*.reasoning_details      OpenRouter's form of what stands in `reasoning` as well
     messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
                                             libraries leave in the messages that they send back
 
@@ -202,6 +204,9 @@ class ChatCompletionRequest(GenerationFields):
         None, description="The answer goes on where the last message ends."
     )
     chat_template_kwargs: dict[str, Text | bool | int | float] | None = None
+    enable_thinking: bool | None = Field(
+        None, description="The same as chat_template_kwargs.enable_thinking; some clients send it so."
+    )
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = Field(None, description="auto if null and there are tools")
@@ -259,7 +264,7 @@ class ChatCompletionRequest(GenerationFields):
             template_kwargs(
                 self.reasoning_effort,
                 self.verbosity,
-                self.chat_template_kwargs,
+                self._own_template_kwargs,
                 self.thinking.is_enabled if self.thinking else None,
             ),
             not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
@@ -279,8 +284,26 @@ class ChatCompletionRequest(GenerationFields):
         return min(found, default=None)
 
     @property
+    def _own_template_kwargs(self) -> dict[str, Any]:
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return thinking | (self.chat_template_kwargs or {})
+
+    @property
     def answer_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return super().answer_tokens
+
+    @classmethod
+    def of(cls, conversation: Conversation, **fields: Any) -> ChatCompletionRequest:
+        """The request of another API with this conversation. `fields` are checked already."""
+        return cls.model_construct(messages=[], **fields).with_conversation(conversation)
+
+    def with_conversation(self, conversation: Conversation) -> ChatCompletionRequest:
+        """The request with this conversation, whatever its messages are."""
+        body = self.model_copy()
+        body.__dict__["as_conversation"] = conversation  # in place of what the messages would make
+        return body
 
     @property
     def num_logprobs(self) -> int | None:

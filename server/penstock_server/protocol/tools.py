@@ -51,7 +51,7 @@ def _items(value: object) -> Iterable[object]:
     return value if isinstance(value, list) else ()
 
 
-def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Checks those parts of a schema that every model and template relies on. Whether a grammar can enforce
     the schema is checked later, and only for calls that a grammar binds."""
     if is_too_deep(schema):
@@ -84,7 +84,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 class Function(Wire):
     name: FunctionName
     description: Text | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = Field(
+    parameters: Annotated[dict[str, Any], AfterValidator(check_schema)] | None = Field(
         None, description="JSON Schema of the arguments; null: the function has none."
     )
     strict: bool | None = Field(None, description="With tool_choice auto: calls must follow the schema.")
@@ -120,6 +120,7 @@ class TypedTool(Wire):
 class Tool(TypedTool):
     type: FunctionType
     function: Function
+    cache_control: dict[str, Any] | None = Field(None, description="Without effect; Anthropic's hint.")
 
 
 class FunctionRef(Wire):

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from penstock.config import (
     Activations,
@@ -33,6 +33,7 @@ from penstock_server.settings.chat_rules import (
     ReasoningChoice,
 )
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
+from penstock_server.settings.speculative_config import SpeculativeConfig
 from penstock_server.settings.values import (
     parse_bool,
     parse_bytes,
@@ -197,13 +198,24 @@ class Settings:
     )
     speculation: SpeculationMode = engine_setting(
         "speculation",
-        "guesses of the next tokens, from prompt and answer, that a step computes beside them: auto where "
-        "they should pay, or off; no answer depends on them",
+        "guesses of the next tokens that a step computes beside them: from prompt and answer, from what the "
+        "model found likely before, and from --draft-model; auto is where they should pay; no answer "
+        "depends on them",
     )
     draft_model: str | None = engine_setting(
         "draft_model",
         "a small model of the same vocabulary (a folder, a .gguf file or a hub repository) that stays in "
         "memory and guesses the next tokens",
+        metavar="MODEL",
+    )
+    speculative_config: SpeculativeConfig | None = setting(
+        "engine",
+        'the same as a JSON object of vLLM\'s, such as {"method": "draft_model", "model": "FOLDER", '
+        '"num_speculative_tokens": 8}: method draft_model, or ngram or suffix, which need no model; '
+        "num_speculative_tokens is the most guesses of a sequence in a step (default: 32); prompt_lookup_min "
+        "and prompt_lookup_max are tokens that have to be the same, and that are compared",
+        parse=SpeculativeConfig.parse,
+        metavar="JSON",
     )
     threads: int | None = engine_setting(
         "num_threads", "threads for arithmetic; default: the physical cores", commands=MEASURING
@@ -346,6 +358,22 @@ class Settings:
         choices=REASONING_CHOICES,
         commands=("serve", "batch"),
     )
+    lenient: bool = setting(
+        "server",
+        "ignore unknown fields of requests, with a line in the log and a header (X-Penstock-Ignored) that "
+        "name them, instead of refusing the request",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
+    )
+    refuse_unsupported_tools: bool = setting(
+        "server",
+        "refuse a request of /v1/responses or /v1/messages that declares tools which this server can't offer "
+        "to a model (web_search, custom, ...), instead of leaving these tools out",
+        False,
+        commands=("serve", "batch"),
+        parse=parse_bool,
+    )
     allow_special_tokens_in_content: bool = setting(
         "server",
         "the name of a control token in a message, such as <|im_end|>, is this token; otherwise it is text, "
@@ -442,4 +470,13 @@ class Settings:
             if (name := field.metadata["engine_field"]) is not None:
                 value = getattr(self, field.name)
                 values[name(value) if callable(name) else name] = value
-        return EngineConfig(**values)
+        return EngineConfig(**values | self._speculative_values())
+
+    def _speculative_values(self) -> dict[str, Any]:
+        if self.speculative_config is None:
+            return {}
+        if self.speculation == "off":
+            raise ConfigError("--speculation off has no guesses: leave --speculative-config out")
+        if self.draft_model is not None:
+            raise ConfigError('--draft-model is the "model" of --speculative-config: leave one of them out')
+        return self.speculative_config.engine_values()

@@ -52,6 +52,8 @@ class RequestInfo:
     #: Tokens of the request's prompts, each prompt counted once.
     num_prompt_tokens: int = 0
     answers: list[AnswerTimes] = field(default_factory=list)
+    #: What the request asked for and the server leaves out, by its place in the body.
+    ignored: list[str] = field(default_factory=list)
 
     def engine_options(self) -> dict[str, Any]:
         """The fields of a GenerationRequest that follow from the HTTP request."""

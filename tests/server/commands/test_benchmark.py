@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from penstock.engine import Engine
@@ -101,3 +102,15 @@ def test_unknown_shapes_and_no_model(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["bench", "--shape", "gpt-5"]) == 2
     assert "solar-10.7b" in capsys.readouterr().err
     assert cli.main(["bench"]) == 2
+
+
+def test_choices_of_foreign_routers_are_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=1, num_experts=4,
+        num_attention_heads=2, num_key_value_heads=1, vocab_size=64, num_experts_per_tok=2,
+    )  # fmt: skip
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.save_pretrained(tmp_path)
+    flags = ["bench", str(tmp_path), "--expert-popularity", "uniform", "--model-impl", "transformers"]
+    assert cli.main(flags) == 2
+    assert "--expert-popularity own" in capsys.readouterr().err

@@ -29,8 +29,12 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 def test_kernels() -> None:
     assert "C compiler" in doctor.kernels([]).advice
-    assert not doctor.kernels(["avx512", "avx2"]).advice and not doctor.kernels(["amx"]).advice
-    assert "no amx or avx512" in doctor.kernels(["avx2", "generic"]).text
+    assert not doctor.kernels(["avx512", "avx2"], ["avx512", "avx2"]).advice
+    assert not doctor.kernels(["amx"], ["amx", "avx512"]).advice
+    assert "the processor has no amx or avx512 or" in doctor.kernels(["avx2", "generic"], ["avx2"]).text
+    left_out = doctor.kernels(["avx512", "avx2"], ["amx", "avx512", "avx2"])
+    assert "not compiled here: amx" in left_out.text and "processor has no" not in left_out.text
+    assert "make install" in left_out.advice
 
 
 def test_memory() -> None:

@@ -136,10 +136,8 @@ def test_objects_are_closed_unless_the_client_opens_them(
             "ignore_eos",
             "false where there is a grammar",
         ),
-        ({"guided_json": SCHEMA}, "guided_json", "structured_outputs"),
-        ({"guided_regex": "a"}, "guided_regex", "structured_outputs"),
-        ({"guided_choice": ["a"]}, "guided_choice", "structured_outputs"),
-        ({"guided_grammar": "a"}, "guided_grammar", "structured_outputs"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs", "exactly one"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex", "no such field"),
     ],
 )
 def test_what_can_not_be_followed_is_refused_by_name(

@@ -130,7 +130,7 @@ def test_unknown_field_is_told_in_plain_words() -> None:
     detail = validation_error(
         {"temprature": 0}, ("extra_forbidden", ("temprature",), "Extra inputs are not permitted")
     )
-    assert detail["message"] == "temprature: there is no such field"
+    assert detail["message"].startswith("temprature: there is no such field")
     assert (detail["param"], detail["code"]) == ("temprature", "unknown_parameter")
 
 

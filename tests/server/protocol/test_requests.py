@@ -103,7 +103,7 @@ def test_null_counts_as_absent() -> None:
         ("n", generation_fields.MAX_N + 1),
         ("n", "1"),
         ("n", True),
-        ("max_tokens", -1),
+        ("max_tokens", -2),
         ("max_tokens", 10**30),
         ("allowed_token_ids", []),
         ("bad_words", "x"),

@@ -11,6 +11,7 @@ from penstock.config import EngineConfig, KernelTuning
 from penstock.errors import ConfigError
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
+from penstock_server.settings.speculative_config import SpeculativeConfig
 
 
 def settings_of(*flags: str, **environ: str) -> Settings:
@@ -83,9 +84,54 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
     for field in dataclasses.fields(EngineConfig):
         if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
+        if field.name in ("max_guesses", "prompt_lookup_min", "prompt_lookup_max"):  # speculative_config
+            continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 
 
 def test_engine_refuses_what_it_can_not_do() -> None:
     with pytest.raises(ConfigError, match="block_size"):
         settings_of("m", "--block-size", "17").engine_config()
+
+
+def test_speculative_config_reaches_the_engine() -> None:
+    """The objects are those of vLLM's own documentation."""
+
+    def config(text: str, *flags: str) -> EngineConfig:
+        return settings_of("m", "--speculative-config", text, *flags).engine_config()
+
+    text = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 3}'
+    assert config(text) == EngineConfig(max_guesses=5, prompt_lookup_max=4, prompt_lookup_min=3)
+    text = '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}'
+    assert config(text) == EngineConfig(draft_model="Qwen/Qwen3-0.6B", max_guesses=5)
+    assert config('{"method": "suffix", "quantization": null}') == EngineConfig()
+    with pytest.raises(ConfigError, match="leave --speculative-config out"):
+        config(text, "--speculation", "off")
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        config(text, "--draft-model", "other")
+    made = make_settings({"model": "m"}, {"PENSTOCK_SPECULATIVE_CONFIG": text})
+    assert made.engine_config().draft_model == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ngram", "is not JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "no method"),
+        ('{"method": "eagle3", "model": "m"}', "eagle3.*take ngram, suffix, draft_model"),
+        ('{"method": "draft_model"}', "needs its model"),
+        ('{"method": "ngram", "model": "m"}', "leave the model out"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "at least 1"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "whole number"),
+        ('{"method": "ngram", "prompt_lookup_min": 1}', "at least 2"),
+        ('{"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}', "prompt_lookup_max is less"),
+        ('{"model": "m", "draft_tensor_parallel_size": 2}', "it can be 1"),
+        ('{"model": "m", "rejection_sample_method": "block"}', "answers never change"),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 24}', "max_tree_depth: leave it out"),
+        ('{"method": "ngram", "num_tokens": 3}', "num_tokens is no key"),
+    ],
+)
+def test_what_speculative_config_can_not_say(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        SpeculativeConfig.parse(text)

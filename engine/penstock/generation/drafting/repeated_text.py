@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
-#: Tokens that have to be the same.
+from penstock.config import EngineConfig
+
+#: Tokens that have to be the same, at least.
 MIN_MATCH = 2
-#: Matches are compared up to this length.
-MAX_MATCH = 32
 #: Earlier places that are looked at.
 MAX_PLACES = 24
+#: Most continuations of one text.
+MAX_GUESSES = 3
 
 
 class Continuation(NamedTuple):
@@ -28,8 +30,10 @@ class Continuation(NamedTuple):
 class RepeatedText:
     """A text that grows, and earlier places that resemble its end."""
 
-    def __init__(self, example: List[int] = ()) -> None:
+    def __init__(self, example: List[int] = (), config: EngineConfig | None = None) -> None:
         """example: a text that this one may resemble. It counts as standing before this text."""
+        config = config or EngineConfig()
+        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
         self._tokens = [*example, -1] if example else []
         self._start = len(self._tokens)
         #: The latest place behind each pair of tokens.
@@ -43,22 +47,27 @@ class RepeatedText:
         self._tokens += token_ids[len(self._tokens) - self._start :]
         self._index()
 
-    def guess(self, length: int) -> Continuation:
-        """At most `length` tokens that may come next."""
+    def guesses(self, length: int) -> list[Continuation]:
+        """Texts of at most `length` tokens that may come next: what stands behind the longest match, then
+        others that begin with other tokens."""
         tokens, end = self._tokens, len(self._tokens)
         if end == self._start and end:  # nothing but the example: the text may begin as the example does
-            return Continuation(tuple(tokens[: min(length, end - 1)]), MIN_MATCH)
+            return [Continuation(tuple(tokens[: min(length, end - 1)]), MIN_MATCH)]
         if end < MIN_MATCH + 1:
-            return Continuation()
-        place, num_same = self._best_place()
+            return []
+        found = (Continuation(self._behind(place, length), num_same) for place, num_same in self._places())
+        return [each for each in found if each.token_ids]
+
+    def _behind(self, place: int, length: int) -> tuple[int, ...]:
+        tokens, end = self._tokens, len(self._tokens)
         guess = list[int]()
-        for offset in range(place, place + length if num_same else place):
+        for offset in range(place, place + length):
             # A guess that reaches the text's end goes on with itself: the text repeats itself there.
             token = tokens[offset] if offset < end else guess[offset - end]
             if token < 0:
                 break
             guess.append(token)
-        return Continuation(tuple(guess), num_same)
+        return tuple(guess)
 
     def _index(self) -> None:
         """Note the places behind the pairs of tokens that are new, but not the place at the text's end."""
@@ -68,23 +77,25 @@ class RepeatedText:
             self._before.append(self._latest.get(pair, -1))
             self._latest[pair] = place
 
-    def _best_place(self) -> tuple[int, int]:
-        """The earlier place with the longest match, the latest of several, and the match's length; 0 if there
-        is none."""
+    def _places(self) -> list[tuple[int, int]]:
+        """Earlier places behind the same tokens as the text's end, with the lengths of their matches, longest
+        first; of equal ones the latest first. For each next token the best place, MAX_GUESSES at most."""
         tokens, end = self._tokens, len(self._tokens)
-        best, most = 0, 0
+        best: dict[int, tuple[int, int]] = {}
         place = self._latest.get((tokens[-2], tokens[-1]), -1)
         for _ in range(MAX_PLACES):
-            if place < 0 or most == MAX_MATCH:
+            if place < 0:
                 break
             same = self._num_same(place, end)
-            if same > most:
-                best, most = place, same
+            if same >= self._least and same > best.get(tokens[place], (0, 0))[1]:
+                best[tokens[place]] = place, same
+            if same == self._most:
+                break
             place = self._before[place]
-        return best, most
+        return sorted(best.values(), key=lambda found: (-found[1], -found[0]))[:MAX_GUESSES]
 
     def _num_same(self, place: int, end: int) -> int:
-        tokens, most = self._tokens, min(MAX_MATCH, place)
+        tokens, most = self._tokens, min(self._most, place)
         count = MIN_MATCH
         while count < most and tokens[place - 1 - count] == tokens[end - 1 - count]:
             count += 1

@@ -1,206 +1,132 @@
 """Speculation: how many guesses of which sequences a step computes, by what they should bring and cost.
 
 A step with n tokens and k guesses takes t(n + k) seconds, and each sampled sequence gains one token and its
-right guesses. The step takes the k with the most expected tokens per second. Where layers are streamed, t
-hardly grows with k: guesses are nearly free. Where a step computes many sequences, no guess pays.
+right guesses. The step takes the k likeliest guesses that give the most expected tokens per second. Where
+layers are streamed, t hardly grows with k: guesses are nearly free. Where a step computes many sequences, no
+guess pays.
 
-Guesses come from the text, where something like it stood before, or from a draft model, which takes time of
-its own for each guess of a chain.
+Guesses of a sequence make up a tree. They come from the text, where something like it stood before, from
+what the model found likely behind the same tokens before, and from a draft model, which takes time of its
+own.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as List
-from itertools import islice
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from penstock.generation.drafting.acceptance import Acceptance
+from penstock.config import EngineConfig
+from penstock.generation.drafting.acceptance import (
+    ANY_OF_MODEL,
+    NUM_RANKS,
+    OTHER_PLACE,
+    Acceptance,
+    is_of_model,
+)
+from penstock.generation.drafting.asking import Asking, Guesser
+from penstock.generation.drafting.choice import Choice, PlainStep, choose
+from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
-from penstock.generation.drafting.repeated_text import Continuation, RepeatedText
+from penstock.generation.drafting.guesses import Guesses
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.repeated_text import RepeatedText
 from penstock.generation.sequence import Sequence
-
-#: Most guesses of one sequence in a step.
-MAX_GUESSES = 32
-#: Guesses have to bring this many times the tokens per second of a step without: predictions err.
-LEAST_GAIN = 1.03
-#: Guesses that are right so rarely are not worth a row of logits, even where a step waits for layers.
-LEAST_CHANCE = 0.02
-#: At first, a draft model is trusted as a text of which so many tokens match.
-MODEL_MATCH = 9
-#: Lengths of a draft model's chains that are weighed.
-CHAINS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-
-
-class Guesser(Protocol):
-    """A draft model."""
-
-    def seconds(self, num_seqs: int) -> float:
-        """What one guess for each of so many sequences takes; 0 if nothing is known."""
-        ...
-
-    def draft(self, sequences: List[Sequence], length: int) -> Mapping[Sequence, tuple[int, ...]]:
-        """At most `length` tokens that may follow each sequence."""
-        ...
 
 
 class _Track:
     """What is known of one sequence."""
 
-    def __init__(self, sequence: Sequence, of_all: Acceptance, of_model: Acceptance) -> None:
-        self.text = RepeatedText(sequence.params.prediction)
+    def __init__(
+        self, sequence: Sequence, of_all: Acceptance, recycled: RecycledTokens, config: EngineConfig
+    ) -> None:
+        self.text = RepeatedText(sequence.params.prediction, config)
+        self._max_guesses = config.max_guesses
         self.acceptance = Acceptance(of_all)
-        self.model_acceptance = Acceptance(of_model)
-        #: The guess of the step is a draft model's.
-        self.is_modelled = False
-        #: The guess of the step, and its chance to be right at each place after a right one.
-        self.guess = Continuation()
-        self.rate = 0.0
+        # A salt says that nothing of the text may show in what others get, not even in their speed.
+        self.recycled = RecycledTokens() if sequence.request.cache_salt else recycled
+        self.guesses = Guesses(sequence, self.acceptance)
 
-    @property
-    def model_rate(self) -> float:
-        """The chance of a draft model's guess."""
-        return self.model_acceptance.rate(MODEL_MATCH)
-
-    def look(self, sequence: Sequence) -> None:
-        self.is_modelled = False
+    def look(self, sequence: Sequence) -> Guesses:
+        """What may follow the sequence's tokens."""
+        self.guesses = Guesses(sequence, self.acceptance)
         self.text.follow(sequence.token_ids)
-        self.guess = self.text.guess(MAX_GUESSES)
-        self.rate = self.acceptance.rate(self.guess.num_same)
+        for number, found in enumerate(self.text.guesses(self._max_guesses)):
+            self.guesses.add_chain(found.token_ids, found.num_same, OTHER_PLACE if number else None)
+        self.guesses.spread(self.recycled.followers)
+        return self.guesses
+
+    def learn(self, drafts: DraftTree, right: List[int]) -> None:
+        """A step computed these drafts, and these nodes of them were right."""
+        nodes, on_path = self.guesses.find(drafts), {-1, *right}
+        of_model: dict[int, bool] = {}
+        for draft, (node, parent) in enumerate(zip(nodes, drafts.parents, strict=True)):
+            if parent in on_path:
+                kind, is_right = self.guesses.kinds[node], draft in on_path
+                self.acceptance.learn(kind, is_right)
+                if is_of_model(kind):
+                    of_model[parent] = of_model.get(parent, False) or is_right
+        for is_right in of_model.values():
+            self.acceptance.learn(ANY_OF_MODEL, is_right)
 
 
 class Speculation(Drafter):
-    """Guesses by what followed the same words in prompt and answer, and by a draft model if there is one."""
+    """Guesses from the text, from what the model found likely before, and from a draft model if there is
+    one."""
 
-    def __init__(self, predict_s: Callable[[int], float], model: Guesser | None = None) -> None:
-        """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less."""
+    def __init__(
+        self,
+        predict_s: Callable[[int], float],
+        model: Guesser | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less. config:
+        says how many guesses a sequence may have, and where a text is looked up."""
         self._predict_s = predict_s
         self._model = model
-        self._acceptance, self._model_acceptance = Acceptance(), Acceptance()
+        self._config = config or EngineConfig()
+        self._acceptance, self._recycled = Acceptance(), RecycledTokens()
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
 
     def propose(
         self, sequences: Iterable[Sequence], num_tokens: int, room: int
-    ) -> Mapping[Sequence, List[int]]:
+    ) -> Mapping[Sequence, DraftTree]:
         sampled = list(sequences)
         wanted = [each for each in sampled if each.params.speculation]
-        if not wanted or not self._may_pay(len(sampled), len(wanted), num_tokens, room):
+        step = PlainStep(self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses)
+        may_gain = bool(wanted) and step.may_gain(len(wanted))
+        self.num_followers = NUM_RANKS if may_gain else 0
+        if not may_gain:
             return {}
-        tracks = {each: self._look(each) for each in wanted}
-        if self._model is not None:
-            self._ask(self._model, tracks, len(sampled), num_tokens, room)
-        lengths = self._lengths(tracks, len(sampled), num_tokens, room)
-        for sequence, track in tracks.items():
-            if track.guess.token_ids and sequence not in lengths and not track.is_modelled:
-                track.acceptance.forget(track.guess.num_same)
-        return {
-            each: _allowed(each, tracks[each].guess.token_ids[:length]) for each, length in lengths.items()
-        }
+        guesses = [self._track(each).look(each) for each in wanted]
+        choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
+        for each, nodes in zip(guesses, choice.nodes, strict=True):
+            tried = {each.kinds[node] for node in nodes}
+            self._track(each.sequence).acceptance.forget(set(each.kinds) - tried)
+        taken = zip(guesses, choice.nodes, strict=True)
+        return {each.sequence: each.tree(nodes) for each, nodes in taken if nodes}
 
-    def learn(self, sequence: Sequence, drafts: tuple[int, ...], num_accepted: int) -> None:
-        track = self._tracks[sequence]
-        acceptance = track.model_acceptance if track.is_modelled else track.acceptance
-        acceptance.learn(track.guess.num_same, num_accepted, len(drafts))
+    def _ask(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> Choice:
+        asking = Asking(model, guesses, step)
+        choice = asking.run()
+        if not asking.is_begun:
+            for each in guesses:
+                self._track(each.sequence).acceptance.forget((ANY_OF_MODEL,))
+        return choice
 
-    def _may_pay(self, num_sampled: int, num_wanted: int, num_tokens: int, room: int) -> bool:
-        """Whether guesses would pay if all of them were right. Looking for guesses takes time, too."""
-        without_s = self._predict_s(num_tokens)
-        if without_s <= 0:
-            return False
-        counts = {min(room, num_wanted * length) for length in (1, 4, MAX_GUESSES)}
-        return any(
-            (num_sampled + count) * without_s > LEAST_GAIN * num_sampled * self._predict_s(num_tokens + count)
-            for count in counts
-        )
+    def learn(
+        self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
+    ) -> None:
+        track = self._track(sequence)
+        if drafts:
+            track.learn(drafts, right)
+        tokens = (sequence.token_ids[-1], *drafts.token_ids)
+        for token_id, found in zip(tokens, followers, strict=False):
+            track.recycled.learn(token_id, found)
 
-    def _look(self, sequence: Sequence) -> _Track:
+    def _track(self, sequence: Sequence) -> _Track:
         track = self._tracks.get(sequence)
         if track is None:
-            track = self._tracks[sequence] = _Track(sequence, self._acceptance, self._model_acceptance)
-        track.look(sequence)
+            track = _Track(sequence, self._acceptance, self._recycled, self._config)
+            self._tracks[sequence] = track
         return track
-
-    def _ask(
-        self,
-        model: Guesser,
-        tracks: Mapping[Sequence, _Track],
-        num_sampled: int,
-        num_tokens: int,
-        room: int,
-    ) -> None:
-        """Have the draft model guess where its guesses are better than the text's, in chains of the length
-        that should bring the most tokens per second."""
-        asked = [
-            each
-            for each, track in tracks.items()
-            if track.model_rate > track.rate or not track.guess.num_same
-        ]
-        if not asked:
-            return
-        guess_s = model.seconds(len(asked))
-        most, length = LEAST_GAIN * num_sampled / self._predict_s(num_tokens), 0
-        for chain in CHAINS:
-            if chain * len(asked) > room:
-                break
-            gained = sum(_expected(tracks[each].model_rate, chain) for each in asked)
-            seconds = self._predict_s(num_tokens + chain * len(asked)) + chain * guess_s
-            if (num_sampled + gained) / seconds > most:
-                most, length = (num_sampled + gained) / seconds, chain
-        for each in asked:
-            if not length:
-                tracks[each].model_acceptance.forget(MODEL_MATCH)
-        for each, guess in (model.draft(asked, length) if length else {}).items():
-            if guess:
-                track = tracks[each]
-                track.is_modelled, track.rate = True, track.model_rate
-                track.guess = Continuation(guess, MODEL_MATCH)
-
-    def _lengths(
-        self, tracks: Mapping[Sequence, _Track], num_sampled: int, num_tokens: int, room: int
-    ) -> dict[Sequence, int]:
-        """Guesses for each sequence, those with the best chance first, until the next ones don't pay."""
-        order, num_best, gained = list[Sequence](), 0, float(num_sampled)
-        most = LEAST_GAIN * gained / self._predict_s(num_tokens)
-        for sequence, chance in islice(_by_chance(tracks), room):
-            order.append(sequence)
-            gained += chance
-            rate = gained / self._predict_s(num_tokens + len(order))
-            if rate > most:
-                most, num_best = rate, len(order)
-            elif len(order) > num_best + MAX_GUESSES:
-                break
-        return Counter(order[:num_best])
-
-
-def _by_chance(tracks: Mapping[Sequence, _Track]) -> Iterator[tuple[Sequence, float]]:
-    """Each further guess and the chance that it and those before it are right, the best chance first."""
-    heap = [
-        (-track.rate, order, sequence, 1)
-        for order, (sequence, track) in enumerate(tracks.items())
-        if track.guess.token_ids and track.rate >= LEAST_CHANCE
-    ]
-    heapq.heapify(heap)
-    while heap:
-        chance, order, sequence, length = heapq.heappop(heap)
-        yield sequence, -chance
-        track = tracks[sequence]
-        if length < len(track.guess.token_ids) and -chance * track.rate >= LEAST_CHANCE:
-            heapq.heappush(heap, (chance * track.rate, order, sequence, length + 1))
-
-
-def _expected(rate: float, length: int) -> float:
-    """Right guesses of a chain."""
-    return sum(rate**number for number in range(1, length + 1))
-
-
-def _allowed(sequence: Sequence, guess: tuple[int, ...]) -> tuple[int, ...]:
-    """The guess up to the first token that the sequence's grammar forbids."""
-    matcher = sequence.matcher
-    for number, token_id in enumerate(guess if matcher is not None else ()):
-        if matcher is None or matcher.is_complete or not matcher.allowed >> token_id & 1:
-            return guess[:number]
-        matcher = matcher.after(token_id)
-    return guess

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.generation.drafting.draft_tree import NO_GUESSES, Branch, DraftTree
 from penstock.generation.logprobs import NONE_SCORED
 from penstock.generation.sequence import Sequence
 
@@ -22,9 +23,10 @@ class ScheduledSequence(NamedTuple):
     #: Tokens of the prompt, by index, whose log-probabilities are wanted. The logits of the token before each
     #: give them.
     scored: range = NONE_SCORED
-    #: A chain: the first draft follows the pending tokens, each other one the draft before. Empty unless
-    #: is_sampled.
-    drafts: tuple[int, ...] = ()
+    #: What may follow the pending tokens, in runs (DraftTree.in_runs). Empty unless is_sampled.
+    drafts: DraftTree = NO_GUESSES
+    #: The runs of `drafts` behind the first one.
+    branches: tuple[Branch, ...] = ()
     #: Copies of the recurrent state that are kept: (number of the sequence's tokens that the state stands
     #: for, slot of the copy), in the order of tokens.
     saves: tuple[tuple[int, int], ...] = ()
@@ -42,7 +44,7 @@ class ScheduledSequence(NamedTuple):
     def num_rows(self) -> int:
         """Rows of logits that are wanted: those of `scored` in order, then of the last token and the
         drafts."""
-        return len(self.scored) + self.is_sampled + len(self.drafts)
+        return len(self.scored) + self.is_sampled + self.drafts.num_nodes
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,14 @@ class Batch:
     """All sequences' parts in a step."""
 
     scheduled: tuple[ScheduledSequence, ...]
-    #: Blocks (source, destination) of K and V to be copied before anything is written. No destination is a
-    #: source.
+    #: Blocks (source, destination) of K and V to be copied in this order before anything is written.
     block_copies: tuple[tuple[int, int], ...] = ()
     #: Sequences of the batch whose inputs are encoded before their tokens are computed.
     encoded: tuple[Sequence, ...] = ()
     #: Slots (source, destination) of recurrent states to be copied in this order before anything is written.
     state_copies: tuple[tuple[int, int], ...] = ()
+    #: How many of the likeliest tokens of each sampled row are wanted (Chosen.followers).
+    num_followers: int = 0
 
     @property
     def num_encoded(self) -> int:
@@ -66,7 +69,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_new_tokens + len(item.drafts) for item in self.scheduled)
+        return sum(item.num_new_tokens + item.drafts.num_nodes for item in self.scheduled)
 
     @property
     def num_rows(self) -> int:

@@ -102,30 +102,15 @@ class BlockManager:
             return False
         if is_diverging:
             index = sequence.num_computed_tokens // self.block_size
-            shared, table[index] = table[index], pool.take()
+            shared, table[index] = table[index], self.copy(table[index])
             pool.disown(shared)
-            self._copies.append((shared, table[index]))
         table.extend(pool.take() for _ in range(num_new))
         return True
 
-    def extend(self, sequence: Sequence, num_drafts: int) -> int:
-        """Blocks for drafts that follow the sequence's tokens, which have blocks. Returns how many drafts
-        have room, `num_drafts` at most. A draft overwrites nothing that others see, and takes no other
-        sequence's block."""
-        table, end = sequence.block_table, sequence.num_tokens
-        if end % self.block_size and self.pool.num_owners[table[end // self.block_size]] > 1:
-            return 0
-        num_drafts = min(num_drafts, (len(table) + self.pool.num_free) * self.block_size - end)
-        table.extend(self.pool.take() for _ in range(self.blocks_for(end + num_drafts) - len(table)))
-        return num_drafts
-
-    def accept(self, sequence: Sequence, accepted: tuple[int, ...]) -> None:
-        """These drafts were right. Blocks of the others are free again, but for the block of the next
-        token."""
-        self.prefix_cache.register_accepted(sequence, accepted)
-        num_tokens = sequence.num_tokens + len(accepted)
-        while len(sequence.block_table) > self.blocks_for(num_tokens + 1):
-            self.pool.disown(sequence.block_table.pop())
+    def copy(self, block: int) -> int:
+        """A free block that has the same K and V as another one when the step begins to write."""
+        self._copies.append((block, self.pool.take()))
+        return self._copies[-1][1]
 
     def share(self, parent: Sequence, child: Sequence) -> None:
         """Let a sequence without blocks go on from all tokens of another one, in the same blocks. The first
@@ -146,8 +131,8 @@ class BlockManager:
         self.states.release(sequence)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """The copies (source, destination) that the step has to make before it writes. No destination is a
-        source; the step may write into a source."""
+        """The copies (source, destination) that the step has to make before it writes, in this order. The
+        step may write into a source."""
         copies = tuple(self._copies)
         self._copies.clear()
         return copies

@@ -23,6 +23,7 @@ from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.admission import Admission
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.draft_blocks import DraftBlocks
 from penstock.generation.scheduling.fair_queue import OUTPUT_WEIGHT
 from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.scheduling.step_limit import MIN_CHUNK, StepLimit
@@ -51,6 +52,7 @@ class Scheduler:
         self._rope_lengths = RopeLengths(rope)
         self.admission = Admission(block_manager, max_num_seqs, self._rope_lengths, max_num_batched_tokens)
         self._drafter = drafter
+        self._draft_blocks = DraftBlocks(block_manager)
 
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences that are not finished."""
@@ -79,7 +81,8 @@ class Scheduler:
                 budget -= item.num_new_tokens
         self._draft(scheduled, max(0, budget))
         copies, encoded = self.block_manager.take_copies(), self.admission.encoder_turns.take()
-        return Batch(tuple(scheduled.values()), copies, encoded, self.block_manager.states.take_copies())
+        states = self.block_manager.states.take_copies()
+        return Batch(tuple(scheduled.values()), copies, encoded, states, self._drafter.num_followers)
 
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
         """A step was computed, and `chosen` has what was chosen for each of its sequences. The step's tokens
@@ -88,22 +91,22 @@ class Scheduler:
         gained, waiting = [], self.admission.waiting
         for item, choice in zip(batch.scheduled, chosen, strict=True):
             sequence = item.sequence
-            if item.drafts:
-                self._drafter.learn(sequence, item.drafts, choice.num_right)
-                self.block_manager.accept(sequence, item.drafts[: choice.num_accepted])
-                sequence.advance(choice.num_accepted)
+            if item.drafts or choice.followers:
+                self._accept(item, choice)
             sequence.advance(item.num_new_tokens)
             if choice.scores and sequence.prompt_scores is not None:
                 sequence.prompt_scores.add(item.scored.start, choice.scores)
             if item.is_sampled:
                 waiting.charge(sequence.request.client, OUTPUT_WEIGHT * max(1, len(choice.tokens)))
                 gained.append((sequence, choice))
+        self._draft_blocks.end_step()
         self.block_manager.prefix_cache.confirm()
         return gained
 
     def rollback(self, batch: Batch) -> None:
         """A step was not computed, or only in part. Its sequences wait, and compute again what the prefix
         cache does not hold from earlier steps."""
+        self._draft_blocks.end_step()
         self.block_manager.prefix_cache.rollback()
         for item in reversed(batch.scheduled):
             # A sequence may have been suspended with another member of its group.
@@ -172,10 +175,19 @@ class Scheduler:
         )
         num_tokens = sum(item.num_new_tokens for item in scheduled.values())
         for sequence, guess in self._drafter.propose(ends, num_tokens, budget).items():
-            room = min(budget, sequence.max_total_tokens - sequence.num_tokens - 1)
-            drafts = tuple(guess[: max(0, room)])
-            while drafts and not self._rope_lengths.keeps(sequence, len(drafts)):
-                drafts = drafts[:-1]  # other frequencies would need all keys computed again
-            drafts = drafts[: self.block_manager.extend(sequence, len(drafts))]
-            scheduled[sequence] = scheduled[sequence]._replace(drafts=drafts)
-            budget -= len(drafts)
+            depth = min(guess.num_nodes, sequence.max_total_tokens - sequence.num_tokens - 1)
+            while depth > 0 and not self._rope_lengths.keeps(sequence, depth):
+                depth -= 1  # other frequencies would need all keys computed again
+            drafts = guess.within(max(0, budget), max(0, depth)).in_runs()
+            scheduled[sequence] = self._draft_blocks.place(scheduled[sequence], drafts)
+            budget -= scheduled[sequence].drafts.num_nodes
+
+    def _accept(self, item: ScheduledSequence, choice: Chosen) -> None:
+        """Drafts may have been computed, and some of them may have been right."""
+        right = item.drafts.follow(token.token_id for token in choice.tokens[: choice.num_right])
+        self._drafter.learn(item.sequence, item.drafts, right, choice.followers)
+        if not item.drafts:
+            return
+        accepted = right[: choice.num_accepted]
+        self._draft_blocks.accept(item, accepted)
+        item.sequence.advance(len(accepted))

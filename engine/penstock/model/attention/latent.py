@@ -116,7 +116,7 @@ class LatentForm:
             rope.turn(kernels, turned_q, batch)
             rope.turn(kernels, turned_k, batch)
         row = torch.cat((latent[:, None], turned_k), dim=-1)
-        kernels.write_kv(row, row, kv, batch.slot_mapping)
+        batch.write_kv(kernels, row, row, kv)
         absorbed = kernels.linear(q[..., :border].flatten(1), HeadBlocks(kv_b, heads, 0, border, True))
         q = torch.cat((absorbed.view(-1, heads, rank), turned_q), dim=-1)
         mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])

@@ -154,7 +154,7 @@ class CPMAnt(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        if "qkv" in weights:  # the warm-up computes a layer in the place of another one
+        if "qkv" in weights:
             x = self.kernels.rms_norm(hidden, weights.vector("input_norm"), self.spec.norm_eps)
             hidden = hidden + attend(self, index, weights, x, kv, batch)
         if "down" not in weights:

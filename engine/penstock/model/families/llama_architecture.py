@@ -120,16 +120,24 @@ class LlamaArchitecture(Family):
 
         has_state = spec.recurrent is not None and spec.state_layout(index).parts
         mixer = spec.recurrent.tensors(spec, prefix) if has_state and spec.recurrent is not None else ()
-        has_attention = index not in spec.layers_without_kv
         return (
             *norm("input_norm", has_before),
             *mixer,
-            *(cls.attention_tensors(spec, index, f"{prefix}self_attn.") if has_attention else ()),
+            *(
+                cls.attention_tensors(spec, index, f"{prefix}self_attn.")
+                if cls.has_attention(spec, index)
+                else ()
+            ),
             *norm("attention_out_norm", has_after),
             *norm("post_norm", has_before and not spec.is_parallel),
             *cls.mlp_tensors(spec, index, prefix + cls.mlp_part),
             *norm("mlp_out_norm", has_after),
         )
+
+    @classmethod
+    def has_attention(cls, spec: LlamaSpec, index: int) -> bool:
+        """Whether a layer has attention."""
+        return index not in spec.layers_without_kv
 
     @classmethod
     def attention_tensors(cls, spec: LlamaSpec, index: int, prefix: str) -> tuple[TensorSpec, ...]:

@@ -60,7 +60,7 @@ class MixtureFamily(Llama):
         return checkpoint
 
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
-        if "router" in weights:  # the warm-up computes a layer in the place of another one
+        if "router" in weights:
             return mixture_mlp(self, weights, x, self.spec.mixture)
         return super().mlp(index, weights, x)
 

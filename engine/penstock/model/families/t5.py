@@ -70,7 +70,7 @@ class T5(T5Architecture, EncoderDecoder):
         x = self.kernels.rms_norm(hidden, weights.vector("input_norm"), self.spec.norm_eps)
         heads = self.project(weights, "qkv", x).view(-1, 3 * self.spec.num_heads, self.spec.head_dim)
         q, k, v = heads.split_with_sizes((self.spec.num_heads,) * 3, dim=1)
-        self.kernels.write_kv(k, v, kv, batch.slot_mapping)
+        batch.write_kv(self.kernels, k, v, kv)
         mixed = self.kernels.paged_attention(q, kv, batch, self.biased[stack])
         return hidden + self.project(weights, "o", mixed)
 

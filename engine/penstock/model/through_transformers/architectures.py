@@ -5,7 +5,7 @@ has by default, made narrow, or as it is where the narrow one makes no model."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import CheckpointError
@@ -13,6 +13,7 @@ from penstock.kernels import Kernels
 from penstock.model.registry import find_family
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import FLOAT16
+from penstock.weights.checkpoints.text_part import is_multimodal, text_config
 
 #: Enough layers for every form that a default configuration has, as a rule.
 NUM_LAYERS = 4
@@ -32,27 +33,37 @@ class Served(NamedTuple):
     path: Literal["own", "transformers", "refused"]
     #: A request gets the same bits in any company.
     is_invariant: bool = False
-    #: Why the architecture is refused.
+    #: Why the architecture is refused, or what of it is served.
     reason: str = ""
 
 
-def architectures(kernels: Kernels, model_types: tuple[str, ...] = ()) -> Iterator[Served]:
-    """All architectures, or those of some model types, in the order of their names."""
+def architectures(
+    kernels: Kernels,
+    model_types: tuple[str, ...] = (),
+    report_progress: Callable[[int, int, str], None] | None = None,
+) -> Iterator[Served]:
+    """All architectures, or those of some model types, in the order of their names. report_progress(number
+    done, number of all, model type) is called before each."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    for model_type, name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()):
-        if model_type in model_types or not model_types:
-            yield _served(model_type, name if isinstance(name, str) else name[0], kernels)
+    every = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
+    wanted = [each for each in every if each[0] in model_types or not model_types]
+    for number, (model_type, name) in enumerate(wanted):
+        if report_progress is not None:
+            report_progress(number, len(wanted), model_type)
+        yield _served(model_type, name if isinstance(name, str) else name[0], kernels)
 
 
 def _served(model_type: str, architecture: str, kernels: Kernels) -> Served:
     named = {"model_type": model_type, "architectures": [architecture]}
+    whole: dict[str, Any] = named | {"text_config": {}}
     try:
-        find_family(named)
+        find_family(text_config(whole))
     except CheckpointError:
         return _through_transformers(model_type, architecture, kernels)
-    return Served(model_type, architecture, "own", True)
+    reason = "its text part, given text alone" if is_multimodal(whole) else ""
+    return Served(model_type, architecture, "own", True, reason)
 
 
 def _through_transformers(model_type: str, architecture: str, kernels: Kernels) -> Served:

@@ -64,9 +64,7 @@ class Desk:
         if sinks is not None:
             spec = replace(spec, sinks=sinks.float().contiguous())
         repeats = self._num_kv_heads // facts.num_kv_heads
-        self.kernels.write_kv(
-            self._stored(k, repeats), self._stored(v, repeats), step.kv, step.batch.slot_mapping
-        )
+        step.batch.write_kv(self.kernels, self._stored(k, repeats), self._stored(v, repeats), step.kv)
         mixed = self.kernels.paged_attention(self._stored(q), step.kv, step.batch, spec)
         heads = mixed.view(1, -1, facts.num_heads, self._head_dim)
         return heads if facts.value_dim == self._head_dim else heads[..., : facts.value_dim].contiguous()

@@ -86,7 +86,6 @@ class ThroughTransformers(Family):
             AttentionSpec(each.num_heads, each.scale, each.window, each.softcap)
             for each in self.spec.attentions
         ]
-        self._has_forms = len({tuple(each.name for each in layer) for layer in self.spec.layers}) > 1
         #: What forward() passed to the layers of the last step, and the positions of that step.
         self._passed: tuple[Tensor | None, list[Passed]] = None, []
         self._before = _Outer(self, self.spec.embedding)
@@ -120,7 +119,6 @@ class ThroughTransformers(Family):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        index = self._in_form(index, weights)
         parts, desk = self.skeleton.layers[index], self.desk
         passed = self._passed_at(batch)[index]
         desk.weights, desk.absent = weights, {}
@@ -130,16 +128,6 @@ class ThroughTransformers(Family):
         result = functional_call(parts.module, own, args, kwargs) if own else parts.module(*args, **kwargs)
         found: Tensor = result[0] if isinstance(result, tuple) else result
         return found[0]
-
-    def _in_form(self, index: int, weights: LayerWeights) -> int:
-        """The layer itself; in a warm-up, which computes the largest layer in the places of all layers, the
-        first layer that has such tensors."""
-        if not self._has_forms or self._fits(index, weights):
-            return index
-        return next(each for each in range(self.spec.num_layers) if self._fits(each, weights))
-
-    def _fits(self, index: int, weights: LayerWeights) -> bool:
-        return all(tensor.name in weights for tensor in self.spec.layers[index])
 
     def layer_with_own_attention(self, index: int, weights: LayerWeights, hidden: Tensor) -> Tensor:
         """layer() of one text from its beginning, with attention as transformers computes it. For guard.py,

@@ -8,6 +8,7 @@ read from the checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -177,6 +178,8 @@ def _all_equal(ways: list[_Way]) -> bool:
     """Whether all ways have the same bits. Raises UnsupportedModel if they differ by more than rounding."""
     alone = torch.cat(ways[0].by_text())
     others = [torch.cat(way.by_text()) for way in ways[1:]]
+    if not all(each.isfinite().all() for each in (alone, *others)):
+        raise UnsupportedModel("it computes no numbers (infinity or NaN) from random weights")
     worst = max(float((other - alone).abs().max() / (alone.max() - alone.min())) for other in others)
     if not worst <= TOLERANCE:
         raise UnsupportedModel(
@@ -192,6 +195,11 @@ def _compare_attention(
     expected = family.layer_with_own_attention(index, weights, before)
     added = expected - before
     difference = float((after - expected).abs().max() / (added.max() - added.min()).clamp(min=1e-20))
+    if not math.isfinite(difference):
+        raise UnsupportedModel(
+            f"layer {index} of {family.spec.architecture} computes no numbers (infinity or NaN) from random "
+            "weights, so that it can't be compared with transformers' own attention"
+        )
     if not difference <= TOLERANCE:
         raise UnsupportedModel(
             f"layer {index} of {family.spec.architecture} is {difference:.1g} of its range away from what it "

@@ -3,8 +3,11 @@ may have told the same numbers."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import mmap
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +16,9 @@ from penstock.errors import CorruptFile
 
 logger = logging.getLogger(__name__)
 
-#: After each piece, the thread waits for its turn at the interpreter, which other threads use as well.
-READ_BYTES = 8 << 20
+#: After each piece, the thread waits for its turn at the interpreter, which other threads use as well. More
+#: than a piece is never mapped, since mapped pages count as memory of the process.
+PIECE_BYTES = 8 << 20
 
 
 class Checksums:
@@ -52,11 +56,24 @@ class Checksums:
             for line in lines(self._found):
                 logger.info("%s", line)
 
-    def _pieces(self, file: Path) -> Iterator[memoryview]:
-        buffer = bytearray(READ_BYTES)
+    def _pieces(self, file: Path) -> Iterator[mmap.mmap]:
+        """Mapped, since a copy of the system's pages would take a fifth of the thread's time."""
         with file.open("rb", buffering=0) as stream:
-            while self._is_wanted and (count := stream.readinto(buffer)):
-                yield memoryview(buffer)[:count]
+            size = os.fstat(stream.fileno()).st_size
+            for start in range(0, size, PIECE_BYTES):
+                if not self._is_wanted:
+                    return
+                with _mapped(stream.fileno(), start, min(PIECE_BYTES, size - start), file) as piece:
+                    yield piece
+
+
+def _mapped(descriptor: int, start: int, num_bytes: int, file: Path) -> mmap.mmap:
+    """Raises OSError if the file was cut: the system kills who reads a mapped page behind the end of a
+    file."""
+    if os.fstat(descriptor).st_size < start + num_bytes:
+        raise OSError(errno.EIO, "the file was cut while it was read", str(file))
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    return mmap.mmap(descriptor, num_bytes, flags=flags, prot=mmap.PROT_READ, offset=start)
 
 
 def lines(found: dict[Path, str]) -> list[str]:
@@ -64,7 +81,7 @@ def lines(found: dict[Path, str]) -> list[str]:
     return [f"SHA-256 of {file.name}: {checksum}" for file, checksum in found.items()]
 
 
-def _checksum(pieces: Iterator[memoryview]) -> str:
+def _checksum(pieces: Iterator[mmap.mmap]) -> str:
     checksum = hashlib.sha256()
     for piece in pieces:
         checksum.update(piece)

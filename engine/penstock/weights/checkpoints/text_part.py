@@ -15,6 +15,9 @@ _MULTIMODAL = {
     "AyaVisionForConditionalGeneration": "cohere2",
     "Cohere2VisionForConditionalGeneration": "cohere2",
     "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma3nForConditionalGeneration": "gemma3n_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",
     "Llama4ForConditionalGeneration": "llama4_text",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
@@ -26,6 +29,9 @@ _MULTIMODAL = {
 _TEXT_MODELS = {
     "cohere2": "Cohere2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -35,6 +41,10 @@ _TEXT_MODELS = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
+_GEMMA4 = {
+    "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
+    "vocab_size": 262144,
+}  # fmt: skip
 #: Numbers of a text model that its `text_config` may leave out, since they are its class's own. (Text models
 #: alone name them all.)
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -43,6 +53,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-6, "sliding_window": 4096,
     },
+    "gemma3n_text": {
+        "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8, "vocab_size": 262400,
+        "max_position_embeddings": 32768,
+    },
+    "gemma4_text": _GEMMA4 | {"max_position_embeddings": 131072},
+    "gemma4_unified_text": _GEMMA4 | {"max_position_embeddings": 262144},
     "llama": {
         "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
         "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
@@ -71,9 +87,10 @@ _RENAMED = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-#: Tensors of the part that sees.
+#: Tensors of the parts that see and hear.
 _VISION = re.compile(
-    r"^(model\.)?((vision_tower|vision_model|visual|multi_modal_projector)\.|image_newline$)"
+    r"^(model\.)?((vision_tower|vision_model|vision_embedder|visual|multi_modal_projector|audio_tower"
+    r"|embed_vision|embed_audio)\.|image_newline$)"
 )
 
 

@@ -108,7 +108,7 @@ class Falcon(GPT):
             torch.cat((k, self._bias(batch.positions)), dim=-1),
             pad(v, (0, 1)),
         )
-        self.kernels.write_kv(k, v, kv, batch.slot_mapping)
+        batch.write_kv(self.kernels, k, v, kv)
         mixed = self.kernels.paged_attention(q, kv, batch, self.attentions[index])
         mixed = mixed.view(-1, num_heads, head_dim + 1)[..., :-1].flatten(1)
         return self.project(weights, "o", mixed)

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels.reference import ReferenceKernels
 from penstock.model.architecture import linear_tensors
 from penstock.model.config_values import count, flag
 from penstock.model.families.gpt.gpt import GPT
@@ -98,9 +97,7 @@ class OPT(GPT):
 
     def place(self, weights: LayerWeights, vectors: Tensor, positions: Tensor) -> Tensor:
         if self.spec.narrow_size:
-            # The embedding is computed on the host, while self.kernels may be a GPU's.
-            kernels = self.kernels if self.device.type == "cpu" else ReferenceKernels()
-            vectors = kernels.linear(vectors, weights.matrix("project_in"))
+            vectors = self.host_kernels.linear(vectors, weights.matrix("project_in"))
         return super().place(weights, vectors, positions)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:

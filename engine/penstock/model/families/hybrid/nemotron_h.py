@@ -94,7 +94,7 @@ class NemotronH(MixtureFamily):
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         x = self._norm("input_norm", weights, hidden)
-        if CONV in weights or "qkv" in weights:  # the warm-up computes a layer in the place of another one
+        if CONV in weights or "qkv" in weights:
             return hidden + self.attention(index, weights, x, kv, batch)
         return hidden + self.mlp(index, weights, x)
 

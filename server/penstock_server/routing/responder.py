@@ -51,8 +51,10 @@ class Responder:
         form: Format,
         question: Question,
         tells_end_token: bool = False,
+        media_type: str = EventStream.media_type,
     ) -> Response:
-        """The HTTP answer with all answers, whole or streamed. tells_end_token: see Answers."""
+        """The HTTP answer with all answers, whole or streamed. tells_end_token: see Answers. media_type: of a
+        stream."""
         token_ids = [prompt.token_ids for prompt in question.prompts]
         _check_scored(sum(map(len, token_ids)) * len(question.params), question.params[0])
         answers = Answers(
@@ -69,7 +71,7 @@ class Responder:
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
-            return EventStream(form.events(answers, idle_s), answers.close)
+            return EventStream(form.events(answers, idle_s), answers.close, media_type)
         try:
             await unless_disconnected(request.receive, answers.finish())
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Header
@@ -10,6 +11,7 @@ from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.errors import ApiError, unavailable
 from penstock_server.settings.settings import Settings
+from penstock_server.telemetry.request_info import current_request
 
 #: Characters or tokens that a route accepts, however small the model's context is.
 LEAST_LIMIT = 1 << 16
@@ -47,3 +49,19 @@ def check_length(field: str, number: int, unit: str, limit: int) -> None:
     if number > limit:
         message = f"{field} has {number} {unit}; this route takes {limit}. Send {field} in parts."
         raise ApiError(400, message, code="string_above_max_length", param=field)
+
+
+def leave_out(tools: Sequence[str], settings: Settings) -> None:
+    """Notes tools that the model can't be offered, by their places and types. Raises 400 for them if the
+    server is to refuse them."""
+    if tools and settings.refuse_unsupported_tools:
+        place = tools[0].partition(" ")[0]
+        message = f"This server can't offer these tools to a model: {', '.join(tools)}. Send functions only."
+        raise ApiError(400, message, code="unsupported_parameter", param=place)
+    note_ignored(tools)
+
+
+def note_ignored(places: Sequence[str]) -> None:
+    """Notes what an answer leaves out of account, for the log and the header X-Penstock-Ignored."""
+    if (request := current_request.get()) is not None:
+        request.ignored += places

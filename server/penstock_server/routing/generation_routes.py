@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock_server.api.checks import check_model, ready_model
-from penstock_server.api.responder import Responder
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.text_thread import TextThread
+from penstock_server.routing.checks import check_model, ready_model
+from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 
 

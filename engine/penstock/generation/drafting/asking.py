@@ -1,0 +1,101 @@
+"""Asking a draft model: level by level, as long as the next level should bring more than it costs.
+
+The model computes the likeliest guesses of all sequences together, and its answers are the next level's
+guesses. This is OPT-Tree's way (Wang et al. 2024, arXiv 2406.17276), over several sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from typing import NamedTuple, Protocol
+
+from penstock.generation.drafting.acceptance import ANY_OF_MODEL, kind_of_share
+from penstock.generation.drafting.choice import Choice, PlainStep, choose
+from penstock.generation.drafting.guesses import Guesses
+from penstock.generation.sequence import Sequence
+
+#: Most guesses of a sequence whose followers are asked for in one level.
+MAX_WIDTH = 6
+
+
+class Place(NamedTuple):
+    """A guess whose followers a draft model should say, by its number among the sequence's guesses, and the
+    guess that it follows; -1: the text's end, which has no token of its own."""
+
+    sequence: Sequence
+    node: int = -1
+    parent: int = -1
+    token_id: int = -1
+
+
+class Guesser(Protocol):
+    """A draft model."""
+
+    def seconds(self, num_places: int) -> float:
+        """What one level takes; 0 if nothing was measured."""
+        ...
+
+    def start(self, sequences: List[Sequence]) -> list[Sequence]:
+        """Begin a step. Returns the sequences for which there can be guesses."""
+        ...
+
+    def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
+        """One level: for each place tokens that may follow, likeliest first, with their shares of the
+        probability. The guess before a place was a place before, in the same step."""
+        ...
+
+
+class Asking:
+    """The questions of one step."""
+
+    def __init__(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> None:
+        self._model, self._step = model, step
+        self._guesses = {each.sequence: each for each in guesses}
+        self._asked = set[tuple[Sequence, int]]()
+        #: What all levels should have taken.
+        self.seconds = 0.0
+        self.choice = choose(guesses, step)
+
+    def run(self) -> Choice:
+        """Add what the model guesses. Returns the choice among all guesses."""
+        places = [Place(sequence) for sequence in self._guesses]
+        while places and self._may_pay(places):
+            if not self._asked:
+                able = set(self._model.start([place.sequence for place in places]))
+                places = [place for place in places if place.sequence in able]
+            self.seconds += self._model.seconds(len(places))
+            for place, found in zip(places, self._model.expand(places), strict=True):
+                self._asked.add((place.sequence, place.node))
+                for token_id, share in found:
+                    self._guesses[place.sequence].add(place.node, token_id, kind_of_share(share))
+            self.choice = choose(list(self._guesses.values()), self._step, self.seconds)
+            places = list(self._next())
+        return self.choice
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the model guessed anything."""
+        return bool(self._asked)
+
+    def _may_pay(self, places: list[Place]) -> bool:
+        """Whether the step gains if as many of these places' followers are right as usually are."""
+        hope = 0.0
+        for place in places:
+            guesses = self._guesses[place.sequence]
+            hope += guesses.chance(place.node) * guesses.rate(ANY_OF_MODEL)
+        choice, step = self.choice, self._step
+        num_guesses = min(step.room, choice.num_guesses + len(places))
+        seconds = self.seconds + self._model.seconds(len(places))
+        return step.rate(choice.num_right + hope, num_guesses, seconds) > choice.rate
+
+    def _next(self) -> Iterator[Place]:
+        """Guesses that the step would compute and that follow a place of an earlier level."""
+        for guesses, nodes in zip(self._guesses.values(), self.choice.nodes, strict=True):
+            num_left, sequence = MAX_WIDTH, guesses.sequence
+            for node in nodes:
+                parent = guesses.parents[node]
+                is_new = (sequence, node) not in self._asked and (sequence, parent) in self._asked
+                if is_new and num_left:
+                    num_left -= 1
+                    yield Place(sequence, node, parent, guesses.token_ids[node])

@@ -1,0 +1,110 @@
+"""Guesses: what may follow a sequence's tokens, as a tree that grows, with the chance of each guess."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from collections.abc import Sequence as List
+
+from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank
+from penstock.generation.drafting.draft_tree import DraftTree
+from penstock.generation.sequence import Sequence
+
+#: Guesses that are right so rarely are not worth a row of logits, even where a step waits for layers.
+LEAST_CHANCE = 0.02
+#: Most guesses of one sequence that are looked at by their likely followers.
+_MAX_SPREAD = 24
+
+
+class Guesses:
+    """The guesses of one sequence in one step. Nodes are numbered in the order in which they were added, so a
+    node comes after the one that it follows. -1 stands for the sequence's last token."""
+
+    def __init__(self, sequence: Sequence, acceptance: Acceptance) -> None:
+        self.sequence = sequence
+        self._acceptance = acceptance
+        self._rates: dict[int, float] = {}
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.kinds: list[int] = []
+        #: That a guess and all those before it are right.
+        self.chances: list[float] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def rate(self, kind: int) -> float:
+        """Acceptance.rate(), the same for the whole step."""
+        if kind not in self._rates:
+            self._rates[kind] = self._acceptance.rate(kind)
+        return self._rates[kind]
+
+    def chance(self, node: int) -> float:
+        return 1.0 if node < 0 else self.chances[node]
+
+    def token_id(self, node: int) -> int:
+        return self.sequence.token_ids[-1] if node < 0 else self.token_ids[node]
+
+    def add(self, parent: int, token_id: int, kind: int) -> int | None:
+        """A guess that follows `parent`. A guess that is there already has the better of both chances. None
+        if the chance is too small, or if the sequence's grammar forbids the token."""
+        chance = self.chance(parent) * self.rate(kind)
+        if chance < LEAST_CHANCE or token_id < 0:
+            return None
+        node = self._nodes.get((parent, token_id))
+        if node is None:
+            matcher = self.sequence.matcher
+            if parent < 0 and matcher is not None and not matcher.allowed >> token_id & 1:
+                return None
+            node = self._nodes[parent, token_id] = len(self.token_ids)
+            self.token_ids.append(token_id)
+            self.parents.append(parent)
+            self.kinds.append(kind)
+            self.chances.append(chance)
+        elif chance > self.chances[node]:
+            self.kinds[node], self.chances[node] = kind, chance
+        return node
+
+    def add_chain(self, token_ids: List[int], num_same: int, first_kind: int | None = None) -> None:
+        """What followed the same `num_same` tokens elsewhere."""
+        node, kind = -1, kind_of_match(num_same)
+        for number, token_id in enumerate(token_ids):
+            found = self.add(node, token_id, kind if number or first_kind is None else first_kind)
+            if found is None:
+                return
+            node = found
+
+    def spread(self, followers: Callable[[int], List[int]]) -> None:
+        """Add what is likely to follow each guess, the likeliest guesses first. followers: a token -> tokens
+        that were likely behind it, likeliest first."""
+        heap = [(-1.0, -1), *((-chance, node) for node, chance in enumerate(self.chances))]
+        heapq.heapify(heap)
+        for _ in range(_MAX_SPREAD):
+            if not heap:
+                return
+            _, parent = heapq.heappop(heap)
+            for rank, token_id in enumerate(followers(self.token_id(parent))):
+                num_before = len(self.token_ids)
+                node = self.add(parent, token_id, kind_of_rank(rank))
+                if node is not None and node == num_before:
+                    heapq.heappush(heap, (-self.chances[node], node))
+
+    def tree(self, nodes: List[int]) -> DraftTree:
+        """Some nodes, likeliest first, up to tokens that the sequence's grammar forbids."""
+        tree = DraftTree(tuple(self.token_ids), tuple(self.parents))
+        matchers = {-1: self.sequence.matcher}
+        if matchers[-1] is None:
+            return tree.keep(nodes)
+        kept = list[int]()
+        for node in nodes:
+            matcher = matchers.get(self.parents[node])
+            token_id = self.token_ids[node]
+            if matcher is not None and not matcher.is_complete and matcher.allowed >> token_id & 1:
+                matchers[node] = matcher.after(token_id)
+                kept.append(node)
+        return tree.keep(kept)
+
+    def find(self, drafts: DraftTree) -> list[int]:
+        """The nodes of this tree that are those of a step's drafts, in the order of the drafts."""
+        found: list[int] = []
+        for parent, token_id in zip(drafts.parents, drafts.token_ids, strict=True):
+            found.append(self._nodes[found[parent] if parent >= 0 else -1, token_id])
+        return found

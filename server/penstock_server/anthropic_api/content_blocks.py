@@ -1,0 +1,210 @@
+"""The messages of /v1/messages: blocks of text, thinking, calls and results, and the turns that they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from penstock_server.protocol.conversation import Call, Role, Turn
+from penstock_server.protocol.messages import MAX_PARTS
+from penstock_server.protocol.tools import MAX_DEPTH, is_too_deep
+from penstock_server.protocol.wire import Text, Wire, kind_of_text
+
+#: What Claude Code puts in front of the system's text, for Anthropic's accounts. The line differs from
+#: request to request, so that no prompt would begin like the one before.
+_BILLING_LINE = "x-anthropic-billing-header:"
+
+
+class Block(Wire):
+    # accepted without effect
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: Text
+
+    # accepted without effect
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(Block):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: Text
+
+    # accepted without effect
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Block):
+    """Reasoning that only Anthropic can read; the model does not see it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+def _check_input(value: dict[str, Any]) -> dict[str, Any]:
+    if is_too_deep(value):
+        raise PydanticCustomError("invalid_value", "nests deeper than {levels} levels", {"levels": MAX_DEPTH})
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise PydanticCustomError("invalid_text", "has half a surrogate pair, or no number") from None
+    return value
+
+
+class ToolUseBlock(Block):
+    """A call that an earlier answer made."""
+
+    type: Literal["tool_use"]
+    id: Annotated[Text, Field(min_length=1)]
+    name: Annotated[Text, Field(min_length=1)]
+    input: Annotated[dict[str, Any], AfterValidator(_check_input)]
+
+    # accepted without effect
+    caller: dict[str, Any] | None = None
+
+    @property
+    def call(self) -> Call:
+        return Call(self.id, self.name, json.dumps(self.input, ensure_ascii=False))
+
+
+def _refuse_block(kind: object) -> None:
+    message = f"{kind!r} blocks are not supported by this server, which takes text, calls and their results"
+    raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
+
+
+class UnknownBlock(BaseModel):
+    """A block of a type that this server can't show to a model; validation always refuses it."""
+
+    type: Annotated[Any, AfterValidator(_refuse_block)]
+
+
+def _kind_among(*kinds: str) -> Discriminator:
+    def kind_of(value: object) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return kind if kind in kinds else "unknown"
+
+    return Discriminator(kind_of)
+
+
+#: A block with a type of its own, or the refusal of another type.
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("text")] | Annotated[UnknownBlock, Tag("unknown")], _kind_among("text")
+]
+Texts = Annotated[
+    Annotated[Text, Tag("string")] | Annotated[list[ResultBlock], Field(max_length=MAX_PARTS), Tag("list")],
+    Discriminator(kind_of_text),
+]
+
+
+class ToolResultBlock(Block):
+    """What the client's tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[Text, Field(min_length=1)]
+    content: Texts | None = None
+    is_error: bool | None = Field(None, description="true: the model sees 'Error: ' in front of the content.")
+
+    @property
+    def turn(self) -> Turn:
+        text = text_of(self.content or "")
+        return Turn("tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id)
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[UnknownBlock, Tag("unknown")],
+    _kind_among("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]
+
+
+class InputMessage(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[Text, Tag("string")] | Annotated[list[AnyBlock], Field(max_length=MAX_PARTS), Tag("list")],
+        Discriminator(kind_of_text),
+    ]
+
+    @property
+    def turns(self) -> list[Turn]:
+        if isinstance(self.content, str):
+            return [Turn(self.role, self.content)]
+        if self.role == "assistant":
+            return [_assistant_turn(self.content)]
+        return list(_user_turns(self.role, self.content))
+
+    @property
+    def misplaced(self) -> int | None:
+        """The number of the first block that has no place in a message of this role."""
+        allowed: tuple[type[BaseModel], ...] = (TextBlock,)
+        if self.role == "assistant":
+            allowed += (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
+        elif self.role == "user":
+            allowed += (ToolResultBlock,)
+        blocks = [] if isinstance(self.content, str) else self.content
+        return next((index for index, block in enumerate(blocks) if not isinstance(block, allowed)), None)
+
+
+def text_of(content: str | Iterable[Any]) -> str:
+    """The text of blocks, joined by line ends as the parts of a chat message."""
+    if isinstance(content, str):
+        return content
+    texts = [block.text for block in content if isinstance(block, TextBlock)]
+    return "\n".join(text for text in texts if not text.startswith(_BILLING_LINE))
+
+
+def combined(turns: Iterable[Turn]) -> list[Turn]:
+    """Turns in which a user's or assistant's neighbouring turns are one, as at Anthropic. A system's turn
+    behind others becomes the user's: many chat templates have a place for the system in front alone."""
+    found: list[Turn] = []
+    for turn in turns:
+        if turn.role == "system" and found and found[-1].role != "system":
+            turn = replace(turn, role="user")
+        last = found[-1] if found else None
+        if last is None or turn.role == "tool" or last.role != turn.role:
+            found.append(turn)
+        else:
+            found[-1] = replace(
+                last,
+                text=_lines(last.text, turn.text),
+                reasoning=_lines(last.reasoning or "", turn.reasoning or "") or None,
+                calls=last.calls + turn.calls,
+            )
+    return found
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def _assistant_turn(blocks: list[Any]) -> Turn:
+    thoughts = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    calls = tuple(block.call for block in blocks if isinstance(block, ToolUseBlock))
+    return Turn("assistant", text_of(blocks), reasoning=thoughts or None, calls=calls)
+
+
+def _user_turns(role: Role, blocks: list[Any]) -> Iterator[Turn]:
+    """A turn for each result, and one for the texts between results."""
+    texts: list[TextBlock] = []
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            if texts:
+                yield Turn(role, text_of(texts))
+            texts = []
+            yield block.turn
+        else:
+            texts.append(block)
+    if texts or not blocks:
+        yield Turn(role, text_of(texts))

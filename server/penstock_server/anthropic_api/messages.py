@@ -1,0 +1,51 @@
+"""/v1/messages and /v1/messages/count_tokens, for Claude Code and Anthropic's client packages."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from penstock_server.answers.formats import ChatFormat, Extras
+from penstock_server.anthropic_api.message_bodies import MessageBody, MessageEvent, TokenCount
+from penstock_server.anthropic_api.messages_format import MessagesFormat
+from penstock_server.anthropic_api.messages_request import MessagesRequest, PromptRequest
+from penstock_server.prompts.questions import count_tokens, read_chat, within_context
+from penstock_server.routing.checks import check_length, leave_out, require_json
+from penstock_server.routing.descriptions import ERRORS, event_stream_of
+from penstock_server.routing.generation_routes import GenerationRoutes
+
+
+class MessagesRoutes(GenerationRoutes):
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["anthropic"], responses=ERRORS)
+        takes_json = [Depends(require_json)]
+        router.post(
+            "/messages",
+            response_model=MessageBody,
+            dependencies=takes_json,
+            responses={200: event_stream_of(MessageEvent.__name__, last=None)},
+        )(self.create)
+        router.post("/messages/count_tokens", dependencies=takes_json)(self.count)
+        return router
+
+    async def create(self, body: MessagesRequest, request: Request) -> Response:
+        model = self._model(body.model)
+        leave_out(body.unsupported_tools, self._settings)
+        chat, rules = body.as_chat, self._settings.chat_rules
+        question = await self._texts.run(lambda: within_context(model, read_chat(model, chat, rules)))
+        request_id, name = body.request_id or request.state.request_id, self._settings.model_names[0]
+        read = ChatFormat(request_id, name, model.tokenizer, Extras(), question.prompts[0], question.use)
+        form = MessagesFormat(request_id, name, read, body.max_tokens)
+        return await self._responder.respond(request, chat, form, question)
+
+    async def count(self, body: PromptRequest) -> TokenCount:
+        """The number of tokens of the prompt of a request to /v1/messages."""
+        model = self._model(body.model)
+        leave_out(body.unsupported_tools, self._settings)
+        rules = self._settings.chat_rules
+
+        def check(num_chars: int) -> None:
+            check_length("messages", num_chars, "characters", 8 * model.max_model_len)
+
+        number = await self._texts.run(lambda: count_tokens(model, body.as_conversation, rules, check))
+        return TokenCount(input_tokens=number)

@@ -1,0 +1,89 @@
+"""/api/chat and /api/generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse, Response
+
+from penstock_server.answers.formats import ChatFormat, Extras
+from penstock_server.facade.model import ServedModel
+from penstock_server.ollama_api.any_content_type import JsonRoute
+from penstock_server.ollama_api.bodies import Answered, ChatAnswer, GenerateAnswer
+from penstock_server.ollama_api.lines_format import MEDIA_TYPE, LinesFormat
+from penstock_server.ollama_api.names import known_name
+from penstock_server.ollama_api.requests import NO_OPTIONS, ChatRequest, GenerateRequest, GeneratingRequest
+from penstock_server.prompts.inputs import refuse_long_text
+from penstock_server.prompts.questions import (
+    Question,
+    read_chat,
+    read_completion,
+    read_fitting_chat,
+    within_context,
+)
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.routing.checks import note_ignored, require_json
+from penstock_server.routing.descriptions import ERRORS
+from penstock_server.routing.generation_routes import GenerationRoutes
+
+
+class OllamaRoutes(GenerationRoutes):
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["ollama"], responses=ERRORS, route_class=JsonRoute)
+        for path, route, answer in (
+            ("/chat", self.chat, ChatAnswer),
+            ("/generate", self.generate, GenerateAnswer),
+        ):
+            router.post(path, response_model=answer, dependencies=[Depends(require_json)])(route)
+        return router
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        model = self._ready(body)
+        if not body.messages:
+            return _loaded(ChatAnswer(model=body.model, done=True, done_reason="load"))
+        chat, rules = body.as_chat, self._settings.chat_rules
+
+        read = read_chat if body.truncate is False else read_fitting_chat
+        return await self._answer(request, model, chat, lambda: read(model, chat, rules), is_chat=True)
+
+    async def generate(self, body: GenerateRequest, request: Request) -> Response:
+        model = self._ready(body)
+        if not body.prompt and not body.suffix:
+            return _loaded(GenerateAnswer(model=body.model, done=True, done_reason="load"))
+        refuse_long_text(model, len(body.prompt or "") + len(body.suffix or ""))
+        if body.raw or body.suffix or not model.tokenizer.has_chat_template:
+            completion = body.as_completion
+            return await self._answer(request, model, completion, lambda: read_completion(model, completion))
+        chat, rules = body.as_chat, self._settings.chat_rules
+        return await self._answer(request, model, chat, lambda: read_chat(model, chat, rules))
+
+    def _ready(self, body: GeneratingRequest) -> ServedModel:
+        model = self._model(known_name(body.model, self._settings))
+        note_ignored((body.options or NO_OPTIONS).ignored(model.max_model_len))
+        return model
+
+    async def _answer(
+        self,
+        request: Request,
+        model: ServedModel,
+        body: ChatCompletionRequest | CompletionRequest,
+        read: Callable[[], Question],
+        is_chat: bool = False,
+    ) -> Response:
+        question = await self._texts.run(lambda: within_context(model, read()))
+        name, num_logprobs = self._settings.model_names[0], question.params[0].logprobs
+        reader = ChatFormat(
+            request.state.request_id,
+            name,
+            model.tokenizer,
+            Extras(logprobs=num_logprobs),
+            question.prompts[0],
+            question.use,
+        )
+        form = LinesFormat(name, reader, is_chat)
+        return await self._responder.respond(request, body, form, question, media_type=MEDIA_TYPE)
+
+
+def _loaded(answer: Answered) -> Response:
+    return JSONResponse(answer.model_dump())

@@ -1,0 +1,61 @@
+"""`options` of requests to Ollama's API: how to choose tokens, and how Ollama would load a model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from penstock_server.protocol.generation_fields import StopStrings
+from penstock_server.protocol.wire import MAX_INT, Only
+
+#: Options that say how Ollama shall load a model or divide its work. The server's own settings say so here.
+_LOADING = frozenset(
+    {
+        *("num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "draft_num_predict", "numa"),
+        *("low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only"),
+    }
+)
+
+
+class Options(BaseModel):
+    """Unknown options are left out, as by Ollama, and named in the header X-Penstock-Ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = Field(None, description="0: no repeat_penalty; others have no effect.")
+    seed: int | None = Field(None, description="-1: any")
+    stop: StopStrings | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = Field(
+        None, description="The most tokens of the answer; 0 and less: as many as the context has room for."
+    )
+    num_ctx: int | None = Field(None, description="Without effect: the server's context has its own size.")
+
+    # samplers that Penstock does not have, with the values that turn them off
+    typical_p: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
+    tfs_z: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
+    mirostat: Annotated[int | None, BeforeValidator(Only(0))] = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of a chat request."""
+        names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop")
+        fields = {name: getattr(self, name) for name in names}
+        fields["repetition_penalty"] = None if self.repeat_last_n == 0 else self.repeat_penalty
+        fields["seed"] = None if self.seed == -1 else self.seed
+        fields["max_tokens"] = self.num_predict if self.num_predict and self.num_predict > 0 else -1
+        return fields
+
+    def ignored(self, max_model_len: int) -> list[str]:
+        """What is asked for and has no effect, by its place."""
+        found = [f"options.{name}" for name in self.model_extra or () if name not in _LOADING]
+        if self.num_ctx is not None and self.num_ctx > max_model_len:
+            found.append(f"options.num_ctx (the context has {max_model_len} tokens)")
+        return found
