@@ -66,15 +66,19 @@ class Reasoning:
         ends = (call_marker,) if call_marker else ()
         return ThinkingParser(inner, *MARKERS[self.format], self.is_open, ends)
 
+    def _is_special(self, marker: str) -> bool:
+        """Whether a marker is a special token, which is no part of the text by default."""
+        found = self.tokenizer.encode(marker, add_special_tokens=False)
+        return len(found) == 1 and found[0] in self.tokenizer.special_token_ids
+
     def counter(self) -> ThinkingCounter:
         return ThinkingCounter(self)
 
     def bind(self, params: SamplingParams, budget: int | None, must_call: bool = False) -> SamplingParams:
         """`params` with the thinking in front of what the grammar demands, and with the markers in the text.
         budget: the most tokens of the thinking. must_call: the grammar is that of calls."""
-        special = {self.tokenizer.token_text(token_id) for token_id in self.tokenizer.special_token_ids}
         opener, closer = MARKERS[self.format]
-        if self.format == "harmony" or not special.isdisjoint((opener, closer)):
+        if self.format == "harmony" or self._is_special(opener) or self._is_special(closer):
             params = replace(params, skip_special_tokens=False)
         if params.grammar is None and budget is None:
             return params

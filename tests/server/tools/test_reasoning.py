@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import (
+    ResponseCompletedEvent,
+    ResponseReasoningItem,
+    ResponseReasoningTextDeltaEvent,
+    ResponseStreamEvent,
+)
+from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 from tests.server.conftest import MakeClient, sse_events
 
@@ -114,6 +122,24 @@ def test_a_streamed_answer(make_client: MakeClient) -> None:
 
 def respond(client: TestClient, **fields: Any) -> Any:
     return client.post("/v1/responses", json={"input": "Hi"} | fields)
+
+
+def test_the_openai_package_reads_it(make_client: MakeClient) -> None:
+    """Its types have the items and events of reasoning; a chat's reasoning is an extra field."""
+    chunks = sse_events(chat(client_of(make_client, *ANSWER), stream=True).text)[:-1]
+    deltas = [ChatCompletionChunk.model_validate(chunk).choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm, so."
+    lines = respond(client_of(make_client, *ANSWER), stream=True).text.split("\n")
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+    events = [adapter.validate_python(each) for each in data]
+    thoughts = [event.delta for event in events if isinstance(event, ResponseReasoningTextDeltaEvent)]
+    assert "".join(thoughts) == "Hm, so."
+    done = events[-1]
+    assert isinstance(done, ResponseCompletedEvent)
+    thought = done.response.output[0]
+    assert isinstance(thought, ResponseReasoningItem) and thought.content is not None
+    assert thought.content[0].text == "Hm, so."
 
 
 def test_a_response_has_an_item_of_reasoning(make_client: MakeClient) -> None:
