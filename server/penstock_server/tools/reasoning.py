@@ -22,6 +22,8 @@ MARKERS: dict[ReasoningFormat, tuple[str, str]] = {
 }
 #: Harmony's own way from the analysis to the answer.
 _TO_FINAL = f"<|end|>{START}assistant{CHANNEL}final"
+#: The tokens of an analysis' head: a channel, its name, and the mark of its text.
+_HARMONY_HEAD = 3
 #: Granite's opener is one that the model always writes; a prompt never has it.
 _NEVER_OPEN = frozenset({"granite"})
 #: The end of a prompt in which a marker is looked for.
@@ -85,13 +87,16 @@ class Reasoning:
         encode = self.tokenizer.encode
         opener_ids = encode(opener, add_special_tokens=False)
         is_harmony = self.format == "harmony"
+        end = closer
+        if is_harmony and budget:
+            end, budget = _TO_FINAL, budget + _HARMONY_HEAD
         thinking = Thinking(
             opener,
             closer,
             self.is_open,
             opener_id=opener_ids[0] if len(opener_ids) == 1 else None,
             max_tokens=budget,
-            forced=tuple(encode(_TO_FINAL if is_harmony else closer, add_special_tokens=False)),
+            forced=tuple(encode(end, add_special_tokens=False)),
             lead=tuple(encode(MESSAGE, add_special_tokens=False)) if is_harmony else (),
             may_end=is_harmony and must_call,
         )

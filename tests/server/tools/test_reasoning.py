@@ -227,6 +227,15 @@ def test_a_grammar_begins_behind_the_thinking() -> None:
     assert bytes(harmony.forced + harmony.lead).endswith(b"<|channel|>final<|message|>")
 
 
+def test_a_budget_of_harmony_ends_a_whole_message() -> None:
+    """The limit has room for the head; without any thinking, the first message is the answer."""
+    none, some = (params_of(template=TEMPLATES["harmony"], thinking_token_budget=n).thinking for n in (0, 5))
+    assert none is not None and some is not None
+    assert (none.max_tokens, bytes(none.forced)) == (0, b"<|channel|>final")
+    assert some.max_tokens == 8
+    assert bytes(some.forced + some.lead) == b"<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
 @pytest.mark.parametrize(
     ("fields", "budget", "is_enabled"),
     [
