@@ -59,7 +59,7 @@ from penstock_server.protocol.tools import (
     TypedTool,
     kind_of_choice,
 )
-from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
+from penstock_server.protocol.wire import Count, Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -209,6 +209,9 @@ class ResponsesRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    thinking_token_budget: Count | None = Field(
+        None, description="vLLM's. The most tokens of the reasoning, which is ended then."
+    )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: drop the oldest turns if the context has no room for all."
     )
@@ -293,7 +296,13 @@ class ResponsesRequest(SamplingFields):
                 self.text.verbosity if self.text else None,
                 self.chat_template_kwargs,
             ),
+            thinking_budget=self._thinking_budget,
         )
+
+    @property
+    def _thinking_budget(self) -> int | None:
+        is_off = self.reasoning is not None and self.reasoning.effort == "none"
+        return 0 if is_off else self.thinking_token_budget
 
     @property
     def _tool_offer(self) -> ToolOffer:
