@@ -63,12 +63,13 @@ def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:
     lines = ["guesses of next tokens, if they are right as often as is usual:"]
     for each in found:
         seqs = f"{each.num_seqs} sequence{'s' if each.num_seqs > 1 else ''}"
+        source = each.source.replace("_", " ")
         if not each.num_guesses:
-            lines.append(f"{seqs:12} {each.source:12} none pays: {each.plain_tokens_per_s:.2f} tokens/s")
+            lines.append(f"{seqs:12} {source:12} none pays: {each.plain_tokens_per_s:.2f} tokens/s")
             continue
         drafting = f", {each.drafting_s * 1e3:.1f} ms to guess" if each.drafting_s else ""
         lines.append(
-            f"{seqs:12} {each.source:12} {each.num_guesses:2} each: {each.num_gained:.1f} tokens a step of "
+            f"{seqs:12} {source:12} {each.num_guesses:2} each: {each.num_gained:.1f} tokens a step of "
             f"{each.seconds * 1e3:.1f} ms (without {each.plain_s * 1e3:.1f} ms{drafting}), "
             f"{each.tokens_per_s:.2f} tokens/s in place of {each.plain_tokens_per_s:.2f}"
         )

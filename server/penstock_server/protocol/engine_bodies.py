@@ -104,7 +104,7 @@ class DraftingBody(Told):
     """What guesses of the next tokens should bring to a step of so many sequences, if they are right as often
     as is assumed of their source."""
 
-    #: "new text", "quotation" or "draft model".
+    #: "new_text", "quotation" or "draft_model".
     source: str
     num_seqs: int
     #: Guesses of each sequence; 0 where none pays. Levels of a draft model's trees.
@@ -123,16 +123,16 @@ class DraftingBody(Told):
 class ServedPlanBody(PlanBody):
     """The answer of /v1/plan."""
 
-    #: Host memory that a draft model takes beside this plan; 0 without one.
-    draft_model_bytes: int
-    #: Empty where no step's time is known, and where nothing is guessed.
-    drafting: tuple[DraftingBody, ...]
     #: The prediction for a step of one token.
     step: StepBody
     #: Whose code computes the layers: "penstock" or "transformers".
     model_impl: str
     #: Whether a request gets the same bits in any company.
     is_batch_invariant: bool
+    #: Host memory that a draft model takes beside this plan; 0 without one.
+    draft_model_bytes: int
+    #: Empty where no step's time is known, and where nothing is guessed.
+    drafting: tuple[DraftingBody, ...]
 
 
 class LastStep(Told):

@@ -72,7 +72,7 @@ def assumed_texts() -> list[Assumed]:
     likely before is known, and a quotation."""
     rate = Acceptance().rate
     ranks = tuple(rate(kind_of_rank(rank)) for rank in range(NUM_RANKS))
-    return [Assumed("new text", ranks), Assumed("quotation", (rate(kind_of_match(_QUOTED)),))]
+    return [Assumed("new_text", ranks), Assumed("quotation", (rate(kind_of_match(_QUOTED)),))]
 
 
 def assumed_model(num_elements: int, level_s: Predict) -> Assumed:
@@ -85,7 +85,7 @@ def assumed_model(num_elements: int, level_s: Predict) -> Assumed:
         if share <= 1:
             break
         low, rate = high, other
-    return Assumed("draft model", (first, *((1 - first) * each for each in _OTHER_RATES)), level_s)
+    return Assumed("draft_model", (first, *((1 - first) * each for each in _OTHER_RATES)), level_s)
 
 
 def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: EngineConfig) -> Expected:
