@@ -29,7 +29,7 @@ from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.shapes import footprint
 from penstock.text.tokenizer import Tokenizer
 
-#: Tokens of texts that have room, if the config does not say how many.
+#: Tokens of texts that have room, unless the config has fewer for the model itself.
 NUM_KV_TOKENS = 8192
 #: Most tokens of prompts that one call computes for the draft model.
 MAX_CHUNK = 256
@@ -51,7 +51,7 @@ def own_config(config: EngineConfig) -> EngineConfig:
     return EngineConfig(
         activations="int8",  # guesses may be less exact
         host_memory_bytes=config.host_memory_bytes,
-        num_kv_tokens=NUM_KV_TOKENS,
+        num_kv_tokens=min(NUM_KV_TOKENS, config.num_kv_tokens or NUM_KV_TOKENS),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
         num_threads=config.num_threads,

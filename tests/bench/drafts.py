@@ -1,16 +1,15 @@
 """Drafts: tokens/s with guesses of the next tokens and without, of one folder, all in RAM or streamed, for
-1, 4, 8 and 32 sequences, in turn in one run. Four kinds of answers:
+1, 4, 8 and 32 sequences. Some steps of an answer have guesses and the others none, so that both meet the same
+minutes of the machine. Three kinds of answers:
 
     edited     the answer repeats a text that the request predicts, but for one token in ten
-    drafted    a pretended draft model, which knows the answer and errs as often as one of 1.1B does in trees
-               (expectation.py says where that was published). Each of its levels sleeps for --level-ms
     new        nothing repeats itself
     wrong      a drafter that is always wrong, and that is trusted at first
 
     python tests/bench/drafts.py FOLDER [--host-memory-gib 1] [--sequences 1 4 8 32] [--tokens 64]
 
 A line has tokens/s without and with guesses, and tokens per sequence and step. Then, in milliseconds of a
-step with guesses: finding guesses, computing (the rest of the step), and waiting for layers. Last, for each
+step with guesses: finding guesses, waiting for layers, and computing (the rest of the step). Last, for each
 depth the share of trees of guesses that were right so far.
 
 The rates of the machine are measured first, or kept from before. Weights may be random (penstock bench
@@ -25,186 +24,151 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
-from penstock.generation.drafting.expectation import assumed_model
-from penstock.generation.drafting.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.earlier_texts import Shared
 from penstock.generation.drafting.repeated_text import Continuation, RepeatedText
-from penstock.generation.drafting.speculation import Speculation, _Track
+from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 from penstock.measure import measure_hardware
 from penstock.text.tokenizer import NoText
 
-KINDS = ("edited", "drafted", "new", "wrong")
-PROMPT, ROUNDS = 32, 3
-VOCABULARY = range(3, 30000)
+KINDS = ("edited", "new", "wrong")
+PROMPT, ROUNDS = 32, 2
 
 
-class Noise(RepeatedText):
+class WrongText(RepeatedText):
     """Guesses at random, as if a long quotation was found."""
 
-    def follow(self, token_ids: List[int]) -> None:
-        self._dice = random.Random(len(token_ids))
+    def __init__(self) -> None:
+        super().__init__()
+        self._dice = random.Random(0)
 
     def guesses(self, length: int) -> list[Continuation]:
-        return [Continuation(tuple(self._dice.choices(VOCABULARY, k=length)), EngineConfig.prompt_lookup_max)]
+        return [Continuation(tuple(self._dice.randrange(3, 30000) for _ in range(length)), 32)]
 
 
 class Wrong(Speculation):
-    def _track(self, sequence: Sequence) -> _Track:
+    """A drafter that is always wrong."""
+
+    def _track(self, sequence: Sequence) -> object:  # type: ignore[override]
         track = super()._track(sequence)
-        track.text, track.recycled = Noise(), RecycledTokens()
+        if not isinstance(track.text, WrongText):
+            track.text = WrongText()
+        track.shared = Shared()  # nothing that was likely before
         return track
-
-
-class Pretended:
-    """A draft model (asking.Guesser) that knows each answer by its prompt. Of the tokens that it names at a
-    place, one is right as often as `rates` say, and none is on a path that is wrong already."""
-
-    def __init__(self, answers: Mapping[tuple[int, ...], list[int]], level_s: float) -> None:
-        self.answers, self.level_s = answers, level_s
-        self.rates = assumed_model(1_100_000_000, lambda _: 0.0).rates
-        self._right: dict[Sequence, dict[int, int]] = {}
-
-    def seconds(self, num_places: int) -> float:
-        return self.level_s
-
-    def start(self, sequences: List[Sequence]) -> list[Sequence]:
-        self._right = {each: {-1: each.num_output_tokens} for each in sequences}
-        return list(sequences)
-
-    def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
-        time.sleep(self.level_s)
-        return [self._followers(place) for place in places]
-
-    def _followers(self, place: Place) -> list[tuple[int, float]]:
-        right = self._right[place.sequence]
-        answer = self.answers[tuple(place.sequence.request.prompt_token_ids)]
-        before = right.get(place.parent) if place.node >= 0 else None
-        if before is not None and answer[before : before + 1] == [place.token_id]:
-            right[place.node] = before + 1
-        number = right.get(place.node)
-        dice = random.Random(f"{number} {place.token_id} {len(answer)} {answer[:4]}")
-        tokens = dice.sample(VOCABULARY, k=len(self.rates))
-        if number is not None and number < len(answer):
-            drawn, rank = dice.random(), 0
-            while rank < len(tokens) and drawn >= self.rates[rank]:
-                drawn -= self.rates[rank]
-                rank += 1
-            if rank < len(tokens):
-                tokens[rank] = answer[number]
-        return list(zip(tokens, self.rates, strict=True))
-
-
-class Timed(Drafter):
-    """Measures another drafter."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.seconds = drafter, 0.0
-
-    @property
-    def num_followers(self) -> int:  # type: ignore[override]
-        return self._drafter.num_followers
-
-    def propose(
-        self, sequences: Iterable[Sequence], num_tokens: int, room: int
-    ) -> Mapping[Sequence, DraftTree]:
-        began = time.perf_counter()
-        found = self._drafter.propose(sequences, num_tokens, room)
-        self.seconds += time.perf_counter() - began
-        return found
-
-    def learn(
-        self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
-    ) -> None:
-        began = time.perf_counter()
-        self._drafter.learn(sequence, drafts, right, followers)
-        self.seconds += time.perf_counter() - began
-
-
-@dataclass
-class Run:
-    """The steps after the prompts: tokens per second, the answers, and where the time of a step went."""
-
-    tokens_per_s: float
-    answers: list[list[int]]
-    num_steps: int
-    drafting_ms: float
-    computing_ms: float
-    waiting_ms: float
 
 
 def prompts(num_seqs: int) -> list[list[int]]:
     dice = random.Random(0)
-    return [[dice.choice(VOCABULARY) for _ in range(PROMPT)] for _ in range(num_seqs)]
+    return [[dice.randrange(3, 30000) for _ in range(PROMPT)] for _ in range(num_seqs)]
 
 
 def edited(answer: list[int]) -> tuple[int, ...]:
     """The answer with one token in ten changed."""
     dice = random.Random(1)
-    return tuple(dice.choice(VOCABULARY) if dice.random() < 0.1 else token for token in answer)
+    return tuple(dice.randrange(3, 30000) if dice.random() < 0.1 else token for token in answer)
 
 
-def run(engine: Engine, drafter: Drafter, asked: list[list[int]], params: list[SamplingParams]) -> Run:
-    timed = Timed(drafter)
-    engine.scheduler._drafter = timed
+class Alternating(Drafter):
+    """Guesses in some steps and none in the others, so that both meet the same minutes of the machine."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.is_on = drafter, True
+        #: In which guesses were looked for.
+        self.seconds = 0.0
+
+    def propose(
+        self, sequences: Iterable[Sequence], num_tokens: int, room: int
+    ) -> Mapping[Sequence, DraftTree]:
+        began = time.perf_counter()
+        found = self.drafter.propose(sequences, num_tokens, room) if self.is_on else {}
+        self.seconds += time.perf_counter() - began
+        self.num_followers = self.drafter.num_followers if self.is_on else 0
+        return found
+
+    def learn(
+        self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
+    ) -> None:
+        if self.is_on:
+            self.drafter.learn(sequence, drafts, right, followers)
+
+
+class Timed(NamedTuple):
+    """Seconds and tokens of the steps without guesses (0) and with them (1), in which all sequences ran."""
+
+    answers: list[list[int]]
+    seconds: tuple[list[float], list[float]]
+    tokens: tuple[list[int], list[int]]
+    #: For each step with guesses the seconds in which they were looked for, and those of waiting for layers.
+    parts: list[tuple[float, float]]
+
+
+def run(
+    engine: Engine, drafter: Alternating | None, asked: list[list[int]], params: list[SamplingParams]
+) -> Timed:
+    engine.scheduler._drafter = drafter or NO_DRAFTS
     for index, (prompt, each) in enumerate(zip(asked, params, strict=True)):
         engine.add(GenerationRequest(prompt, each, str(index)))
-    answers: list[list[int]] = [[] for _ in asked]
-    began, num_before, num_steps, stall_s = 0.0, 0, 0, 0.0
+    timed, dice = Timed([[] for _ in asked], ([], []), ([], []), []), random.Random(0)
     while engine.has_work:
-        for output in engine.step():
-            answers[int(output.request_id)] += output.token_ids
-        num_steps += bool(began)
-        if not began and all(answers):
-            began, num_before = time.perf_counter(), sum(map(len, answers))
-            timed.seconds, stall_s = 0.0, engine.metrics.stall_seconds
-    seconds = time.perf_counter() - began
-    waiting_s = engine.metrics.stall_seconds - stall_s
-    parts = (timed.seconds, seconds - timed.seconds - waiting_s, waiting_s)
-    rate = (sum(map(len, answers)) - num_before) / seconds
-    return Run(rate, answers, num_steps, *(1e3 * part / num_steps for part in parts))
+        is_on = dice.random() < 0.5
+        if drafter is not None:
+            drafter.is_on, drafter.seconds = is_on, 0.0
+        are_all_there = all(timed.answers)
+        began = time.perf_counter()
+        outputs = engine.step()
+        seconds = time.perf_counter() - began
+        for output in outputs:
+            timed.answers[int(output.request_id)] += output.token_ids
+        if are_all_there and len(outputs) == len(asked):
+            timed.seconds[is_on].append(seconds)
+            timed.tokens[is_on].append(sum(len(output.token_ids) for output in outputs))
+            if drafter is not None and is_on and engine.metrics.last_step is not None:
+                timed.parts.append((drafter.seconds, engine.metrics.last_step.stall_s))
+    return timed
 
 
-def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int, level_s: float) -> str:
+def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int) -> str:
     """One line."""
     asked = prompts(num_seqs)
     plain = SamplingParams(temperature=1.0, seed=1, max_tokens=num_tokens, ignore_eos=True)
     params = [plain] * num_seqs
-    answers = run(engine, NO_DRAFTS, asked, params).answers
+    expected = run(engine, None, asked, params).answers
     if kind == "edited":
-        params = [replace(plain, prediction=edited(each)) for each in answers]
-    known = {tuple(prompt): answer for prompt, answer in zip(asked, answers, strict=True)}
-    pretended = Pretended(known, level_s) if kind == "drafted" else None
+        params = [SamplingParams(**(vars(plain) | {"prediction": edited(each)})) for each in expected]
     maker = Wrong if kind == "wrong" else Speculation
-    off, on = [], []
-    metrics = engine.metrics
-    num_trees, places = metrics.draft_chains, [*metrics.accepted_by_place]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    tokens: tuple[list[int], list[int]] = ([], [])
+    parts: list[tuple[float, float]] = []
+    num_trees, places = engine.metrics.draft_chains, [*engine.metrics.accepted_by_place]
     for _ in range(ROUNDS):
-        off.append(run(engine, NO_DRAFTS, asked, params))
-        on.append(run(engine, maker(engine.meter.known_s, pretended), asked, params))
-        assert on[-1].answers == off[-1].answers, "an answer depends on guesses"
-    num_trees = metrics.draft_chains - num_trees
-    shares = [
-        (now - then) / num_trees
-        for now, then in zip(metrics.accepted_by_place, places, strict=True)
-        if num_trees
-    ]
-    plain_rate, rate = (statistics.median(each.tokens_per_s for each in runs) for runs in (off, on))
-    middle = sorted(on, key=lambda each: each.tokens_per_s)[ROUNDS // 2]
-    times = " ".join(f"{ms:8.1f}" for ms in (middle.drafting_ms, middle.computing_ms, middle.waiting_ms))
-    return (
-        f"{kind:8} {num_seqs:3}   {plain_rate:8.2f} {rate:8.2f}   {rate / plain_rate:5.2f}   "
-        f"{(num_tokens - 1) / middle.num_steps:5.2f}   {times}   "
-        + " ".join(f"{share:.0%}" for share in shares if share)
+        timed = run(engine, Alternating(maker(engine.meter.known_s)), asked, params)
+        assert timed.answers == expected, "an answer depends on guesses"
+        for is_on in (False, True):
+            seconds[is_on].extend(timed.seconds[is_on])
+            tokens[is_on].extend(timed.tokens[is_on])
+        parts += timed.parts
+    # No step counts for more than three times its usual time: something else ran then.
+    limit = 3 * statistics.median(seconds[True])
+    off, on = (
+        sum(tokens[is_on]) / sum(min(each, limit) for each in seconds[is_on]) for is_on in (False, True)
     )
+    per_step = statistics.mean(tokens[True]) / num_seqs
+    guessing, waiting = (statistics.median(each) for each in zip(*parts, strict=True))
+    computing = statistics.median(seconds[True]) - guessing - waiting
+    times = " ".join(f"{1e3 * each:8.1f}" for each in (guessing, waiting, computing))
+    num_trees = engine.metrics.draft_chains - num_trees
+    counts = (now - then for now, then in zip(engine.metrics.accepted_by_place, places, strict=True))
+    shares = " ".join(f"{count / num_trees:.0%}" for count in counts if count)
+    rates = f"{off:8.2f} {on:8.2f}   {on / off:5.2f}   {per_step:5.2f}"
+    return f"{kind:8} {num_seqs:3}   {rates}   {times}   {shares}"
 
 
 def main() -> None:
@@ -214,7 +178,6 @@ def main() -> None:
     parser.add_argument("--sequences", nargs="*", type=int, default=(1, 4, 8, 32))
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--level-ms", type=float, default=35.0, help="a level of the pretended draft model")
     options = parser.parse_args()
     memory = int(options.host_memory_gib * 2**30) if options.host_memory_gib else None
     config = EngineConfig(host_memory_bytes=memory, num_kv_tokens=8192, enable_prefix_caching=False)
@@ -226,11 +189,11 @@ def main() -> None:
         expected = {count: round(1e3 * engine.meter.known_s(count)) for count in (1, 2, 4, 8, 16, 32, 64)}
         print(f"predicted ms of a step of so many tokens: {expected}")
         print(
-            "answers seqs   tok/s off       on   ratio   tokens  ms: guess  compute     wait   right by depth"
+            "answers seqs   tok/s off       on   ratio  tokens  ms: guess     wait  compute   right by depth"
         )
         for num_seqs in options.sequences:
             for kind in options.kinds:
-                print(compare(engine, kind, num_seqs, options.tokens, options.level_ms / 1e3), flush=True)
+                print(compare(engine, kind, num_seqs, options.tokens), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,17 @@ import pytest
 import torch
 
 from penstock.errors import CorruptFile
+from penstock.memory import direct_io
 from penstock.memory.direct_io import (
     PAGE,
     POPULATED_BYTES,
     DirectReader,
     PopulatedAhead,
+    Preadv,
     aligned_buffer,
     round_up,
 )
+from penstock.memory.reads.queued_reads import QueuedReads
 
 
 @pytest.fixture
@@ -38,11 +41,14 @@ def test_buffers_are_whole_zeroed_pages() -> None:
     assert aligned_buffer(0).numel() == 0
 
 
+@pytest.mark.parametrize("preadv", [None, os.preadv], ids=["queued", "threads"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("block_bytes", [PAGE, 4 * PAGE, 1 << 20])
-def test_any_range_is_what_the_file_holds(file: Path, block_bytes: int, depth: int) -> None:
+def test_any_range_is_what_the_file_holds(
+    file: Path, block_bytes: int, depth: int, preadv: Preadv | None
+) -> None:
     content, rng = file.read_bytes(), random.Random(1)
-    with DirectReader(block_bytes, depth) as reader:
+    with DirectReader(block_bytes, depth, preadv) as reader:
         ranges = [(0, len(content)), (36 * PAGE, PAGE + 123), (0, 0), (5 * PAGE, 1)]
         for _ in range(20):
             offset = rng.randrange(37) * PAGE
@@ -73,7 +79,7 @@ def test_a_file_system_without_direct_reads(file: Path, monkeypatch: pytest.Monk
     assert bytes(buffer[:PAGE].numpy()) == file.read_bytes()[PAGE : 2 * PAGE]
 
 
-class Preadv:
+class ChangedPreadv:
     """Returns at most `most` bytes, or fails at an offset; counts what is in flight."""
 
     def __init__(self, most: int = 1 << 30, failing_offset: int = -1, cut_at: int = 1 << 60) -> None:
@@ -91,7 +97,7 @@ class Preadv:
 
 
 def test_short_reads_go_on_from_a_page_boundary(file: Path) -> None:
-    content, preadv = file.read_bytes(), Preadv(most=3 * PAGE)
+    content, preadv = file.read_bytes(), ChangedPreadv(most=3 * PAGE)
     buffer = aligned_buffer(len(content))
     with DirectReader(1 << 20, 2, preadv) as reader:
         reader.submit(file, 0, len(content), buffer).result()
@@ -100,7 +106,7 @@ def test_short_reads_go_on_from_a_page_boundary(file: Path) -> None:
 
 
 def test_read_errors_name_the_file_and_come_once_all_blocks_are_done(file: Path) -> None:
-    preadv = Preadv(failing_offset=4 * PAGE)
+    preadv = ChangedPreadv(failing_offset=4 * PAGE)
     with DirectReader(2 * PAGE, 2, preadv) as reader:
         buffer = aligned_buffer(20 * PAGE)
         with pytest.raises(CorruptFile, match=r"data failed: Input/output error"):
@@ -111,10 +117,61 @@ def test_read_errors_name_the_file_and_come_once_all_blocks_are_done(file: Path)
 
 @pytest.mark.parametrize("cut_at", [0, 3 * PAGE, 3 * PAGE + 100])
 def test_a_file_that_ends_early(file: Path, cut_at: int) -> None:
-    with DirectReader(1 << 20, 1, Preadv(cut_at=cut_at)) as reader:
+    with DirectReader(1 << 20, 1, ChangedPreadv(cut_at=cut_at)) as reader:
         read = reader.submit(file, 0, 20 * PAGE, aligned_buffer(20 * PAGE))
         with pytest.raises(CorruptFile, match=rf"data ends at {cut_at}"):
             read.result()
+
+
+class ChangedEnds:
+    """Ends of queued reads, as a system might report them: at most `most` bytes come at a time, or a read
+    fails with `error`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 30, error: int = 0) -> None:
+        self.most, self.error, self.num_ends, self._wait = most, error, 0, QueuedReads.wait
+        monkeypatch.setattr(direct_io, "is_queued", lambda descriptor: True)
+        monkeypatch.setattr(QueuedReads, "wait", lambda reads: self.ends(reads))
+
+    def ends(self, reads: QueuedReads) -> list[tuple[int, int]]:
+        ends = self._wait(reads)
+        self.num_ends += len(ends)
+        return [(key, -self.error or min(result, self.most)) for key, result in ends]
+
+
+def test_queued_reads_that_come_short_or_fail(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, buffer = file.read_bytes(), aligned_buffer(38 * PAGE)
+    ends = ChangedEnds(monkeypatch, most=3 * PAGE)
+    with DirectReader(1 << 20, 2) as reader:
+        assert reader.submit(file, 0, len(content), buffer).result() == len(content)
+        assert bytes(buffer[: len(content)].numpy()) == content and ends.num_ends == 13
+        ends.most = 0
+        with pytest.raises(CorruptFile, match="data ends at 4096"):
+            reader.submit(file, PAGE, 9 * PAGE, buffer).result()
+        ends.error = errno.EIO
+        with pytest.raises(CorruptFile, match=r"data failed: Input/output error"):
+            reader.submit(file, 0, 20 * PAGE, buffer).result()
+        ends.error, ends.most = 0, 1 << 30  # a passing fault
+        assert reader.submit(file, 0, 20 * PAGE, buffer).result() == 20 * PAGE
+
+
+def test_reads_that_the_system_does_not_queue(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read at once; where it has no queue at all, on threads."""
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    content, buffer = file.read_bytes(), aligned_buffer(38 * PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(direct_io, "is_queued", lambda descriptor: True)
+        patch.setattr(QueuedReads, "submit", refuse)
+        with DirectReader(3 * PAGE, 2) as reader:
+            reader.submit(file, 0, len(content), buffer).result()
+    assert bytes(buffer[: len(content)].numpy()) == content
+    buffer.zero_()
+    monkeypatch.setattr(QueuedReads, "__init__", refuse)
+    with DirectReader(3 * PAGE, 2) as reader:
+        reader.submit(file, 0, len(content), buffer).result()
+    assert bytes(buffer[: len(content)].numpy()) == content
 
 
 def test_a_file_that_was_changed_or_is_gone(file: Path, tmp_path: Path) -> None:

@@ -34,18 +34,19 @@ def test_a_text_is_expected_to_bring_what_the_engine_would_choose(
 ) -> None:
     """The engine may give some sequences a guess more than others; a plan gives all the same."""
     new_text, quotation = assumed_texts()
+    step = PlainStep(predict_s, num_seqs, num_seqs, CONFIG.max_num_batched_tokens - num_seqs)
     for drafter in (new_text, quotation):
         found = expected(drafter, num_seqs, predict_s, CONFIG)
         guesses = []
         for number in range(num_seqs):
             sequence = Sequence(number, GenerationRequest([0], SamplingParams()), 1000)
-            each = Guesses(sequence, Acceptance())
+            each = Guesses(sequence, Acceptance(), step.least_chance)
             if drafter is quotation:
                 each.add_chain(range(1, 33), 9)
             else:
                 each.spread(lambda token: range(NUM_RANKS * token + 1, NUM_RANKS * token + 1 + NUM_RANKS))
             guesses.append(each)
-        choice = choose(guesses, PlainStep(predict_s, num_seqs, num_seqs, CONFIG.max_num_batched_tokens))
+        choice = choose(guesses, step)
         counts = [len(nodes) for nodes in choice.nodes]
         assert min(counts) - 1 <= found.num_guesses <= max(counts)
         if min(counts) == max(counts) == found.num_guesses and counts[0]:

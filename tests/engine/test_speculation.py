@@ -191,6 +191,19 @@ def test_what_was_likely_before_is_guessed_again() -> None:
     assert speculation.propose([other], 1, 500) == {}
 
 
+def test_earlier_texts_are_guessed_from_under_the_same_salt() -> None:
+    speculation = Speculation(flat_s)
+
+    def guessed(salt: str | None, prompt: list[int]) -> tuple[int, ...]:
+        asked = Sequence(1, GenerationRequest(prompt, SamplingParams(), cache_salt=salt), 1000)
+        return speculation.propose([asked], 1, 500).get(asked, NO_GUESSES).token_ids
+
+    assert guessed("own", [*range(20, 60)]) == ()
+    assert guessed("own", [7, 8, 30, 31, 32])[:3] == (33, 34, 35)
+    assert guessed("other", [7, 8, 30, 31, 32]) == guessed(None, [7, 8, 30, 31, 32]) == ()
+    assert guessed(None, [7, 8, 30, 31, 32]) == ()
+
+
 @pytest.mark.parametrize("case", CONFIGS)
 def test_answers_are_those_without_speculation(
     case: str, tiny_llama: Path, undrafted: list[Completion]

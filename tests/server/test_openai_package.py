@@ -39,12 +39,13 @@ def script_of(prompt: list[int], params: SamplingParams) -> Script:
 class LiveServer:
     """A server in a thread of this process."""
 
-    def __init__(self, engine: FakeAsyncEngine | None = None) -> None:
+    def __init__(self, engine: FakeAsyncEngine | None = None, **settings: Any) -> None:
         self.engine = engine or FakeAsyncEngine(script_of)
         fake: Any = self.engine
-        app = create_app(ServedEngine(fake), Settings(model="tiny", api_key=("key",)))
+        app = create_app(ServedEngine(fake), Settings(**{"model": "tiny", "api_key": ("key",)} | settings))
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+        self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = f"{self.root}/v1"
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 

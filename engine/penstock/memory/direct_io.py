@@ -3,8 +3,8 @@
 O_DIRECT makes the memory budget real, since the kernel keeps no second copy, and O_DIRECT is faster than the
 page cache for what is read once per sweep. Addresses, offsets and lengths must be multiples of the disk's
 block; a page is enough everywhere. One read at a time leaves most of a disk's rate unused, so each range is
-cut into blocks that a few threads read. Blocks are read in the order in which ranges were submitted, and the
-blocks of the next range begin while the last ones of this range are still in flight.
+cut into blocks, a few of which are in flight (reads/). Blocks are read in the order in which ranges
+were submitted, and the blocks of the next range begin while the last ones of this range are still in flight.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.memory.pages import PAGE, round_up
+from penstock.memory.reads.block_reads import (
+    Block,
+    BlockReads,
+    OpenFile,
+    Preadv,
+    QueuedBlocks,
+    Range,
+    ThreadedBlocks,
+)
+from penstock.memory.reads.queued_reads import is_queued
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +44,6 @@ DEFAULT_BLOCK_BYTES, DEFAULT_DEPTH = 4 << 20, 4
 MADV_POPULATE_WRITE = 23
 #: Bytes whose pages are asked for in one call.
 POPULATED_BYTES = 4 << 20
-
-Preadv = Callable[[int, Sequence[memoryview], int], int]
 
 
 def aligned_buffer(num_bytes: int) -> Tensor:
@@ -84,68 +90,34 @@ class PopulatedAhead:
                 break  # a kernel before 5.14: pages come when they are first touched
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    descriptor: int
-    is_direct: bool
-    size: int
-    modified_ns: int
-
-
-@dataclass
-class _Range:
-    """One submitted read, which is done when no block is left."""
-
-    file: _File
-    future: Future[int]
-    num_bytes: int
-    num_blocks: int = 0
-    error: BaseException | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def finish_block(self, error: BaseException | None) -> None:
-        with self.lock:
-            self.error = self.error or error
-            self.num_blocks -= 1
-            is_last = self.num_blocks == 0
-        if is_last and self.error is not None:
-            self.future.set_exception(self.error)
-        elif is_last:
-            self.future.set_result(self.num_bytes)
-
-
-@dataclass(frozen=True)
-class _Block:
-    range: _Range
-    view: memoryview
-    offset: int
-    num_bytes: int
-
-
 class DirectReader:
-    """A few threads that read. Close the reader, or use `with`."""
+    """Reads that Linux queues, or a few threads that read. Close the reader, or use `with`."""
 
     def __init__(
         self,
         block_bytes: int = DEFAULT_BLOCK_BYTES,
         depth: int = DEFAULT_DEPTH,
-        preadv: Preadv = os.preadv,
+        preadv: Preadv | None = None,
     ) -> None:
-        """`depth` reads of `block_bytes` (whole pages) are in flight at a time."""
+        """`depth` reads of `block_bytes` (whole pages) are in flight at a time. `preadv`: read by this
+        function, on threads."""
         if block_bytes <= 0 or block_bytes % PAGE or depth < 1:
             raise ValueError(f"block_bytes {block_bytes} must be whole pages, depth {depth} at least 1")
         self._block_bytes = block_bytes
+        self._depth = depth
         self._preadv = preadv
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, OpenFile] = {}
+        #: Whether the system queues reads of a device's files, by the device's number.
+        self._are_queued: dict[int, bool] = {}
         self._lock = threading.Lock()
-        self._blocks: SimpleQueue[_Block | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"penstock-disk-{index}", daemon=True)
-            for index in range(depth)
-        ]
-        for thread in self._threads:
-            thread.start()
+
+    @cached_property
+    def _threads(self) -> ThreadedBlocks:
+        return ThreadedBlocks(self._depth, self._preadv or os.preadv)
+
+    @cached_property
+    def _queue(self) -> QueuedBlocks:
+        return QueuedBlocks(self._depth)
 
     def __enter__(self) -> DirectReader:
         return self
@@ -163,25 +135,26 @@ class DirectReader:
         """
         if offset % PAGE or buffer.data_ptr() % PAGE or buffer.numel() < round_up(num_bytes):
             raise ValueError(f"offset {offset} or the buffer of {buffer.numel()} bytes is not in whole pages")
-        whole = _Range(self._open(path), Future(), num_bytes)
-        view = memoryview(buffer.numpy().data).cast("B")
+        whole = Range(self._open(path), Future(), num_bytes)
+        view, address = memoryview(buffer.numpy().data).cast("B"), buffer.data_ptr()
         starts = range(0, num_bytes, self._block_bytes)
         whole.num_blocks = len(starts)
         if not starts:
             whole.future.set_result(0)
+        blocks = []
         for start in starts:
             length = min(self._block_bytes, num_bytes - start)
             part = view[start : start + round_up(length)]
-            self._blocks.put(_Block(whole, part, offset + start, length))
+            blocks.append(Block(whole, part, address + start, offset + start, length))
+        self._reads_of(whole.file).put(blocks)
         return whole.future
 
     def close(self) -> None:
         """Wait for all submitted reads, and end the threads."""
-        for _ in self._threads:
-            self._blocks.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        for name in ("_queue", "_threads"):
+            reads: BlockReads | None = self.__dict__.pop(name, None)
+            if reads is not None:
+                reads.close()
         while self._files:
             os.close(self._files.popitem()[1].descriptor)
 
@@ -189,14 +162,19 @@ class DirectReader:
         """Whether reads of this file go past the page cache."""
         return self._open(path).is_direct
 
-    def _open(self, path: Path) -> _File:
+    def _open(self, path: Path) -> OpenFile:
         try:
             with self._lock:  # several threads submit
                 file = self._files.get(path)
                 if file is None:
                     descriptor, is_direct = _open_direct(path)
                     status = os.fstat(descriptor)
-                    file = _File(path, descriptor, is_direct, status.st_size, status.st_mtime_ns)
+                    if is_direct and status.st_dev not in self._are_queued:
+                        self._are_queued[status.st_dev] = is_queued(descriptor)
+                    can_queue = is_direct and self._are_queued[status.st_dev]
+                    file = OpenFile(
+                        path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns
+                    )
                     self._files[path] = file
             status = os.fstat(file.descriptor)
         except OSError as error:
@@ -208,36 +186,9 @@ class DirectReader:
             )
         return file
 
-    def _serve(self) -> None:
-        while (block := self._blocks.get()) is not None:
-            error: BaseException | None = None
-            try:
-                if block.range.error is None:
-                    self._read(block)
-            except BaseException as caught:  # whoever waits has to learn of every error
-                error = caught
-            block.range.finish_block(error)
-
-    def _read(self, block: _Block) -> None:
-        file, done = block.range.file, 0
-        while done < block.num_bytes:
-            try:
-                count = self._preadv(file.descriptor, [block.view[done:]], block.offset + done)
-            except OSError as error:
-                raise CorruptFile(
-                    f"reading at byte {block.offset} of {file.path} failed: {error.strerror}"
-                ) from error
-            end = done + count
-            # A read may bring a part only. Direct reads then go on from a page boundary.
-            start = end if end >= block.num_bytes else end // PAGE * PAGE
-            if start <= done:
-                raise CorruptFile(
-                    f"{file.path} ends at {block.offset + end}, within a layer: the file was cut after it "
-                    "was opened. Copy or download the file again"
-                )
-            done = start
-        if not file.is_direct:  # leave no second copy in the page cache
-            os.posix_fadvise(file.descriptor, block.offset, block.num_bytes, os.POSIX_FADV_DONTNEED)
+    def _reads_of(self, file: OpenFile) -> BlockReads:
+        with self._lock:
+            return self._queue if file.is_queued and self._preadv is None else self._threads
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:

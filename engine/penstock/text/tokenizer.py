@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
 from penstock.text.control_tokens import ControlTokens
+from penstock.text.gguf_tokenizer import read_gguf
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -61,7 +61,7 @@ class Tokenizer:
             raise CheckpointNotFound(_no_tokenizer(folder))
         try:
             if is_file:
-                return cls(_read_gguf(folder), eos_token_ids)
+                return cls(read_gguf(folder), eos_token_ids)
             tokenizer = _read_folder(folder)
         except (ConfigError, CheckpointNotFound):
             raise
@@ -217,16 +217,6 @@ def _byte_stand_ins() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_stand_ins()
-
-
-def _read_gguf(file: Path) -> Any:
-    """transformers' tokenizer from the vocabulary in a GGUF file."""
-    from transformers import PreTrainedTokenizerFast
-
-    # The folder is a new one, since transformers would take files beside the GGUF file for its tokenizer's.
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / file.name).symlink_to(file.resolve())
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)
 
 
 def _read_folder(folder: Path) -> Any:

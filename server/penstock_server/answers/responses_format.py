@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from penstock import FinishReason, RequestOutput, SamplingParams, Tokenizer, TokenLogprobs
 from penstock_server.answers.answers import Answers
@@ -43,6 +43,8 @@ class FunctionCallItem(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
     call_id: str
     name: str
+    #: The namespace of the function, if it lies in one.
+    namespace: str | None = Field(default=None, exclude_if=lambda namespace: namespace is None)
     #: A JSON object, as text.
     arguments: str
 
@@ -138,8 +140,10 @@ class ResponseEvent(NamedChunk):
 class _Items:
     """The output items of one answer as they grow, and the events that describe each change."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, namespaced: Mapping[str, tuple[str, str]]) -> None:
+        """namespaced: see ResponsesRequest."""
         self._request_id = request_id
+        self._namespaced = namespaced
         self._num_events = 0
         self.items: list[OutputMessage | FunctionCallItem] = []
 
@@ -183,8 +187,16 @@ class _Items:
             return [self._item_event("function_call_arguments.delta", delta=delta.function.arguments)]
         events = self.close("completed")
         item_id = f"fc_{self._request_id}_{len(self.items)}"
-        name = delta.function.name or ""
-        item = FunctionCallItem(id=item_id, call_id=delta.id, name=name, arguments="", status="in_progress")
+        offered = delta.function.name or ""
+        namespace, name = self._namespaced.get(offered, (None, offered))
+        item = FunctionCallItem(
+            id=item_id,
+            call_id=delta.id,
+            name=name,
+            namespace=namespace,
+            arguments="",
+            status="in_progress",
+        )
         self.items.append(item)
         return [*events, self._whole_item_event("output_item.added")]
 
@@ -229,7 +241,7 @@ class ResponsesFormat:
         self._has_logprobs = body.num_logprobs is not None
         self._writer = LogprobWriter(tokenizer, tokens_as_ids)
         self._calls = ToolAnswer(tools) if tools else None
-        self._items = _Items(request_id)
+        self._items = _Items(request_id, body.namespaced)
         choice = body.tool_choice
         self._begun = ResponseObject(
             id=f"resp_{request_id}",

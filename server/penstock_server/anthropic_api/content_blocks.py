@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
@@ -162,6 +163,30 @@ def text_of(content: str | Iterable[Any]) -> str:
         return content
     texts = [block.text for block in content if isinstance(block, TextBlock)]
     return "\n".join(text for text in texts if not text.startswith(_BILLING_LINE))
+
+
+def combined(turns: Iterable[Turn]) -> list[Turn]:
+    """Turns in which a user's or assistant's neighbouring turns are one, as at Anthropic. A system's turn
+    behind others becomes the user's: many chat templates have a place for the system in front alone."""
+    found: list[Turn] = []
+    for turn in turns:
+        if turn.role == "system" and found and found[-1].role != "system":
+            turn = replace(turn, role="user")
+        last = found[-1] if found else None
+        if last is None or turn.role == "tool" or last.role != turn.role:
+            found.append(turn)
+        else:
+            found[-1] = replace(
+                last,
+                text=_lines(last.text, turn.text),
+                reasoning=_lines(last.reasoning or "", turn.reasoning or "") or None,
+                calls=last.calls + turn.calls,
+            )
+    return found
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
 
 
 def _assistant_turn(blocks: list[Any]) -> Turn:

@@ -14,12 +14,13 @@ out and named in the header X-Penstock-Ignored; --refuse-unsupported-tools refus
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from penstock_server.anthropic_api.content_blocks import InputMessage, TextBlock, text_of
+from penstock_server.anthropic_api.content_blocks import InputMessage, TextBlock, combined, text_of
 from penstock_server.protocol.conversation import (
     Conversation,
     ToolMode,
@@ -179,7 +180,7 @@ class PromptRequest(Wire):
     @cached_property
     def as_conversation(self) -> Conversation:
         turns = [Turn("system", text)] if (text := text_of(self.system or "")) else []
-        turns += [turn for message in self.messages for turn in message.turns]
+        turns = combined([*turns, *(turn for message in self.messages for turn in message.turns)])
         goes_on = turns[-1].role == "assistant"
         if goes_on and turns[-1].calls:
             raise invalid("messages", "the last message has calls; send their results behind it")
@@ -200,11 +201,15 @@ class PromptRequest(Wire):
 
     @property
     def _tool_offer(self) -> ToolOffer:
-        functions = tuple(tool.function for tool in self.tools or () if isinstance(tool, CustomTool))
+        own = {
+            f"tools.{at}": tool for at, tool in enumerate(self.tools or ()) if isinstance(tool, CustomTool)
+        }
+        offer = ToolOffer(tuple(tool.function for tool in own.values()), "auto", places=tuple(own))
         if (choice := self.tool_choice) is None:
-            return ToolOffer(functions, "auto")
+            return offer
         names = frozenset({choice.name}) if choice.name else frozenset[str]()
-        return ToolOffer(functions, _MODES[choice.type], names, not choice.disable_parallel_tool_use)
+        is_parallel = not choice.disable_parallel_tool_use
+        return replace(offer, mode=_MODES[choice.type], names=names, is_parallel=is_parallel)
 
 
 class MessagesRequest(PromptRequest):

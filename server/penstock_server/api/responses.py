@@ -12,7 +12,7 @@ from penstock_server.answers.responses_format import ResponseEvent, ResponseObje
 from penstock_server.prompts.questions import read_input, read_response
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.responses_request import ResponsesRequest
-from penstock_server.routing.checks import check_length, require_json
+from penstock_server.routing.checks import check_length, leave_out, note_ignored, require_json
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -39,6 +39,7 @@ class ResponsesRoutes(GenerationRoutes):
 
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         model = self._model(body.model)
+        self._leave_out(body)
         rules = self._settings.chat_rules
         question = await self._texts.run(lambda: read_response(model, body, rules))
         form = ResponsesFormat(
@@ -55,6 +56,7 @@ class ResponsesRoutes(GenerationRoutes):
     async def count(self, body: ResponsesRequest) -> InputTokens:
         """The number of tokens of the input of a request to /v1/responses."""
         model = self._model(body.model)
+        self._leave_out(body)
         rules = self._settings.chat_rules
 
         def check(num_chars: int) -> None:
@@ -63,6 +65,10 @@ class ResponsesRoutes(GenerationRoutes):
         check(body.as_conversation.num_chars)
         prompt, _ = await self._texts.run(lambda: read_input(model, body, rules, check))
         return InputTokens(input_tokens=len(prompt.token_ids))
+
+    def _leave_out(self, body: ResponsesRequest) -> None:
+        leave_out(body.unsupported_tools, self._settings)
+        note_ignored(body.unsupported_items)
 
     async def find(self, response_id: str) -> None:
         """404: nothing is stored."""

@@ -50,13 +50,19 @@ class ToolOffer:
     is_parallel: bool = True
     #: The path of a function in the request, with {} in place of the function's number.
     field: str = "tools.{}"
+    #: The paths of the functions, where the request has other tools between them; empty: as `field` says.
+    places: tuple[str, ...] = ()
+
+    def place(self, index: int) -> str:
+        """The path of a function in the request."""
+        return self.places[index] if self.places else self.field.format(index)
 
     def check(self) -> None:
         """Raises invalid() for two functions with one name, and for a choice that names no function."""
         names = [function.name for function in self.functions]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise invalid(f"{self.field.format(index)}.name", f"there are two tools named {name!r}")
+                raise invalid(f"{self.place(index)}.name", f"there are two tools named {name!r}")
         if not names and (self.names or self.mode not in ("none", "auto")):
             raise invalid("tool_choice", "there are no tools to choose from; send tools, too")
         for name in sorted(self.names - set(names)):

@@ -3,19 +3,45 @@ make."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Role, Turn
 from penstock_server.protocol.messages import MAX_PARTS, TextOrRefusal
 from penstock_server.protocol.requests import MAX_MESSAGES
-from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
+from penstock_server.protocol.wire import Text, Wire, kind_of_text
 
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+#: Items that the model sees.
+ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "local_shell_call",
+)
+#: Items that tools of OpenAI's own leave behind: they are left out of the prompt.
+OTHER_TYPES = (
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "tool_search_call",
+    "tool_search_output",
+    "mcp_list_tools",
+)
+#: The namespace of functions whose names need no namespace, as in Codex.
+_OWN_NAMESPACE = "functions"
+#: The most characters of a function's name.
+_MAX_NAME_CHARS = 64
+_DIGEST_CHARS = 8
 
 
 def _known(kind: str, *names: str) -> BeforeValidator:
@@ -28,6 +54,25 @@ def _known(kind: str, *names: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def offered_name(name: str, namespace: str | None) -> str:
+    """The name with which the model knows a function of a namespace. A name that would be too long ends with
+    a digest of it."""
+    if namespace in (None, _OWN_NAMESPACE):
+        return name
+    whole = f"{namespace}__{name}"
+    if len(whole) <= _MAX_NAME_CHARS:
+        return whole
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{whole[: _MAX_NAME_CHARS - _DIGEST_CHARS - 1]}_{digest}"
+
+
+class Item(Wire):
+    # accepted without effect
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    internal_chat_message_metadata_passthrough: Any = None
 
 
 class InputPart(TextOrRefusal):
@@ -50,7 +95,7 @@ Content = Annotated[
 ]
 
 
-class InputMessage(Wire):
+class InputMessage(Item):
     """One turn."""
 
     type: Annotated[Literal["message"] | None, _known("items", *ITEM_TYPES)] = None
@@ -58,42 +103,75 @@ class InputMessage(Wire):
     content: Content
 
     # accepted without effect
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCall(Wire):
+class FunctionCall(Item):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
     call_id: Annotated[Text, Field(min_length=1)]
     name: Annotated[Text, Field(min_length=1)]
     arguments: Text
+    namespace: Text | None = None
 
-    # accepted without effect
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    @property
+    def call(self) -> Call:
+        return Call(self.call_id, offered_name(self.name, self.namespace), self.arguments)
 
 
-class FunctionCallOutput(Wire):
+class CustomToolCall(Item):
+    """A call of a tool that takes a text: the model sees a call with the argument `input`."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Annotated[Text, Field(min_length=1)]
+    name: Annotated[Text, Field(min_length=1)]
+    input: Text
+    namespace: Text | None = None
+
+    @property
+    def call(self) -> Call:
+        arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        return Call(self.call_id, offered_name(self.name, self.namespace), arguments)
+
+
+class LocalShellCall(Item):
+    """A command that an answer of OpenAI's asked for: the model sees a call of `local_shell`."""
+
+    type: Literal["local_shell_call"]
+    call_id: Annotated[Text, Field(min_length=1)]
+    action: dict[Text, Any]
+
+    @property
+    def call(self) -> Call:
+        return Call(self.call_id, "local_shell", json.dumps(self.action))
+
+
+class FunctionCallOutput(Item):
     """What the client's function returned."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Annotated[Text, Field(min_length=1)]
     output: Content
 
     # accepted without effect
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    name: str | None = None
+
+
+class OtherItem(BaseModel):
+    """What a tool of OpenAI's own left behind."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
 
 
 class ReasoningPart(Wire):
-    type: Literal["reasoning_text", "summary_text"]
+    type: Literal["reasoning_text", "summary_text", "text"]
     text: Text
 
 
-class ReasoningItem(Wire):
+class ReasoningItem(Item):
     """The reasoning of an earlier answer. It becomes the reasoning_content of the assistant's next
     message."""
 
@@ -102,11 +180,9 @@ class ReasoningItem(Wire):
         None, description="Used if there is no content."
     )
     content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = None
-    encrypted_content: Unsupported = None
 
     # accepted without effect
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    encrypted_content: str | None = Field(None, description="Only OpenAI can read it.")
 
     @property
     def text(self) -> str:
@@ -115,6 +191,10 @@ class ReasoningItem(Wire):
 
 def _kind_of_item(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind in OTHER_TYPES:
+        return "other"
+    if kind == "custom_tool_call_output":
+        return "function_call_output"
     return kind if kind in ITEM_TYPES else "message"
 
 
@@ -122,7 +202,10 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[CustomToolCall, Tag("custom_tool_call")]
+    | Annotated[LocalShellCall, Tag("local_shell_call")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind_of_item),
 ]
 Input = Annotated[
@@ -172,10 +255,10 @@ def turns_of(items: Iterable[InputItem]) -> list[Turn]:
                 thought.reasoning = f"{thought.reasoning}\n{item.text}"
             case ReasoningItem():
                 turns.append(_OpenTurn("assistant", reasoning=item.text))
-            case FunctionCall():
+            case FunctionCall() | CustomToolCall() | LocalShellCall():
                 if last is None or last.role != "assistant":
                     turns.append(_OpenTurn("assistant"))
-                turns[-1].calls.append(Call(item.call_id, item.name, item.arguments))
+                turns[-1].calls.append(item.call)
             case FunctionCallOutput():
                 turns.append(_OpenTurn("tool", _joined(item.output), call_id=item.call_id))
             case InputMessage(role="assistant") if thought:

@@ -7,18 +7,28 @@
     include      except for message.output_text.logprobs; the other values add to items that are never here
     reasoning.summary, reasoning.generate_summary      there are no summaries
     id, status, phase, annotations, logprobs of input items      our own answers have these fields
-    stream_options.include_obfuscation      padding against eavesdroppers; we send none
+    reasoning.context      the chat template says which reasoning of earlier answers the model sees
+    stream_options      padding against eavesdroppers, and the order of summaries; we send neither
+    client_metadata, access_programs      what Codex tells OpenAI of itself
+    defer_loading (of tools), internal_chat_message_metadata_passthrough, encrypted_content (of items)
+
+Functions in a namespace are offered with the namespace in front of their names; calls of them come back with
+the namespace apart. Tools of other types (web_search, custom, ...) and the items that such tools leave behind
+are left out and named in the header X-Penstock-Ignored; --refuse-unsupported-tools refuses such tools.
 
 `metadata` comes back in the answer, as at OpenAI.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
@@ -38,7 +48,7 @@ from penstock_server.protocol.conversation import (
     wrong_call,
 )
 from penstock_server.protocol.generation_fields import CacheSalt, Priority, RequestId, SamplingFields
-from penstock_server.protocol.input_items import Input, InputMessage, turns_of
+from penstock_server.protocol.input_items import Input, InputMessage, OtherItem, offered_name, turns_of
 from penstock_server.protocol.output_formats import AnswerFormat
 from penstock_server.protocol.requests import Verbosity
 from penstock_server.protocol.tools import (
@@ -79,6 +89,65 @@ class FlatTool(TypedTool, Function):
 
     type: FunctionType
 
+    # accepted without effect
+    defer_loading: bool | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class OtherTool(BaseModel):
+    """A tool that OpenAI runs, or whose calls are no JSON."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
+def _kind_of_tool(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind in ("function", "namespace"):
+        return str(kind)
+    return "other" if isinstance(kind, str) else "function"
+
+
+class Namespace(Wire):
+    """Functions under one name."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: Text | None = None
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[FlatTool, Tag("function")]
+                | Annotated[OtherTool, Tag("other")]
+                | Annotated[OtherTool, Tag("namespace")],
+                Discriminator(_kind_of_tool),
+            ]
+        ],
+        Field(max_length=MAX_TOOLS),
+    ]
+
+
+AnyTool = Annotated[
+    Annotated[FlatTool, Tag("function")]
+    | Annotated[Namespace, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind_of_tool),
+]
+
+
+@dataclass(frozen=True)
+class PlacedTool:
+    """A tool of a request, which may lie in a namespace."""
+
+    place: str
+    tool: FlatTool | OtherTool
+    namespace: str | None = None
+
+    @property
+    def offered_name(self) -> str:
+        assert isinstance(self.tool, FlatTool)
+        return offered_name(self.tool.name, self.namespace)
+
 
 class FlatToolRef(Wire):
     type: FunctionType
@@ -106,19 +175,20 @@ class TextConfig(Wire):
     verbosity: Verbosity | None = Field(None, description="For the model's chat template.")
 
 
-Summary = Literal["auto", "concise", "detailed"]
+Summary = Literal["auto", "concise", "detailed", "none"]
 
 
 class Reasoning(Wire):
     effort: Text | None = Field(None, description="For the model's chat template.")
     summary: Summary | None = None
     generate_summary: Summary | None = None
-    context: Annotated[str | None, BeforeValidator(Only("auto"))] = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: Annotated[str | None, BeforeValidator(Only("standard"))] = None
 
 
 class ResponseStreamOptions(Wire):
     include_obfuscation: bool | None = None
+    reasoning_summary_delivery: str | None = None
 
 
 class ResponsesRequest(SamplingFields):
@@ -156,9 +226,8 @@ class ResponsesRequest(SamplingFields):
     context_management: Unsupported = None
     moderation: Unsupported = None
     image: Unsupported = None
-    access_programs: Unsupported = None
 
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: FlatToolChoice | None = Field(None, description="auto if null and there are tools")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
@@ -174,6 +243,8 @@ class ResponsesRequest(SamplingFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     max_tool_calls: PositiveCount | None = None
+    client_metadata: dict[str, Any] | None = None
+    access_programs: Any = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ResponsesRequest:
@@ -208,9 +279,9 @@ class ResponsesRequest(SamplingFields):
     @cached_property
     def as_conversation(self) -> Conversation:
         given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        instructions = (Turn("system", self.instructions),) if self.instructions else ()
+        turns = [Turn("system", self.instructions)] if self.instructions else []
         return Conversation(
-            (*instructions, *turns_of(given)),
+            _with_one_system([*turns, *turns_of(given)]),
             self._tool_offer,
             template_kwargs(
                 self.reasoning.effort if self.reasoning else None,
@@ -232,4 +303,54 @@ class ResponsesRequest(SamplingFields):
                 mode, names = allowed.mode, frozenset(tool.name for tool in allowed.tools)
             case choice:
                 mode = choice
-        return ToolOffer(tuple(self.tools or ()), mode, names, self.parallel_tool_calls is not False)
+        own = self._functions
+        functions = tuple(
+            each.tool if each.namespace is None else each.tool.model_copy(update={"name": each.offered_name})
+            for each in own
+            if isinstance(each.tool, FlatTool)
+        )
+        is_parallel = self.parallel_tool_calls is not False
+        return ToolOffer(functions, mode, names, is_parallel, places=tuple(each.place for each in own))
+
+    @cached_property
+    def _placed_tools(self) -> list[PlacedTool]:
+        """All tools, those in namespaces included."""
+        found = []
+        for index, tool in enumerate(self.tools or ()):
+            if isinstance(tool, Namespace):
+                inner = enumerate(tool.tools)
+                found += [PlacedTool(f"tools.{index}.tools.{at}", each, tool.name) for at, each in inner]
+            else:
+                found.append(PlacedTool(f"tools.{index}", tool))
+        return found
+
+    @property
+    def _functions(self) -> list[PlacedTool]:
+        return [each for each in self._placed_tools if isinstance(each.tool, FlatTool)]
+
+    @property
+    def unsupported_tools(self) -> list[str]:
+        """Tools that the model does not see, by place and type."""
+        others = [each for each in self._placed_tools if isinstance(each.tool, OtherTool)]
+        return [f"{each.place} ({each.tool.type})" for each in others]
+
+    @property
+    def unsupported_items(self) -> list[str]:
+        """Items of the input that the model does not see, by place and type."""
+        items = [] if isinstance(self.input, str) else self.input
+        return [f"input.{at} ({item.type})" for at, item in enumerate(items) if isinstance(item, OtherItem)]
+
+    @property
+    def namespaced(self) -> dict[str, tuple[str, str]]:
+        """(namespace, name) of functions in namespaces, by the names that they are offered with."""
+        inner = [each for each in self._functions if each.namespace is not None]
+        return {each.offered_name: (each.namespace or "", each.tool.name) for each in inner}
+
+
+def _with_one_system(turns: list[Turn]) -> tuple[Turn, ...]:
+    """The turns with all the system's turns in front as one: some chat templates take one alone, and Codex
+    sends several."""
+    number = next((at for at, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    if number < 2:
+        return tuple(turns)
+    return (Turn("system", "\n\n".join(turn.text for turn in turns[:number])), *turns[number:])

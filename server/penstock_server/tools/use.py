@@ -41,7 +41,7 @@ class ToolUse:
         mode: ToolMode = offer.mode if offer.functions else "none"
         style = templates.detect_style(tokenizer.tool_template, parser)
         functions = {
-            offer.field.format(index): function
+            offer.place(index): function
             for index, function in enumerate(offer.functions)
             if mode != "none" and (not offer.names or function.name in offer.names)
         }

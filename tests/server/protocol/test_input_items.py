@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -88,5 +89,23 @@ def test_reasoning_is_part_of_the_assistants_message_behind_it() -> None:
         ("assistant", None, "Yes."),
     ]
     assert [call.call_id for call in turns[3].calls] == ["c1"]
-    with pytest.raises(ValidationError, match="encrypted_content"):
-        request([user, thought | {"encrypted_content": "abc"}])
+    secret = thought | {"summary": [], "encrypted_content": "abc"}
+    assert len(turns_of([user, secret, said])) == 2, "only OpenAI can read it"
+
+
+def test_what_tools_of_openais_own_left_behind() -> None:
+    """Calls of texts and of commands are calls with arguments; other items are left out."""
+    user = {"role": "user", "content": "x", "internal_chat_message_metadata_passthrough": {"turn_id": "t"}}
+    patch = {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** \u00e9"}
+    patched = {"type": "custom_tool_call_output", "call_id": "c2", "name": "apply_patch", "output": "done"}
+    action = {"type": "exec", "command": ["ls"]}
+    shell = {"type": "local_shell_call", "call_id": "c3", "status": "completed", "action": action}
+    listed = RESULT | {"call_id": "c3"}
+    searched = {"type": "web_search_call", "status": "completed", "action": {"type": "search"}}
+    body = request([user, patch, patched, searched, shell, listed])
+    turns = body.as_conversation.turns
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool", "assistant", "tool"]
+    (called,), (asked,) = turns[1].calls, turns[3].calls
+    assert (called.name, json.loads(called.arguments)) == ("apply_patch", {"input": "*** \u00e9"})
+    assert (asked.name, json.loads(asked.arguments)) == ("local_shell", action)
+    assert body.unsupported_items == ["input.3 (web_search_call)"]

@@ -46,12 +46,11 @@ def test_no_input(items: Any) -> None:
         ("conversation", {"id": "conv_1"}),
         ("background", True),
         ("prompt", {"id": "pmpt_1"}),
-        ("tools", [{"type": "web_search"}]),
+        ("tools", [{"name": "f"}]),
         ("tool_choice", {"type": "web_search_preview"}),
         ("context_management", [{"type": "compaction"}]),
         ("moderation", {"model": "m"}),
         ("image", {"context_compression": "auto"}),
-        ("access_programs", {"cyber": "standard"}),
         ("truncation", "some"),
         ("include", ["made.up"]),
         ("max_output_tokens", 0),
@@ -68,15 +67,42 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None
 @pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "mcp", "server_label": "x", "name": "y"}])
 def test_tools_that_are_no_functions_are_named_and_nothing_else_is_said(tool: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
-        request(tools=[tool])
-    (error,) = caught.value.errors()
-    assert error["loc"] == ("tools", 0, "type")
-    assert error["msg"].startswith(f"tools of the type '{tool['type']}' are not supported by this server")
-    with pytest.raises(ValidationError) as caught:
         ChatCompletionRequest.model_validate(
             {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
         )
-    assert len(caught.value.errors()) == 1
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("tools", 0, "type")
+    assert error["msg"].startswith(f"tools of the type '{tool['type']}' are not supported by this server")
+    body = request(tools=[TOOL, tool])
+    assert body.unsupported_tools == [f"tools.1 ({tool['type']})"]
+    assert [function.name for function in body.as_conversation.tools.functions] == ["f"]
+    assert "tool_choice" in refused(tools=[tool], tool_choice="required")["ctx"]["param"]
+
+
+def test_functions_of_namespaces_have_names_of_their_own() -> None:
+    inner = [TOOL, {"type": "custom", "name": "patch"}, TOOL | {"name": "g" * 60}]
+    body = request(
+        tools=[
+            {"type": "web_search"},
+            {"type": "namespace", "name": "mcp__files", "description": "Files.", "tools": inner},
+            {"type": "namespace", "name": "functions", "tools": [TOOL | {"defer_loading": True}]},
+        ],
+        input=[
+            {"role": "user", "content": "x"},
+            CALL | {"namespace": "mcp__files"},
+            RESULT,
+        ],
+    )
+    offer = body.as_conversation.tools
+    first, second, third = (function.name for function in offer.functions)
+    assert (first, third) == ("mcp__files__f", "f") and len(second) == 64
+    assert offer.places == ("tools.1.tools.0", "tools.1.tools.2", "tools.2.tools.0")
+    assert body.unsupported_tools == ["tools.0 (web_search)", "tools.1.tools.1 (custom)"]
+    assert body.namespaced[first] == ("mcp__files", "f") and body.namespaced[second][1] == "g" * 60
+    assert body.as_conversation.turns[1].calls[0].name == first
+    assert refused(tools=[{"type": "namespace", "name": "a", "tools": [TOOL, TOOL]}])["ctx"]["param"] == (
+        "tools.0.tools.1.name"
+    )
 
 
 def test_what_is_about_stored_responses_says_so() -> None:
@@ -160,7 +186,8 @@ def test_tools_and_their_choice_are_those_of_chat() -> None:
         assert [function.model_dump(exclude={"type"}) for function in ours.functions] == [
             function.model_dump() for function in theirs.functions
         ]
-        assert replace(ours, functions=()) == replace(theirs, functions=(), field="tools.{}")
+        assert ours.places == ("tools.0",)
+        assert replace(ours, functions=(), places=()) == replace(theirs, functions=(), field="tools.{}")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from penstock.generation.drafting.guesses import Guesses
 
 #: Guesses have to bring this many times the tokens per second of a step without: predictions err.
 LEAST_GAIN = 1.03
+#: Guesses that are right so rarely are not worth a row of logits, even where a step waits for layers.
+LEAST_CHANCE = 0.02
 
 
 class PlainStep(NamedTuple):
@@ -29,6 +31,15 @@ class PlainStep(NamedTuple):
         """Tokens per second, with so many guesses and so many expected right ones."""
         seconds = self.predict_s(self.num_tokens + num_guesses) + drafting_s
         return (self.num_sampled + num_right) / seconds
+
+    @property
+    def least_chance(self) -> float:
+        """Guesses that are right less often can't pay: half of what a guess costs, in tokens of a step
+        without guesses. A guess may cost less than many guesses do on average."""
+        count = max(1, min(self.room, self.max_guesses))
+        without_s = self.predict_s(self.num_tokens)
+        guess_s = (self.predict_s(self.num_tokens + count) - without_s) / count
+        return max(LEAST_CHANCE, 0.5 * guess_s * self.num_sampled / without_s)
 
     def may_gain(self, num_wanted: int) -> bool:
         """Whether guesses for so many sequences would pay if all of them were right. Looking for guesses

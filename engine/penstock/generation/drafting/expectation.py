@@ -17,7 +17,6 @@ from penstock.config import EngineConfig
 from penstock.generation.drafting.acceptance import NUM_RANKS, Acceptance, kind_of_match, kind_of_rank
 from penstock.generation.drafting.asking import MAX_WIDTH
 from penstock.generation.drafting.choice import LEAST_GAIN, PlainStep
-from penstock.generation.drafting.guesses import LEAST_CHANCE
 
 #: Seconds of a step or of a draft model's level, by its tokens.
 Predict = Callable[[int], float]
@@ -95,13 +94,13 @@ def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: Engine
     if plain_s <= 0:
         raise ValueError("nothing is known of a step's time")
     room = max(0, config.max_num_batched_tokens - num_seqs) // num_seqs
-    step = PlainStep(predict_s, num_seqs, num_seqs, room * num_seqs)
+    step = PlainStep(predict_s, num_seqs, num_seqs, room * num_seqs, config.max_guesses)
     best = Expected(drafter.name, num_seqs, 0, 0, 1.0, plain_s, 0.0, plain_s)
-    least = LEAST_GAIN * best.tokens_per_s
+    least, least_chance = LEAST_GAIN * best.tokens_per_s, step.least_chance
     for num_levels in range(1, MAX_LEVELS + 1) if drafter.level_s else (config.max_guesses,):
         right, width = 0.0, Counter[int]()
         for number, (chance, depth) in enumerate(_nodes(drafter.rates, num_levels), 1):
-            if number > min(config.max_guesses, room) or chance < LEAST_CHANCE:
+            if number > min(config.max_guesses, room) or chance < least_chance:
                 break
             right += chance
             width[depth] += 1

@@ -10,8 +10,6 @@ from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, k
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.sequence import Sequence
 
-#: Guesses that are right so rarely are not worth a row of logits, even where a step waits for layers.
-LEAST_CHANCE = 0.02
 #: Most guesses of one sequence that are looked at by their likely followers.
 _MAX_SPREAD = 24
 
@@ -20,9 +18,10 @@ class Guesses:
     """The guesses of one sequence in one step. Nodes are numbered in the order in which they were added, so a
     node comes after the one that it follows. -1 stands for the sequence's last token."""
 
-    def __init__(self, sequence: Sequence, acceptance: Acceptance) -> None:
+    def __init__(self, sequence: Sequence, acceptance: Acceptance, least_chance: float) -> None:
+        """least_chance: guesses that are right less often don't pay, and are not looked at."""
         self.sequence = sequence
-        self._acceptance = acceptance
+        self._acceptance, self._least_chance = acceptance, least_chance
         self._rates: dict[int, float] = {}
         self.token_ids: list[int] = []
         self.parents: list[int] = []
@@ -47,7 +46,7 @@ class Guesses:
         """A guess that follows `parent`. A guess that is there already has the better of both chances. None
         if the chance is too small, or if the sequence's grammar forbids the token."""
         chance = self.chance(parent) * self.rate(kind)
-        if chance < LEAST_CHANCE or token_id < 0:
+        if chance < self._least_chance or token_id < 0:
             return None
         node = self._nodes.get((parent, token_id))
         if node is None:

@@ -53,12 +53,17 @@ class RepeatedText:
         tokens, end = self._tokens, len(self._tokens)
         if end == self._start and end:  # nothing but the example: the text may begin as the example does
             return [Continuation(tuple(tokens[: min(length, end - 1)]), MIN_MATCH)]
-        if end < MIN_MATCH + 1:
+        return self.behind(tokens[-self._most :], length)
+
+    def behind(self, tail: List[int], length: int) -> list[Continuation]:
+        """The same for another text's last tokens."""
+        if len(tail) < MIN_MATCH:
             return []
-        found = (Continuation(self._behind(place, length), num_same) for place, num_same in self._places())
+        places = self._places(tail)
+        found = (Continuation(self._from(place, length), num_same) for place, num_same in places)
         return [each for each in found if each.token_ids]
 
-    def _behind(self, place: int, length: int) -> tuple[int, ...]:
+    def _from(self, place: int, length: int) -> tuple[int, ...]:
         tokens, end = self._tokens, len(self._tokens)
         guess = list[int]()
         for offset in range(place, place + length):
@@ -77,16 +82,15 @@ class RepeatedText:
             self._before.append(self._latest.get(pair, -1))
             self._latest[pair] = place
 
-    def _places(self) -> list[tuple[int, int]]:
-        """Earlier places behind the same tokens as the text's end, with the lengths of their matches, longest
-        first; of equal ones the latest first. For each next token the best place, MAX_GUESSES at most."""
-        tokens, end = self._tokens, len(self._tokens)
-        best: dict[int, tuple[int, int]] = {}
-        place = self._latest.get((tokens[-2], tokens[-1]), -1)
+    def _places(self, tail: List[int]) -> list[tuple[int, int]]:
+        """Places behind the same tokens as those of `tail`, with the lengths of their matches, longest first;
+        of equal ones the latest first. For each next token the best place, MAX_GUESSES at most."""
+        tokens, best = self._tokens, dict[int, tuple[int, int]]()
+        place = self._latest.get((tail[-2], tail[-1]), -1)
         for _ in range(MAX_PLACES):
             if place < 0:
                 break
-            same = self._num_same(place, end)
+            same = self._num_same(place, tail)
             if same >= self._least and same > best.get(tokens[place], (0, 0))[1]:
                 best[tokens[place]] = place, same
             if same == self._most:
@@ -94,9 +98,9 @@ class RepeatedText:
             place = self._before[place]
         return sorted(best.values(), key=lambda found: (-found[1], -found[0]))[:MAX_GUESSES]
 
-    def _num_same(self, place: int, end: int) -> int:
-        tokens, most = self._tokens, min(self._most, place)
+    def _num_same(self, place: int, tail: List[int]) -> int:
+        tokens, most = self._tokens, min(self._most, place, len(tail))
         count = MIN_MATCH
-        while count < most and tokens[place - 1 - count] == tokens[end - 1 - count]:
+        while count < most and tokens[place - 1 - count] == tail[-1 - count]:
             count += 1
         return count

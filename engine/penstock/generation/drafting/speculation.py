@@ -28,8 +28,8 @@ from penstock.generation.drafting.asking import Asking, Guesser
 from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
+from penstock.generation.drafting.earlier_texts import EarlierTexts
 from penstock.generation.drafting.guesses import Guesses
-from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.drafting.repeated_text import RepeatedText
 from penstock.generation.sequence import Sequence
 
@@ -38,22 +38,26 @@ class _Track:
     """What is known of one sequence."""
 
     def __init__(
-        self, sequence: Sequence, of_all: Acceptance, recycled: RecycledTokens, config: EngineConfig
+        self, sequence: Sequence, of_all: Acceptance, earlier: EarlierTexts, config: EngineConfig
     ) -> None:
         self.text = RepeatedText(sequence.params.prediction, config)
-        self._max_guesses = config.max_guesses
+        self.shared = earlier.begin(sequence.request.cache_salt, self.text)
+        self._max_guesses, self._most = config.max_guesses, config.prompt_lookup_max
         self.acceptance = Acceptance(of_all)
-        # A salt says that nothing of the text may show in what others get, not even in their speed.
-        self.recycled = RecycledTokens() if sequence.request.cache_salt else recycled
-        self.guesses = Guesses(sequence, self.acceptance)
+        self.guesses = Guesses(sequence, self.acceptance, 1.0)
 
-    def look(self, sequence: Sequence) -> Guesses:
+    def look(self, sequence: Sequence, least_chance: float) -> Guesses:
         """What may follow the sequence's tokens."""
-        self.guesses = Guesses(sequence, self.acceptance)
+        self.guesses = Guesses(sequence, self.acceptance, least_chance)
         self.text.follow(sequence.token_ids)
-        for number, found in enumerate(self.text.guesses(self._max_guesses)):
+        continuations = self.text.guesses(self._max_guesses)
+        for text in self.shared.texts:
+            if text is not self.text:
+                continuations += text.behind(sequence.token_ids[-self._most :], self._max_guesses)
+        continuations.sort(key=lambda found: -found.num_same)
+        for number, found in enumerate(continuations):
             self.guesses.add_chain(found.token_ids, found.num_same, OTHER_PLACE if number else None)
-        self.guesses.spread(self.recycled.followers)
+        self.guesses.spread(self.shared.recycled.followers)
         return self.guesses
 
     def learn(self, drafts: DraftTree, right: List[int]) -> None:
@@ -85,7 +89,7 @@ class Speculation(Drafter):
         self._predict_s = predict_s
         self._model = model
         self._config = config or EngineConfig()
-        self._acceptance, self._recycled = Acceptance(), RecycledTokens()
+        self._acceptance, self._earlier = Acceptance(), EarlierTexts()
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
 
     def propose(
@@ -98,7 +102,8 @@ class Speculation(Drafter):
         self.num_followers = NUM_RANKS if may_gain else 0
         if not may_gain:
             return {}
-        guesses = [self._track(each).look(each) for each in wanted]
+        least_chance = step.least_chance
+        guesses = [self._track(each).look(each, least_chance) for each in wanted]
         choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
         for each, nodes in zip(guesses, choice.nodes, strict=True):
             tried = {each.kinds[node] for node in nodes}
@@ -122,11 +127,11 @@ class Speculation(Drafter):
             track.learn(drafts, right)
         tokens = (sequence.token_ids[-1], *drafts.token_ids)
         for token_id, found in zip(tokens, followers, strict=False):
-            track.recycled.learn(token_id, found)
+            track.shared.recycled.learn(token_id, found)
 
     def _track(self, sequence: Sequence) -> _Track:
         track = self._tracks.get(sequence)
         if track is None:
-            track = _Track(sequence, self._acceptance, self._recycled, self._config)
+            track = _Track(sequence, self._acceptance, self._earlier, self._config)
             self._tracks[sequence] = track
         return track

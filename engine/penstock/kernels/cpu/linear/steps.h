@@ -101,6 +101,12 @@ INLINE float largest_scale(const linear *l, int64_t column) {
     return most;
 }
 INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
+#ifdef FAKE
+    *unit = 1.0f;
+    const uint8_t *from = l->qweight + column;
+    for (int64_t i = 0; i < l->num_groups; i += 32) _mm512_storeu_si512(at + i, _mm512_and_si512(_mm512_set1_epi16(15 << 4), _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(from + i))), 4)));
+    return true;
+#endif
     const bool is_bfloat = l->numbers.dtype == 2;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * l->num_groups;
     const float most = is_bfloat ? largest_bfloat(scales, l->num_groups) : largest_scale(l, column);

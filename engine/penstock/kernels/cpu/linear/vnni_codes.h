@@ -147,7 +147,7 @@ INLINE __m512i step_tables(const uint16_t *at, const int shift) {
  * low halves of bytes are the codes of even inputs, so the activations are `halved`. */
 INLINE void four_stepped(const linear *l, int64_t column, int64_t apart, int place, const int rows, const int shift) {
     const activations *a = l->a;
-    const int64_t k_end = a->in_features, prefetch = 2 * tuning.prefetch_bytes, bytes = apart * l->row_bytes;
+    const int64_t k_end = a->in_features, prefetch = tuning.prefetch_bytes / 2, bytes = apart * l->row_bytes;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *w = l->qweight + column * l->row_bytes;
     const int8_t *w0 = w, *w1 = w + bytes, *w2 = w + 2 * bytes, *w3 = w + 3 * bytes;
     const uint16_t *at0 = steps.at[place], *at1 = at0 + PLACES, *at2 = at1 + PLACES, *at3 = at2 + PLACES;

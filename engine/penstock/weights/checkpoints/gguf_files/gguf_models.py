@@ -14,6 +14,7 @@ from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, EIGHT_BITS, GROUP, BlockType
 from penstock.weights.checkpoints.gguf_files.gguf_header import Metadata, read_header
+from penstock.weights.checkpoints.gguf_files.gguf_latents import DEEPSEEK
 from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MIXTURES, MixtureFile
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, RowOrder, read_vector, renamed
@@ -115,12 +116,13 @@ def _exchanged(numbers: Numbers, stored: TensorEntry) -> RowOrder:
 
 
 def _architecture(numbers: Numbers) -> _Architecture:
-    known = MIXTURES if numbers.get("expert_count") else {name: None for name in ARCHITECTURES}
+    mixtures: dict[str, MixtureFile] = MIXTURES | {"deepseek2": DEEPSEEK}
+    known = mixtures if numbers.get("expert_count") else {name: None for name in ARCHITECTURES}
     if numbers.architecture not in known:
         what = "a mixture of experts" if numbers.get("expert_count") else "a model"
         raise UnsupportedModel(
             f"{numbers.path} holds {what} of architecture {numbers.architecture!r}; of GGUF files Penstock "
-            f"reads {', '.join(ARCHITECTURES)}, and mixtures of {', '.join(MIXTURES)}. Use the original "
+            f"reads {', '.join(ARCHITECTURES)}, and mixtures of {', '.join(mixtures)}. Use the original "
             "repository if that is supported"
         )
     if mixture := known[numbers.architecture]:
@@ -131,7 +133,7 @@ def _architecture(numbers: Numbers) -> _Architecture:
 def _config(numbers: Numbers) -> dict[str, Any]:
     architecture, head_dim = _architecture(numbers), numbers.head_dim
     mixture = architecture.mixture
-    if numbers.integer("attention.value_length", head_dim) != head_dim:
+    if not numbers.is_latent and numbers.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{numbers.path} has keys and values of different lengths")
     num_layers = numbers.integer("block_count")
     if num_layers > len(numbers.tensors):

@@ -51,5 +51,13 @@ class Numbers:
         return self.integer("attention.head_count")
 
     @property
+    def is_latent(self) -> bool:
+        """Whether keys and values are made of latents (MLA)."""
+        return self.get("attention.kv_lora_rank") is not None
+
+    @property
     def head_dim(self) -> int:
+        """The width of a head; of a head of latent attention, the part that rope turns."""
+        if self.is_latent:
+            return self.integer("rope.dimension_count")
         return self.integer("attention.key_length", self.integer("embedding_length") // self.num_heads)

@@ -1,0 +1,136 @@
+"""DeepSeek V2 and V3 in GGUF files: a mixture with latent attention (MLA). Newer files have the matrix that
+makes keys and values of a latent in two parts, head by head, and the part of the keys transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CorruptFile, UnsupportedModel
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MixtureFile
+from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
+from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
+
+KEYS, VALUES = "attn_k_b", "attn_v_b"
+#: llama.cpp's numbers of what makes scores of a router's logits.
+SOFTMAX, SIGMOID = 1, 2
+#: Groups of experts and how many of them a token may use, by scores and number of experts, where a file of an
+#: older converter does not say: those of DeepSeek V2 and V3. Other models have no groups.
+GROUPS = {(SOFTMAX, 160): (8, 3), (SIGMOID, 256): (8, 4)}
+NAMES = {
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj", "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LatentMixtureFile(MixtureFile):
+    """The mixture, and the two parts of "kv_b"."""
+
+    #: The file has a tenth of this number of config.json, which is that of scores and of rope alike.
+    log_share: ClassVar[float] = 0.1
+
+    def config(self, numbers: Numbers, rope: dict[str, Any]) -> dict[str, Any]:
+        scale = numbers.real("rope.scaling.yarn_log_multiplier", 0.0) / self.log_share
+        scales = {"mscale": scale, "mscale_all_dim": scale} if rope["rope_type"] == "yarn" and scale else {}
+        return super().config(numbers, rope | scales)
+
+    def knows(self, word: str) -> bool:
+        return word in (KEYS, VALUES) or super().knows(word)
+
+    def entries(
+        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str], group_size: int
+    ) -> Iterator[TensorEntry]:
+        layer, word, _ = name
+        if word not in (KEYS, VALUES):
+            yield from super().entries(numbers, stored, name, group_size)
+            return
+        pair = [numbers.tensors.get(f"blk.{layer}.{part}.weight") for part in (KEYS, VALUES)]
+        if pair[0] is None or pair[1] is None:
+            raise CorruptFile(f"{numbers.path} has {stored.name} without its partner; download it again")
+        if word == KEYS:
+            yield joined(f"model.layers.{layer}.self_attn.kv_b_proj.weight", pair[0], pair[1], group_size)
+
+
+def joined(name: str, keys: TensorEntry, values: TensorEntry, group_size: int) -> TensorEntry:
+    """[num_heads * (plain_dim + value_dim), rank], of keys [num_heads, rank, plain_dim] and values
+    [num_heads, value_dim, rank]. Blocks of the keys lie along another axis than the rows: they are decoded,
+    and become INT8. Raises CorruptFile."""
+    if not (len(keys.shape) == len(values.shape) == 3 and keys.shape[:2] == values.shape[::2]):
+        raise CorruptFile(
+            f"{keys.file}: {keys.name} {list(keys.shape)} and {values.name} {list(values.shape)} don't fit; "
+            "download the file again"
+        )
+    num_heads, rank, plain = keys.shape
+    step = plain + values.shape[1]
+    each = [replace(part, shape=(num_heads * part.shape[1], part.shape[2])) for part in (keys, values)]
+    parts = [renamed(part.name, GgufRows(part), 0) for part in each]
+
+    def decode(checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        first, end = start // step, -(-stop // step)
+        k, v = (
+            part.read_rows(checkpoint, first * height, end * height).float().view(end - first, height, -1)
+            for part, height in zip(parts, (rank, values.shape[1]), strict=True)
+        )
+        rows = torch.cat((k.mT, v), dim=1).flatten(0, 1)
+        return rows[start - first * step : stop - first * step]
+
+    shape, num_bytes = (num_heads * step, rank), keys.num_bytes + values.num_bytes
+    return TensorEntry(
+        name, keys.file, keys.offset, "F32", shape, num_bytes, decode, has_outputs_first=True,
+        group_size=group_size,
+    )  # fmt: skip
+
+
+def _config(numbers: Numbers) -> dict[str, Any]:
+    """What config.json says of a DeepSeek. Raises UnsupportedModel."""
+    scores, turned = numbers.integer("expert_gating_func", SOFTMAX), numbers.integer("rope.dimension_count")
+    if scores not in (SOFTMAX, SIGMOID):
+        raise UnsupportedModel(
+            f"{numbers.path} has routers of kind {scores}, of which Penstock knows 1 and 2"
+        )
+    width = numbers.integer("attention.key_length_mla", numbers.integer("attention.key_length"))
+    value_dim = numbers.integer("attention.value_length_mla", numbers.integer("attention.value_length"))
+    count, rank = numbers.integer("expert_count"), numbers.get("attention.q_lora_rank")
+    num_groups, num_chosen = GROUPS.get((scores, count), (1, 1))
+    num_groups = numbers.integer("expert_group_count", num_groups)
+    version = "V3" if scores == SIGMOID else "V2"
+    greedy = "group_limited_greedy" if num_groups > 1 else "greedy"
+    return {
+        "architectures": [f"Deepseek{version}ForCausalLM"],
+        "model_type": f"deepseek_{version.lower()}",
+        "num_key_value_heads": numbers.num_heads,
+        "kv_lora_rank": numbers.integer("attention.kv_lora_rank"),
+        "q_lora_rank": rank,
+        "qk_nope_head_dim": width - turned,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": value_dim,
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in numbers.tensors,
+        "intermediate_size": numbers.integer("feed_forward_length"),
+        "first_k_dense_replace": numbers.integer("leading_dense_block_count", 0),
+        "n_routed_experts": count,
+        "n_shared_experts": numbers.integer("expert_shared_count", 0),
+        "n_group": num_groups,
+        "topk_group": numbers.integer("expert_group_used_count", num_chosen),
+        "topk_method": "noaux_tc" if version == "V3" else greedy,
+        "norm_topk_prob": bool(numbers.get("expert_weights_norm", False)),
+        "routed_scaling_factor": numbers.real("expert_weights_scale", 1.0),
+    }
+
+
+DEEPSEEK = LatentMixtureFile(
+    "DeepseekV2",
+    "deepseek_v2",
+    _config,
+    names=NAMES,
+    whole_names={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
+)

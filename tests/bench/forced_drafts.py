@@ -1,0 +1,176 @@
+"""Drafts that come true as often as published: tokens/s of one sequence with a draft model and without, end
+to end, within the same memory. Weights are random, so that the draft model's guesses can't be right: its time
+is real, and its guesses are replaced by what the answer without guesses has, wrong at stated rates.
+
+    python tests/bench/forced_drafts.py TARGET DRAFT [--host-memory-gib 6] [--rounds 3] [--tokens 48]
+
+TARGET and DRAFT are folders (`penstock bench --shape NAME` makes such). The rates are such that the best tree
+of 32 guesses gives 4.88 tokens in a pass, as OPT-Tree's authors measured with a model of 1.1 billion
+parameters for one of 7 billion (Wang et al. 2024, arXiv 2406.17276, table 1, temperature 0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import statistics
+import time
+from collections.abc import Sequence as List
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.draft_model import DraftModel
+from penstock.engine import Engine
+from penstock.generation.drafting.asking import Place
+from penstock.generation.drafting.drafter import NO_DRAFTS
+from penstock.generation.drafting.speculation import Speculation
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.sequence import Sequence
+from penstock.measure import measure_hardware
+from penstock.text.tokenizer import NoText
+
+TOKENS_IN_A_PASS, NUM_GUESSES = 4.88, 32
+#: How often the second, third and fourth guess is right, compared with the first.
+BESIDE = (1.0, 0.17, 0.07, 0.04)
+PROMPT = 32
+
+
+def tokens_in_a_pass(rates: list[float], num_guesses: int) -> float:
+    """Expected tokens with the best tree of so many guesses."""
+    heap, total = [-rate for rate in rates], 1.0
+    heapq.heapify(heap)
+    for _ in range(num_guesses):
+        chance = heapq.heappop(heap)
+        total -= chance
+        for rate in rates:
+            heapq.heappush(heap, chance * rate)
+    return total
+
+
+def published_rates() -> list[float]:
+    low, high = 0.1, 0.78
+    for _ in range(50):
+        rate = (low + high) / 2
+        is_low = tokens_in_a_pass([rate * each for each in BESIDE], NUM_GUESSES) < TOKENS_IN_A_PASS
+        low, high = (rate, high) if is_low else (low, rate)
+    return [low * each for each in BESIDE]
+
+
+class Forced:
+    """A draft model whose guesses are right at these rates."""
+
+    def __init__(self, model: DraftModel, rates: list[float]) -> None:
+        self.model, self.rates = model, rates
+        self.answer: list[int] = []
+        self.drafting_s = 0.0
+        #: Of each place on the right path, the number of the answer's token behind it.
+        self._path: dict[int, int] = {}
+
+    def seconds(self, num_places: int) -> float:
+        return self.model.seconds(num_places)
+
+    def start(self, sequences: List[Sequence]) -> list[Sequence]:
+        began = time.perf_counter()
+        able = self.model.start(sequences)
+        self.drafting_s += time.perf_counter() - began
+        return able
+
+    def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
+        began = time.perf_counter()
+        drawn = self.model.expand(places)
+        self.drafting_s += time.perf_counter() - began
+        return [self._said(place) for place, _ in zip(places, drawn, strict=True)]
+
+    def _said(self, place: Place) -> list[tuple[int, float]]:
+        """Tokens that nobody chooses, and perhaps the right one among them."""
+        if place.node < 0:
+            self._path = {-1: place.sequence.num_output_tokens}
+        elif place.parent in self._path and place.token_id == self._at(self._path[place.parent]):
+            self._path[place.node] = self._path[place.parent] + 1
+        dice = random.Random(f"{place.sequence.num_tokens} {place.node}")
+        said = [31000 + rank for rank in range(len(self.rates))]
+        if place.node in self._path:
+            draw, rank = dice.random(), 0
+            while rank < len(self.rates) and draw >= self.rates[rank]:
+                draw, rank = draw - self.rates[rank], rank + 1
+            if rank < len(self.rates):
+                said[rank] = self._at(self._path[place.node])
+        return list(zip(said, self.rates, strict=True))
+
+    def _at(self, index: int) -> int:
+        return self.answer[index] if index < len(self.answer) else -1
+
+
+def answer(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[list[int], float, int]:
+    """The answer, tokens per second after its first step, and the number of those steps."""
+    # Drawn: a greedy answer of random weights repeats itself, and then the text has guesses enough.
+    params = SamplingParams(temperature=1, seed=1, max_tokens=num_tokens, ignore_eos=True)
+    engine.add(GenerationRequest(prompt, params, "a"))
+    found = [token for output in engine.step() for token in output.token_ids]
+    began, num_first, steps = time.perf_counter(), len(found), 0
+    while engine.has_work:
+        found += [token for output in engine.step() for token in output.token_ids]
+        steps += 1
+    return found, (len(found) - num_first) / (time.perf_counter() - began), steps
+
+
+def said(engine: Engine, forced: Forced, per_step: float) -> str:
+    """What the guesses took and gave."""
+    metrics = engine.metrics
+    step_ms = 1e3 * metrics.step_seconds / metrics.num_steps
+    drafting_ms = 1e3 * forced.drafting_s / metrics.num_steps
+    num_guesses = metrics.draft_tokens / max(1, metrics.draft_chains)
+    depths = " ".join(
+        f"{count / max(1, metrics.draft_chains):.2f}" for count in metrics.accepted_by_place[:8]
+    )
+    return (
+        f"  {metrics.num_streamed_layers} layers streamed; {per_step:.2f} tokens in a sweep of "
+        f"{num_guesses:.0f} guesses; {step_ms:.0f} ms a step, {drafting_ms:.0f} ms of them drafting\n"
+        f"  share of the trees that were right at depth 1, 2, ...: {depths}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("target", type=Path)
+    parser.add_argument("draft", type=Path)
+    parser.add_argument("--host-memory-gib", type=float, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    config = EngineConfig(
+        host_memory_bytes=int(options.host_memory_gib * 2**30), num_kv_tokens=1024, max_model_len=512,
+        max_num_seqs=4, max_num_batched_tokens=128, enable_prefix_caching=False,
+    )  # fmt: skip
+    hardware = measure_hardware(options.target, config, Path.home() / ".cache" / "penstock" / "hardware.json")
+    rates = published_rates()
+    print("rates of the guesses behind a right one:", " ".join(f"{rate:.2f}" for rate in rates))
+    prompt = [random.Random(0).randrange(3, 30000) for _ in range(PROMPT)]
+    speeds: dict[str, list[float]] = {"off": [], "on": []}
+    whole: list[int] = []
+    for number in range(options.rounds):
+        with Engine.load(
+            options.target, config, hardware=hardware, tokenizer=NoText(), drafter=NO_DRAFTS
+        ) as plain:
+            expected, speed, _ = answer(plain, prompt, 8 if number else options.tokens)
+            whole = whole or expected
+            speeds["off"].append(speed)
+            num_off = plain.metrics.num_streamed_layers
+        forced = Forced(DraftModel.load(options.draft, config, hardware=hardware, tokenizer=NoText()), rates)
+        forced.answer = whole
+        left, machine = forced.model.leave(config, hardware)
+        with Engine.load(options.target, left, hardware=machine, tokenizer=NoText()) as engine:
+            engine.scheduler._drafter = Speculation(engine.meter.known_s, forced)
+            found, speed, steps = answer(engine, prompt, options.tokens)
+            assert found == whole, "an answer depends on guesses"
+            speeds["on"].append(speed)
+            print(f"off {speeds['off'][-1]:.3f} tokens/s, {num_off} layers streamed; on {speed:.3f}:")
+            print(said(engine, forced, (options.tokens - 1) / steps), flush=True)
+        forced.model.close()
+    off, on = (statistics.median(speeds[name]) for name in ("off", "on"))
+    print(f"medians: off {off:.3f}, on {on:.3f} tokens/s: {on / off:.2f} times")
+
+
+if __name__ == "__main__":
+    main()

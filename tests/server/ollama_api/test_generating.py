@@ -1,0 +1,221 @@
+"""/api/chat and /api/generate with the real `ollama` package over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from fakes import FakeAsyncEngine, FakeModel, Script
+from penstock.errors import EngineDead
+from penstock.generation.requests.generation_request import SamplingParams
+
+from ..conftest import MakeClient
+from ..test_openai_package import LiveServer
+from ..tools.chat_templates import HERMES
+
+ollama = pytest.importorskip("ollama", reason="the extra dev has the package")
+
+CALLS = [
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n',
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+]
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+def weather(city: str) -> str:
+    """The weather.
+
+    Args:
+      city: The city.
+    """
+    return f"Rain in {city}"
+
+
+def script_of(prompt: list[int], params: SamplingParams) -> Script:
+    text = bytes(prompt).decode()
+    if "wait" in text:
+        return ["Hel", asyncio.Event()]
+    if "fail" in text:
+        return ["Hel", EngineDead("secret")]
+    if params.grammar is not None:
+        return ['{"a"', ": 7}"]
+    if "weather?" in text and "tool:" not in text:
+        answer = "Let me see.\n" + "".join(CALLS)
+        return [answer[i : i + 5] for i in range(0, len(answer), 5)]
+    return ["Hel", "lo", "!"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    model = FakeModel(max_model_len=2000)
+    model.tokenizer.tool_template = HERMES
+    with LiveServer(FakeAsyncEngine(script_of, model), api_key=(), sse_keep_alive=0.05) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Any:
+    return ollama.Client(host=server.root)
+
+
+def last(server: LiveServer) -> tuple[str, SamplingParams]:
+    stream = server.engine.streams[-1]
+    return bytes(stream.prompt).decode(), stream.params
+
+
+def test_a_chat(client: Any, server: LiveServer) -> None:
+    options = {
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "repeat_penalty": 1.1,
+        "seed": 7,
+        "stop": ["END"],
+        "num_predict": 30,
+        "num_ctx": 2000,
+        "num_gpu": 1,
+    }
+    answer = client.chat("tiny:latest", HI, options=options, keep_alive="5m", think=False)
+    assert (answer.message.role, answer.message.content) == ("assistant", "Hello!")
+    assert (answer.model, answer.done, answer.done_reason) == ("tiny", True, "stop")
+    assert answer.prompt_eval_count == len(last(server)[0]) and answer.eval_count == 7
+    spans = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+    assert all(isinstance(answer[span], int) and answer[span] >= 0 for span in spans)
+    assert answer.total_duration >= answer.prompt_eval_duration + answer.eval_duration
+    prompt, params = last(server)
+    assert prompt.startswith("user: Hi\n[('enable_thinking', False)]")
+    assert (params.temperature, params.top_k, params.top_p, params.seed) == (0.5, 40, 0.9, 7)
+    assert (params.repetition_penalty, params.stop, params.max_tokens) == (1.1, ("END",), 30)
+
+
+def test_a_stream(client: Any) -> None:
+    pieces = list(client.chat("tiny", HI, stream=True))
+    assert [piece.message.content for piece in pieces] == ["Hel", "lo", "!", ""]
+    assert [piece.done for piece in pieces] == [False] * 3 + [True]
+    assert pieces[0].total_duration is None and pieces[-1].eval_count == 7
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_and_their_results(client: Any, server: LiveServer, is_streamed: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": "weather?"}]
+    answer = client.chat("tiny", messages, tools=[weather], stream=is_streamed)
+    pieces = list(answer) if is_streamed else [answer]
+    assert "".join(piece.message.content for piece in pieces).strip() == "Let me see."
+    calls = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("weather", {"city": "Paris"}),
+        ("weather", {"city": "Rome"}),
+    ]
+    messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+    for call in calls:
+        content = weather(**call.function.arguments)
+        messages.append({"role": "tool", "content": content, "tool_name": call.function.name})
+    assert client.chat("tiny", messages, tools=[weather]).message.content == "Hello!"
+    assert "\ntool: Rain in Paris\ntool: Rain in Rome\n" in last(server)[0]
+
+
+@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+def test_a_form_that_the_answer_must_have(client: Any, server: LiveServer, form: Any) -> None:
+    assert json.loads(client.chat("tiny", HI, format=form).message.content) == {"a": 7}
+    assert last(server)[1].grammar is not None
+    assert json.loads(client.generate("tiny", "Hi", format=form).response) == {"a": 7}
+
+
+def test_a_prompt(client: Any, server: LiveServer) -> None:
+    answer = client.generate("tiny", "Hi", system="Be kind", think="low")
+    assert (answer.response, answer.done_reason) == ("Hello!", "stop")
+    assert last(server)[0].startswith("system: Be kind\nuser: Hi\n[('enable_thinking', True), ('reasoning")
+    assert last(server)[1].max_tokens is None, "as many as there is room for"
+    raw = client.generate("tiny", "Once", raw=True, options={"num_predict": 3}, stream=True)
+    assert [(piece.response, piece.done_reason) for piece in raw] == [("Hel", None), ("", "length")]
+    assert last(server)[0] == "Once"
+
+
+def test_logprobs(client: Any) -> None:
+    for ask in (
+        client.chat("tiny", HI, logprobs=True, top_logprobs=2),
+        client.generate("tiny", "Hi", logprobs=True),
+    ):
+        assert "".join(token.token for token in ask.logprobs) == "Hello!"
+    pieces = list(client.chat("tiny", HI, logprobs=True, top_logprobs=2, stream=True))
+    assert [len(token.top_logprobs) for piece in pieces for token in piece.logprobs or ()] == [2] * 6
+
+
+def test_nothing_to_answer_asks_whether_the_model_is_there(client: Any, server: LiveServer) -> None:
+    number = len(server.engine.streams)
+    for answer in (
+        client.generate("tiny", ""),
+        client.chat("tiny", []),
+        client.generate("tiny", keep_alive=0),
+    ):
+        assert (answer.done, answer.done_reason) == (True, "load")
+    assert len(server.engine.streams) == number
+
+
+def test_messages_without_room_are_left_out(client: Any, server: LiveServer) -> None:
+    long = [{"role": "system", "content": "Be kind"}]
+    for number in range(30):
+        long += [{"role": "user", "content": f"{number} " + "x" * 90}, {"role": "assistant", "content": "Ok"}]
+    long.append({"role": "user", "content": "last"})
+    assert client.chat("tiny", long).message.content == "Hello!"
+    prompt = last(server)[0]
+    assert len(prompt) < 2000 and prompt.startswith("system: Be kind\nuser: ") and "user: last" in prompt
+    body = {"model": "tiny", "messages": long, "truncate": False}
+    refused = httpx2.post(f"{server.root}/api/chat", json=body)
+    assert refused.status_code == 400 and "context" in refused.json()["error"]
+
+
+def test_errors_are_those_of_the_package(client: Any) -> None:
+    with pytest.raises(ollama.ResponseError, match="no model 'other'") as caught:
+        client.chat("other", HI)
+    assert caught.value.status_code == 404
+    for fields, said in (
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images are not supported"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_name": "weather"}]}, "no earlier call"),
+        ({"messages": HI, "options": {"typical_p": 0.5}}, r"options\.typical_p"),
+        ({"messages": HI, "options": {"temperature": "hot"}}, r"options\.temperature"),
+        ({"messages": [{"role": "user", "content": "fail"}]}, "engine has stopped"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=said):
+            client.chat("tiny", **fields)
+    with pytest.raises(ollama.ResponseError, match="context: not supported"):
+        client.generate("tiny", "x", context=[1])
+    with pytest.raises(ollama.ResponseError, match="engine has stopped"):
+        list(client.chat("tiny", [{"role": "user", "content": "fail"}], stream=True))
+
+
+def test_unknown_options_are_left_out(server: LiveServer) -> None:
+    options = {"made_up": 1, "num_thread": 4, "num_ctx": 9000}
+    body = {"model": "tiny", "prompt": "x", "options": options, "stream": False}
+    # As curl sends it, without a content type for JSON.
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = httpx2.post(f"{server.root}/api/generate", content=json.dumps(body), headers=form)
+    assert answer.json()["response"] == "Hello!"
+    ignored = "options.made_up, options.num_ctx (the context has 2000 tokens)"
+    assert answer.headers["x-penstock-ignored"] == ignored
+    headers = form | {"Origin": "http://example.org"}
+    refused = httpx2.post(f"{server.root}/api/generate", content=json.dumps(body), headers=headers)
+    assert refused.status_code == 415, "a page of another origin"
+
+
+def test_a_silent_stream_has_lines_and_its_sequence_is_freed(server: LiveServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "wait"}]}
+    with httpx2.stream("POST", f"{server.root}/api/chat", json=body) as answer:
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        lines = answer.iter_lines()
+        texts = [json.loads(next(lines))["message"]["content"] for _ in range(3)]
+    assert texts == ["Hel", "", ""]
+    server.wait_for_aborts(1)
+
+
+def test_a_model_without_a_template_continues_the_prompt(make_client: MakeClient) -> None:
+    engine = FakeAsyncEngine(model=FakeModel(has_chat_template=False))
+    answer = make_client(engine).post(
+        "/api/generate", json={"model": "tiny", "prompt": "Once", "stream": False}
+    )
+    assert answer.json()["response"] == "Hello!" and bytes(engine.streams[0].prompt) == b"Once"
