@@ -38,7 +38,7 @@ ASKED = {
     ),
     *("loaded", "wait_until_ready", "wait_until_ended"),  # a ServedEngine
 }
-#: The APIs of others: each is a translation in front of the chat request, and nobody but the application knows
+#: The APIs of others: each is a translation in front of the chat request, and only the application knows
 #: them.
 FOREIGN_ROOMS = ("anthropic_api", "ollama_api")
 #: What reads requests and settings, and what --help needs: no torch, whose import takes seconds.
