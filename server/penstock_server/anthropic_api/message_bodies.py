@@ -34,6 +34,10 @@ class ToolUseOut(BaseModel):
 BlockOut = TextOut | ThinkingOut | ToolUseOut
 
 
+class OutputTokensDetails(BaseModel):
+    thinking_tokens: int
+
+
 class MessageUsage(BaseModel):
     #: Tokens of the prompt that were computed. Those whose keys and values were kept are counted apart.
     input_tokens: int
@@ -41,6 +45,7 @@ class MessageUsage(BaseModel):
     #: Anthropic bills tokens that are kept; always 0 here.
     cache_creation_input_tokens: int = 0
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
     @classmethod
     def of(cls, usage: Usage) -> MessageUsage:
@@ -49,6 +54,9 @@ class MessageUsage(BaseModel):
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(
+                thinking_tokens=usage.completion_tokens_details.reasoning_tokens
+            ),
         )
 
 

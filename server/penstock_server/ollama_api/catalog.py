@@ -29,6 +29,7 @@ from penstock_server.protocol.wire import Wire
 from penstock_server.routing.checks import check_model, ready_model, require_json
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.settings.settings import Settings
+from penstock_server.tools.reasoning import detect_format
 
 #: The version of Ollama whose API this is. Clients ask for it to know what the server can do.
 API_VERSION = "0.40.12"
@@ -150,7 +151,7 @@ class CatalogRoutes:
             found.append("insert")
         if re.search(r"\btools\b", tokenizer.tool_template or ""):
             found.append("tools")
-        if "enable_thinking" in tokenizer.tool_template or "reasoning_effort" in tokenizer.tool_template:
+        if detect_format(tokenizer) is not None:
             found.append("thinking")
         return found
 

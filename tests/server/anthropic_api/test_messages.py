@@ -163,6 +163,19 @@ def test_thinking_is_asked_for_and_shown_again(client: Any, server: LiveServer) 
     assert "[('enable_thinking', False)]" in prompt_of(server)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_thinking_is_a_block_of_its_own(is_streamed: bool) -> None:
+    model = FakeModel()
+    model.tokenizer.tool_template = "{{ '<think>' }} and {{ '</think>' }}"
+    script = ["<thi", "nk>Hm", ", so.", "</think>", "\n\nFour", "."]
+    with LiveServer(FakeAsyncEngine(lambda *_: script, model), api_key=()) as server:
+        client = anthropic.Anthropic(base_url=server.root, api_key="key", timeout=60)
+        thinking, text = (answer := ask(client, is_streamed)).content
+    assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "Hm, so.", "")
+    assert (text.type, text.text.strip()) == ("text", "Four.") and answer.stop_reason == "end_turn"
+    assert 0 < answer.usage.output_tokens_details.thinking_tokens < answer.usage.output_tokens
+
+
 def test_tokens_are_counted(client: Any) -> None:
     count = client.messages.count_tokens(model="tiny", messages=HI, system="Be kind").input_tokens
     assert count == len("system: Be kind\nuser: Hi\nassistant:")

@@ -119,6 +119,27 @@ def test_calls_and_their_results(client: Any, server: LiveServer, is_streamed: b
     assert "\ntool: Rain in Paris\ntool: Rain in Rome\n" in last(server)[0]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_thinking_stands_apart(is_streamed: bool) -> None:
+    model = FakeModel()
+    model.tokenizer.tool_template = "{{ '<think>' }} and {{ '</think>' }}"
+    script = ["<thi", "nk>Hm", ", so.", "</think>", "\n\nFour", "."]
+    with LiveServer(FakeAsyncEngine(lambda *_: script, model), api_key=()) as server:
+        client = ollama.Client(host=server.root)
+        chat, text = (
+            list(answer) if is_streamed else [answer]
+            for answer in (
+                client.chat("tiny", HI, stream=is_streamed),
+                client.generate("tiny", "Hi", stream=is_streamed),
+            )
+        )
+        assert "thinking" in client.show("tiny").capabilities
+    assert "".join(piece.message.thinking or "" for piece in chat) == "Hm, so."
+    assert "".join(piece.message.content for piece in chat).strip() == "Four."
+    assert "".join(piece.thinking or "" for piece in text) == "Hm, so."
+    assert "".join(piece.response for piece in text).strip() == "Four."
+
+
 @pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
 def test_a_form_that_the_answer_must_have(client: Any, server: LiveServer, form: Any) -> None:
     assert json.loads(client.chat("tiny", HI, format=form).message.content) == {"a": 7}
