@@ -99,7 +99,9 @@ def test_two_blanks_by_the_client(url: str, blanks: list[tuple[str, str]], fille
     with Client(url) as client:
         answer = client.fill(TEXT, temperature=0)
         assert [(span.text, span.finish_reason) for span in answer.spans] == blanks
-        assert answer.text == filled == client.stream_fill(TEXT, temperature=0).result().text
+        again = client.stream_fill(TEXT, temperature=0).result()
+    assert answer.text == filled == again.text
+    assert again.usage is not None and again.usage.cached_tokens == again.usage.prompt_tokens == 9
 
 
 def test_two_blanks_on_the_command_line(

@@ -278,11 +278,11 @@ def test_equal_inputs_are_encoded_once(built: tuple[Path, Any]) -> None:
         if name >= "c":
             found += engine.step()
     assert encoded == [90, 3, 1, 90, 1]
-    # The decoder's first token is always computed, since its logits are wanted.
+    # The decoder's first token is no part of the prompt.
     assert [each.num_cached_tokens for each in found] == [0, 90, 90, 90, 0]
     assert {each.num_prompt_tokens for each in found} == {91}
     metrics = engine.metrics
-    assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (5 * 91, 3 * 90)
+    assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (5 * 90, 3 * 90)
 
 
 @ONE

@@ -109,9 +109,10 @@ class Sequence:
 
     def skip_to(self, num_computed_tokens: int) -> int:
         """So many tokens are in the cache, because others computed them. Returns how many tokens of the
-        prompt need not be computed therefore. What a preempted sequence finds again counts as its own."""
+        prompt need not be computed therefore. What a preempted sequence finds again counts as its own. A
+        decoder's first tokens, behind an encoder, are no prompt."""
         num_saved = 0
-        if not self.was_preempted:
+        if not self.was_preempted and self.encoder is None:
             end = min(num_computed_tokens, self.num_prompt_tokens)
             num_saved = max(0, end - self.num_computed_tokens)
         self.num_cached_tokens += num_saved

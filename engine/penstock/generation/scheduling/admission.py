@@ -119,7 +119,7 @@ class Admission:
     def _enter(self, sequence: Sequence) -> None:
         """Let a waiting sequence run that has a place."""
         if self._block_manager.prefix_cache.is_read_by(sequence) and not sequence.was_preempted:
-            self.num_queried_tokens += sequence.num_prompt_tokens + sequence.num_encoder_tokens
+            self.num_queried_tokens += sequence.num_encoder_tokens or sequence.num_prompt_tokens
         self.adopt(sequence)
         self._block_manager.grow(sequence)
         num_encoded = self.encoder_turns.enter(sequence)
