@@ -73,6 +73,23 @@ def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:
         expect(page.locator(".cell.now")).to_have_count(0)
 
 
+def test_guesses_are_shown(open_page: OpenPage) -> None:
+    engine = planned_engine()
+    engine.model.meter.known_s = lambda num_tokens: 1 + 0.01 * num_tokens
+    metrics = engine.model.metrics
+    with serving(engine) as url:
+        page = open_page(url)
+        reading = page.locator(".reading", has_text="Guesses accepted")
+        expect(reading).to_contain_text("none yet")
+        metrics.record(StepStats(2.0, 9, 1, 4, 10**9, 0.1, 1.2, 1.6, num_drafts=8, num_right_drafts=3))
+        metrics.record_chain(3)
+        expect(reading).to_contain_text("38%")
+        expect(reading).to_contain_text("4.0 tokens a step where guessed; 3 accepted, 5 rejected")
+        page.get_by_role("button", name="What lies where").click()
+        plan = page.get_by_role("region", name="What lies where")
+        expect(plan).to_contain_text("Guesses (a quotation)")
+
+
 def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
     engine = planned_engine("GTX 1060")
     engine.model.metrics.links["host to device"] = Traffic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as List
 
 import pytest
 
@@ -16,10 +17,18 @@ from penstock.generation.drafting.expectation import (
     expected,
 )
 from penstock.generation.drafting.guesses import Guesses
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 
 CONFIG = EngineConfig()
+
+
+class Fresh(RecycledTokens):
+    """Behind each token others were likely, which are behind no other token."""
+
+    def followers(self, before: int, token_id: int) -> tuple[List[int], bool]:
+        return range(NUM_RANKS * token_id + 1, NUM_RANKS * token_id + 1 + NUM_RANKS), False
 
 
 def streamed_s(num_tokens: int) -> float:
@@ -44,7 +53,7 @@ def test_a_text_is_expected_to_bring_what_the_engine_would_choose(
             if drafter is quotation:
                 each.add_chain(range(1, 33), 9)
             else:
-                each.spread(lambda token: range(NUM_RANKS * token + 1, NUM_RANKS * token + 1 + NUM_RANKS))
+                each.spread(Fresh())
             guesses.append(each)
         choice = choose(guesses, step)
         counts = [len(nodes) for nodes in choice.nodes]

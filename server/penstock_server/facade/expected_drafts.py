@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock import Engine
 from penstock.config import EngineConfig
-from penstock.draft_model import DraftModel
 from penstock.generation.drafting.expectation import (
     Assumed,
     Expected,
-    assumed_model,
     assumed_texts,
     expected,
 )
@@ -19,15 +16,6 @@ from penstock_server.protocol.engine_bodies import DraftingBody, told
 
 #: The numbers of sequences for which steps are predicted.
 NUM_SEQS = (1, 8, 32)
-
-
-def served_drafts(engine: Engine) -> tuple[DraftingBody, ...]:
-    """What guesses should bring to an engine."""
-    if engine.spec.state_bytes:
-        return ()  # a state has no way back to the last guess that was right
-    model = engine.draft_model
-    drafter = None if model is None else assumed_model(model.num_elements, model.seconds)
-    return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, drafter)
 
 
 def expected_drafts(
@@ -46,10 +34,6 @@ def expected_drafts(
 
 def _body(found: Expected) -> DraftingBody:
     return DraftingBody(**told(DraftingBody, found, source=found.name))
-
-
-def draft_model_bytes(model: DraftModel | None) -> int:
-    return 0 if model is None else model.plan.host_used_bytes
 
 
 def draft_model_line(num_bytes: int) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.generation.chosen import NOTHING
+from penstock.generation.drafting.expectation import assumed_model
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
@@ -28,10 +29,11 @@ from penstock.unquantized import UnquantizedModel
 from penstock.weights import quantization_error
 from penstock.weights.quantization_error import QuantizationError
 from penstock.weights.tensors import ModelTensors
-from penstock_server.facade.expected_drafts import draft_model_bytes, served_drafts
+from penstock_server.facade.expected_drafts import expected_drafts
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import (
+    DraftingBody,
     ExpertsBody,
     HardwareBody,
     HotExpert,
@@ -100,11 +102,20 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
     return ServedPlanBody(
         **dict(plan_body(engine.plan)),
         step=step,
-        draft_model_bytes=draft_model_bytes(engine.draft_model),
-        drafting=served_drafts(engine),
+        draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.plan.host_used_bytes,
+        drafting=_drafting(engine),
         model_impl=model.spec.implementation,
         is_batch_invariant=model.is_invariant,
     )
+
+
+def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
+    """What guesses should bring."""
+    if engine.spec.state_bytes:
+        return ()  # a state has no way back to the last guess that was right
+    model = engine.draft_model
+    drafter = None if model is None else assumed_model(model.num_elements, model.seconds)
+    return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, drafter)
 
 
 def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:
