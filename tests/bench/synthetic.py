@@ -13,6 +13,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.loader import assemble
 from penstock.memory.host_lane import HostLane
+from penstock.model.family import Family
 from penstock.model.registry import OpenModel, find_family
 from penstock.spec import UnitKey
 from penstock.text.tokenizer import NoText
@@ -54,9 +55,11 @@ def _fill(layout: UnitLayout, buffer: Tensor) -> LayerWeights:
     return LayerWeights.views(layout, buffer)
 
 
-def synthetic_engine(shape: dict[str, Any], config: EngineConfig, num_kv_tokens: int) -> Engine:
-    """An engine of this shape, all resident."""
-    family = find_family(shape)
+def synthetic_engine(
+    shape: dict[str, Any], config: EngineConfig, num_kv_tokens: int, family: type[Family] | None = None
+) -> Engine:
+    """An engine of this shape, all resident. `family`: None takes Penstock's own."""
+    family = family or find_family(shape)
     spec = family.read_spec(shape)
     tensors = quantized_tensors(family.model_tensors(spec), {}, config.weights, config.group_size)
     store: Any = RandomStore(tensors)

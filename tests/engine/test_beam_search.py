@@ -42,7 +42,7 @@ ENDS = list(range(1, VOCAB_SIZE, 13))
 MAX_TOKENS = 12
 #: An answer may differ from transformers' where the scores differ by less than this.
 NEAR_TIE = 1e-3
-FAMILIES = ["Llama", "BLOOM", "T5 v1.1"]
+FAMILIES = ["Llama", "BLOOM", "T5 v1.1", "Qwen3.5"]
 DICE = random.Random(8)
 PROMPTS = [[DICE.randrange(3, VOCAB_SIZE) for _ in range(size)] for size in (16, 37)]
 

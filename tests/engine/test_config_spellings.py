@@ -97,7 +97,7 @@ SILENT: dict[str, tuple[str, ...]] = {
     "Llama4Text": ("attention_chunk_size", "attn_temperature_tuning"),
     "MiniMaxM2": ("head_dim", "rope_parameters"),
     "Ministral": ("sliding_window",),
-    "Ministral3": ("sliding_window",),
+    "Ministral3": ("sliding_window", "rope_parameters"),
     "Mistral": ("sliding_window",),
     "Mixtral": ("rope_parameters",),
     "Phimoe": ("rope_parameters",),
@@ -111,7 +111,7 @@ def test_a_missing_key_has_the_value_that_transformers_gives_it(name: str) -> No
     silent = {key: value for key, value in config.items() if key not in SILENT[name]}
     (_, whole), (_, mine) = read_spec(config, "penstock"), read_spec(silent, "penstock")
     assert [bare(rope) for rope in mine.ropes] == [bare(rope) for rope in whole.ropes]
-    for field in ("head_dim", "sliding_windows", "attention_chunks", "mixture", "without_rope"):
+    for field in ("head_dim", "sliding_windows", "attention_chunks", "mixture", "without_rope", "attention"):
         assert getattr(mine, field, None) == getattr(whole, field, None), field
 
 

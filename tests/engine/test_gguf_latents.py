@@ -148,8 +148,8 @@ def test_groups_that_no_file_tells(scores: int, count: int, groups: tuple[int, i
 def test_words_are_split_as_the_model_splits_them(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Numbers in threes, Chinese apart, a mark with the letters behind it: as DeepSeek V3's tokenizer.json says.
-    Rules that are not known are told."""
+    """Numbers in threes, Chinese apart, a mark with the letters behind it: as DeepSeek V3's tokenizer.json
+    says. Rules that are not known are told."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "deepseek2")
     writer.add_tokenizer_model("gpt2")

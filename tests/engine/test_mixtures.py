@@ -30,6 +30,7 @@ from penstock.kernels import Kernels, Routed, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model import mixture as mixtures
 from penstock.model.families import gpt_oss
+from penstock.model.families.gemma import gemma4
 from penstock.model.mixture import Mixture, blend
 from penstock.model.registry import open_model, read_spec
 from penstock.model.routing import Routing, route, sparse_mixer
@@ -61,7 +62,7 @@ def test_routers_choose_as_transformers(name: str, tmp_path: Path, monkeypatch: 
         mine.append(routed.experts.sort(-1).values)
         return blend(kernels, weights, x, routed, *others)
 
-    for module in (mixtures, gpt_oss):
+    for module in (mixtures, gpt_oss, gemma4):
         monkeypatch.setattr(module, "blend", recorded)
     model = Model(tmp_path / "model", EngineConfig(kv_dtype="float32"))
     model.all_logits(model.sequences())
@@ -294,6 +295,33 @@ def test_merged_experts_in_fp8_are_read_as_experts_apart(tmp_path: Path) -> None
     part = "model.layers.2.mlp.experts.5.up_proj.weight"
     assert torch.equal(store.read_exact(part), plain.read_exact(part))
     assert torch.equal(store.source.read(part, 3, 19), plain.source.read(part, 3, 19))
+
+
+def test_merged_experts_in_fp8_with_inputs_first_are_read_as_experts_apart(tmp_path: Path) -> None:
+    """As transformers' FbgemmFp8Llama4TextExperts holds them: the scales of gate and up are a row, those of
+    down a column."""
+    build("Llama 4", tmp_path / "merged")
+    tensors = load_file(tmp_path / "merged" / "model.safetensors")
+    floats = dict(tensors)
+    for name in [name for name, tensor in tensors.items() if tensor.dim() == 3]:
+        stored = (tensors[name] * 100).to(torch.float8_e4m3fn)
+        scale = 0.001 + 0.01 * torch.rand(len(stored), 1, stored.shape[2])
+        floats[name], tensors[name] = stored.float() * scale, stored
+        tensors[f"{name}_scale"] = scale.mT.contiguous() if "down" in name else scale
+    shutil.copytree(tmp_path / "merged", tmp_path / "floats")
+    save_file(tensors, tmp_path / "merged" / "model.safetensors")
+    save_file(floats, tmp_path / "floats" / "model.safetensors")
+    edit_config(tmp_path / "merged", quantization_config={"quant_method": "fbgemm_fp8"})
+    store, plain = (open_model(tmp_path / folder).store for folder in ("merged", "floats"))
+    assert store.checkpoint.requantized.startswith("FP8")
+    for part in ("up_proj", "down_proj"):
+        name = f"model.layers.1.feed_forward.experts.3.{part}.weight"
+        assert torch.equal(store.read_exact(name), plain.read_exact(name))
+        assert torch.equal(store.source.read(name, 3, 19), plain.source.read(name, 3, 19))
+    wrong = next(name for name in tensors if name.endswith("_scale"))
+    save_file(tensors | {wrong: torch.ones(5, 3)}, tmp_path / "merged" / "model.safetensors")
+    with pytest.raises(WrongTensor, match="needs a scale for each output"):
+        open_model(tmp_path / "merged")
 
 
 def test_merged_experts_of_another_form_are_refused(tmp_path: Path) -> None:

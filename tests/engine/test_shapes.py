@@ -35,10 +35,18 @@ STATED = {
     "seed-oss-36b": 36.2, "apertus-8b": 8.05, "t5-11b": 11.3, "flan-t5-xxl": 11.1, "flan-ul2": 19.5,
     "qwen2-57b-a14b": 57.4, "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "olmoe-1b-7b": 6.92,
     "glm-4.5-air": 106.9, "minicpm3-4b": 4.07, "deepseek-v2-lite": 15.7, "deepseek-v3": 671.0,
-    "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
+    "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8, "llama-3.1-8b": 8.03, "qwen3-32b": 32.8,
+    "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7, "qwen3-next-80b-a3b": 80.0, "qwen3.6-35b-a3b": 35.0,
+    "granite-4-h-tiny": 6.94, "granite-4-h-small": 32.2, "nemotron-nano-9b-v2": 8.89,
+    "nemotron-3-nano-30b-a3b": 31.6, "lfm2-1.2b": 1.17, "lfm2-8b-a1b": 8.34, "gemma-3n-e4b": 6.87,
+    "gemma-4-e4b": 7.5,
     "opt-6.7b": 6.66, "gpt-j-6b": 6.05, "gpt-neox-20b": 20.6, "bloom-7b1": 7.07, "falcon-7b": 6.92,
     "falcon-40b": 41.3, "mpt-7b": 6.65, "phi-2": 2.78, "stablelm-2-12b": 12.1, "starcoder2-15b": 15.7,
 }  # fmt: skip
+
+
+#: Configurations of text parts have names of their own.
+_TEXT = re.compile("(Gemma3n|Gemma3|Gemma4|Qwen3_5Moe)")
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -49,7 +57,7 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     library: Any = minicpm_twin if kind.startswith("MiniCPMFor") else transformers
     with torch.device("meta"):
         kind_of_config = re.sub("For.*|LMHeadModel", "Config", kind)
-        own_config = getattr(library, kind_of_config.replace("Gemma3", "Gemma3Text"))(
+        own_config = getattr(library, _TEXT.sub(r"\1Text", kind_of_config))(
             **{key: value for key, value in config.items() if key != "architectures"}
         )
         model = getattr(library, kind)(own_config)
@@ -69,13 +77,18 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     # Tables of positions stay float32. GPT-2 has matrices [in_features, out_features].
     # So do routers, whose corrections are buffers. transformers merges experts.
     is_table = re.compile(
-        r"wpe|embed_positions|relative_attention_bias|segment_embedding|(gate|router)\.weight|_proj_bias"
+        r"wpe|embed_positions|relative_attention_bias|segment_embedding|((?<!input_)gate|router)\.weight|_proj_bias"
+        r"|router\.proj|altup\.[a-z_]+\.weight|in_proj_b?a?\.weight"
     )
     matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not is_table.search(n)}
-    experts = [p for p in model.parameters() if p.dim() == 3]
+    experts = [p for n, p in model.named_parameters() if p.dim() == 3 and "conv" not in n]
     num_matrix_elements = sum(p.numel() for p in (*matrices.values(), *experts))
     vectors = num_parameters - num_matrix_elements - own_head * spec.hidden_size
-    vectors += sum(b.numel() for n, b in model.named_buffers() if n.endswith("correction_bias"))
+    vectors += sum(
+        b.numel()
+        for n, b in model.named_buffers()
+        if n.endswith(("correction_bias", "layer_scalar", "expert_bias"))
+    )
     is_gpt2 = kind == "GPT2LMHeadModel"
     scales = own_head + sum(p.shape[1 if is_gpt2 and ".c_" in n else 0] for n, p in matrices.items())
     # gpt-oss has experts' matrices as GPT-2 has its own.
@@ -88,7 +101,7 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
         assert found.num_layers == own_config.num_hidden_layers
         assert sum(found.layer_bytes) + found.experts.count * found.experts.num_bytes == layers
         assert found.experts.count * found.experts.elements == sum(p.numel() for p in experts)
-    in_layers = {n: p.numel() for n, p in matrices.items() if re.search(r"\.\d+\.", n)}
+    in_layers = {n: p.numel() for n, p in matrices.items() if re.search(r"\.\d+\.", n) and "altup_" not in n}
     # An encoder-decoder makes keys and values of the encoded prompt once, in layers of their own.
     encoded = [n for n in in_layers if re.search(r"^encoder\.|EncDecAttention\.[kv]\.", n)]
     assert found.num_encoder_layers == (2 * own_config.num_hidden_layers if encoded else 0)

@@ -108,6 +108,12 @@ MAMBA: dict[str, Any] = SMALL | {
     "mamba_d_conv": 4, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1,
     "rms_norm_eps": 1e-3,
 }  # fmt: skip
+NEMOTRON_MIXTURE = {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"} | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention"],
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 12, "head_dim": 24,
+    "layer_norm_epsilon": 1e-3, "n_routed_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 LFM2 = SMALL | {
     "conv_L_cache": 3,
     "block_multiple_of": 24,
@@ -244,14 +250,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
            "mamba_proj_bias": True, "projectors_bias": True, "mlp_bias": True, "attention_bias": True,
            "num_hidden_layers": 1},
     ),
-    "Nemotron-H, experts": (
+    "Nemotron-H, experts": ("NemotronH", NEMOTRON_MIXTURE),
+    "Nemotron-H, narrow experts": (
         "NemotronH",
-        {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
-        | {"layers_block_type": ["linear_attention", "moe", "full_attention"],
-           "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 12, "head_dim": 24,
-           "layer_norm_epsilon": 1e-3, "n_routed_experts": 6, "num_experts_per_tok": 2,
-           "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40,
-           "routed_scaling_factor": 1.5},
+        NEMOTRON_MIXTURE
+        | {"moe_latent_size": 40, "layers_block_type": ["moe", "full_attention", "linear_attention"]},
     ),
     "Nemotron-H": (
         "NemotronH",

@@ -48,10 +48,10 @@ class KVCache:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, in this order. They are copied one after the
         other, so that copying takes no memory. On a GPU the copies are queued."""
-        for parts in self.layers:
+        own = [part for parts in self.layers for part in parts if len(part)]  # some layers have no blocks
+        for part in own:
             for source, destination in copies:
-                for part in parts:
-                    part[destination].copy_(part[source])
+                part[destination].copy_(part[source])
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy states (source slot, destination slot) in all layers, in this order."""

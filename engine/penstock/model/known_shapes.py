@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.model.known_hybrids import HYBRID_REPOSITORIES, HYBRIDS
 
 
 def _llama(
@@ -50,6 +51,18 @@ _GEMMA3 = _like(
     rms_norm_eps=1e-6, rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 8.0},
     sliding_window=1024,
 )  # fmt: skip
+_GEMMA3N = _like(
+    "Gemma3nForCausalLM", "gemma3n_text", tie_word_embeddings=True, max_position_embeddings=32768,
+    rms_norm_eps=1e-6, sliding_window=512, num_kv_shared_layers=15,
+)  # fmt: skip
+_GEMMA4 = _like(
+    "Gemma4ForCausalLM", "gemma4_text", tie_word_embeddings=True, max_position_embeddings=131072,
+    rms_norm_eps=1e-6, sliding_window=1024, hidden_size_per_layer_input=0, final_logit_softcapping=30.0,
+)  # fmt: skip
+_LLAMA31_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
 _GLM4 = {"head_dim": 128, "rms_norm_eps": 1.5625e-7, "pad_token_id": 151329}
 
 
@@ -111,6 +124,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-2-7b": _llama(4096, 32, 32, 32, 11008, 32000),
     "llama-2-13b": _llama(5120, 40, 40, 40, 13824, 32000),
     "llama-3-8b": _llama(4096, 32, 32, 8, 14336, 128256, max_position_embeddings=8192, rope_theta=500000.0),
+    "llama-3.1-8b": _llama(
+        4096, 32, 32, 8, 14336, 128256, max_position_embeddings=131072, rope_theta=500000.0
+    )
+    | {"rope_scaling": _LLAMA31_ROPE},
     "llama-3-70b": _llama(8192, 80, 64, 8, 28672, 128256, max_position_embeddings=8192, rope_theta=500000.0),
     "solar-10.7b": _llama(4096, 48, 32, 8, 14336, 32000),
     "falcon3-10b": _llama(
@@ -122,6 +139,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _like("Qwen2ForCausalLM", "qwen2"),
     "qwen3-8b": _llama(4096, 36, 32, 8, 12288, 151936, max_position_embeddings=40960) | _QWEN3,
     "qwen3-14b": _llama(5120, 40, 40, 8, 17408, 151936, max_position_embeddings=40960) | _QWEN3,
+    "qwen3-32b": _llama(5120, 64, 64, 8, 25600, 151936, max_position_embeddings=40960) | _QWEN3,
     "qwen2-57b-a14b": _llama(
         3584, 28, 28, 4, 18944, 151936, max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6
     )
@@ -169,6 +187,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-4b": _llama(2560, 34, 8, 4, 10240, 262208, head_dim=256) | _GEMMA3,
     "gemma-3-12b": _llama(3840, 48, 16, 8, 15360, 262208, head_dim=256) | _GEMMA3,
     "gemma-3-27b": _llama(5376, 62, 32, 16, 21504, 262208, head_dim=128, query_pre_attn_scalar=168) | _GEMMA3,
+    # Text parts alone.
+    "gemma-3n-e4b": _llama(2048, 35, 8, 2, 16384, 262400, head_dim=256) | _GEMMA3N,
+    "gemma-4-e4b": _llama(2560, 42, 8, 2, 10240, 262144, head_dim=256)
+    | _GEMMA4
+    | {"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 18, "sliding_window": 512},
+    "gemma-4-26b-a4b": _llama(2816, 30, 16, 8, 2112, 262144, head_dim=256)
+    | _GEMMA4
+    | {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 2, "enable_moe_block": True,
+        "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    },
+    "gemma-4-31b": _llama(5376, 60, 32, 16, 21504, 262144, head_dim=256)
+    | _GEMMA4
+    | {"attention_k_eq_v": True, "num_global_key_value_heads": 4},
     "mistral-small-24b": _llama(
         5120, 40, 32, 8, 32768, 131072, head_dim=128, max_position_embeddings=32768, rope_theta=1e8
     )
@@ -262,7 +294,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "flan-ul2": _t5(
         "T5ForConditionalGeneration", 4096, 16, 256, 16384, 32, 32128, feed_forward_proj="gated-silu"
     ),
-}  # fmt: skip
+} | HYBRIDS  # fmt: skip
 
 #: Well-known models of the line of CPM-1 that are not computed, and what is missing for them.
 _NOT_COMPUTED = {
@@ -281,6 +313,7 @@ REPOSITORIES = {
     "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
     "llama-2-13b": "meta-llama/Llama-2-13b-chat-hf",
     "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
     "llama-3-70b": "meta-llama/Meta-Llama-3-70B-Instruct",
     "solar-10.7b": "upstage/SOLAR-10.7B-Instruct-v1.0",
     "falcon3-10b": "tiiuae/Falcon3-10B-Instruct",
@@ -288,6 +321,7 @@ REPOSITORIES = {
     "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-14b": "Qwen/Qwen3-14B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
     "qwen2-57b-a14b": "Qwen/Qwen2-57B-A14B-Instruct",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -304,6 +338,10 @@ REPOSITORIES = {
     "gemma-3-4b": "google/gemma-3-4b-it",
     "gemma-3-12b": "google/gemma-3-12b-it",
     "gemma-3-27b": "google/gemma-3-27b-it",
+    "gemma-3n-e4b": "google/gemma-3n-E4B-it",
+    "gemma-4-e4b": "google/gemma-4-E4B-it",
+    "gemma-4-26b-a4b": "google/gemma-4-26B-A4B-it",
+    "gemma-4-31b": "google/gemma-4-31B-it",
     "mistral-small-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
     "glm-4-9b": "THUDM/glm-4-9b-chat-hf",
     "glm-4-32b": "THUDM/GLM-4-32B-0414",
@@ -329,7 +367,7 @@ REPOSITORIES = {
     "t5-11b": "google-t5/t5-11b",
     "flan-t5-xxl": "google/flan-t5-xxl",
     "flan-ul2": "google/flan-ul2",
-}
+} | HYBRID_REPOSITORIES
 
 
 def find_shape(name: str) -> dict[str, Any]:

@@ -43,6 +43,9 @@ class MixtureNames:
     #: Tensors that hold all experts of a layer, where a checkpoint has these in place of each expert's own.
     merged_gate_up: str = "mlp.experts.gate_up_proj"
     merged_down: str = "mlp.experts.down_proj"
+    #: The matrices before and behind experts that are narrower than the hidden state.
+    narrow_in: str = "mixer.fc1_latent_proj"
+    narrow_out: str = "mixer.fc2_latent_proj"
     #: Tensors to which transformers gives another name in memory, and in files that it saves so: that name,
     #: and the usual one.
     in_memory: tuple[tuple[str, str], ...] = ()
@@ -66,6 +69,9 @@ class Mixture:
     #: The shared expert's output is multiplied by a sigmoid of its own.
     has_shared_gate: bool = False
     has_router_bias: bool = False
+    #: The width of what experts read and write, between the matrices "narrow_in" and "narrow_out"; 0: the
+    #: hidden size, without these matrices.
+    narrow_size: int = 0
     #: The scores multiply what goes into the experts, in place of what comes out.
     scales_inputs: bool = False
     #: Checkpoints have the correction of scores as [1, num_experts].
@@ -92,10 +98,11 @@ class Mixture:
                 TensorSpec("shared_gate", (1, hidden), (f"{prefix}{names.shared_gate}.weight",)),
             ),
         )
-        shared = self._mlp_tensors(prefix + names.shared, self.shared_size, names.shared_modules)
+        shared = self._mlp_tensors(prefix + names.shared, hidden, self.shared_size, names.shared_modules)
         return (
             TensorSpec("router", (count, hidden), (f"{router}.weight",)),
             *(tensor for exists, tensor in optional if exists),
+            *(self._narrow_tensors(prefix) if self.narrow_size else ()),
             *(shared if self.shared_size else ()),
         )
 
@@ -107,17 +114,27 @@ class Mixture:
         """The tensors of each expert of a layer."""
         names, prefix = self.names, self.prefix.format(layer) + self.names.expert
         modules = (names.gate, names.up, names.down) if self.has_gate else (names.up, names.down)
+        outer = self.narrow_size or self.hidden_size
         return tuple(
-            self._mlp_tensors(f"{prefix}{number}.", self.expert_size, modules)
+            self._mlp_tensors(f"{prefix}{number}.", outer, self.expert_size, modules)
             for number in range(self.routing.num_experts)
         )
 
-    def _mlp_tensors(self, prefix: str, width: int, modules: tuple[str, ...]) -> tuple[TensorSpec, ...]:
+    def _narrow_tensors(self, prefix: str) -> tuple[TensorSpec, ...]:
+        into, out = (self.narrow_size, self.hidden_size), (self.hidden_size, self.narrow_size)
+        return (
+            *linear_tensors("narrow_in", into, (prefix + self.names.narrow_in,), has_bias=False),
+            *linear_tensors("narrow_out", out, (prefix + self.names.narrow_out,), has_bias=False),
+        )
+
+    def _mlp_tensors(
+        self, prefix: str, outer: int, width: int, modules: tuple[str, ...]
+    ) -> tuple[TensorSpec, ...]:
         *into, down = (prefix + module for module in modules)
         name, rows = ("gate_up", 2 * width) if self.has_gate else ("up", width)
         return (
-            *linear_tensors(name, (rows, self.hidden_size), tuple(into), has_bias=False),
-            *linear_tensors("down", (self.hidden_size, width), (down,), has_bias=False),
+            *linear_tensors(name, (rows, outer), tuple(into), has_bias=False),
+            *linear_tensors("down", (outer, width), (down,), has_bias=False),
         )
 
     def activate(self, kernels: Kernels, gate_up: Tensor) -> Tensor:
@@ -163,7 +180,9 @@ def mixture_mlp(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixtu
 
 def mixed(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture, routed: Routed) -> Tensor:
     """The experts of each token, and the shared expert."""
-    y = blend(family.kernels, weights, x, routed, mixture.compute, mixture.scales_inputs)
+    narrow = family.project(weights, "narrow_in", x) if mixture.narrow_size else x
+    y = blend(family.kernels, weights, narrow, routed, mixture.compute, mixture.scales_inputs)
+    y = family.project(weights, "narrow_out", y) if mixture.narrow_size else y
     if not mixture.shared_size:
         return y
     shared = (gated_mlp if mixture.has_gate else mlp)(family, weights, x, mixture.activation)

@@ -12,7 +12,13 @@ from torch import Tensor
 from penstock.errors import UnsupportedModel, WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized.fp8 import DTYPE as FP8
-from penstock.weights.checkpoints.quantized.fp8 import REQUANTIZED, Fp8Rows, fp8_scale
+from penstock.weights.checkpoints.quantized.fp8 import (
+    REQUANTIZED,
+    Fp8Rows,
+    TurnedFp8,
+    fp8_group_size,
+    fp8_scale,
+)
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.quantized.quantization_config import fp8_block
@@ -37,14 +43,15 @@ def separate_experts(
             f"tensor {merged} in {whole.file} has shape {list(whole.shape)}, where a layer's experts are "
             "needed, with three axes; the config may belong to another model"
         )
-    if whole.dtype == FP8 and not is_transposed:
-        _separate_fp8(checkpoint, whole, expert, parts)
+    if whole.dtype == FP8:
+        separate = _separate_turned_fp8 if is_transposed else _separate_fp8
+        separate(checkpoint, whole, expert, parts)
         return
     if whole.decode is not None or whole.dtype not in DTYPES or whole.dtype == "I8":
         raise UnsupportedModel(
             f"tensor {merged} in {whole.file} holds a layer's experts in a quantized form ({whole.dtype}); "
-            "Penstock reads FP8 with outputs first so, and other quantized experts where each expert has "
-            "tensors of its own: use the original, unquantized repository"
+            "Penstock reads FP8 so, and other quantized experts where each expert has tensors of its own: "
+            "use the original, unquantized repository"
         )
     del checkpoint.entries[merged]
     split = _columns if is_transposed else _rows
@@ -70,6 +77,31 @@ def _separate_fp8(checkpoint: Checkpoint, whole: TensorEntry, expert: str, parts
         for index, part in enumerate(parts):
             rows = replace(matrix, first_row=index * num_rows)
             checkpoint.entries[f"{expert}{number}.{part}"] = rows.entry(f"{expert}{number}.{part}", num_rows)
+    checkpoint.requantized = checkpoint.requantized or REQUANTIZED
+
+
+def _separate_turned_fp8(
+    checkpoint: Checkpoint, whole: TensorEntry, expert: str, parts: Sequence[str]
+) -> None:
+    """The same for FP8 with inputs first, as FBGEMM's Llama 4 has it: a scale for each output of each expert,
+    [num_experts, out_features], with an axis of one number anywhere. Raises MissingTensor and WrongTensor."""
+    scales = fp8_scale(checkpoint, whole)
+    num_experts, inputs, outputs = whole.shape
+    if [size for size in scales.shape if size > 1] != [n for n in (num_experts, outputs) if n > 1]:
+        raise WrongTensor(
+            f"tensor {scales.name} in {scales.file} has shape {list(scales.shape)}; {whole.name} "
+            f"{list(whole.shape)} needs a scale for each output of each of its experts"
+        )
+    del checkpoint.entries[whole.name], checkpoint.entries[scales.name]
+    flat, width = replace(scales, shape=(num_experts, outputs)), outputs // len(parts)
+    for number in range(num_experts):
+        for index, part in enumerate(parts):
+            turned = TurnedFp8(_slice(whole, number), _slice(flat, number), index * width)
+            name = f"{expert}{number}.{part}"
+            checkpoint.entries[name] = replace(
+                turned.stored, name=name, dtype="F32", shape=(width, inputs), num_bytes=width * inputs,
+                decode=turned.read, group_size=fp8_group_size(inputs),
+            )  # fmt: skip
     checkpoint.requantized = checkpoint.requantized or REQUANTIZED
 
 

@@ -198,6 +198,13 @@ class Ministral(Mistral):
     architectures = ("MinistralForCausalLM",)
 
 
+#: The rope of Ministral 3 where config.json has none.
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+
+
 class Ministral3(Mistral):
     """Mistral whose q grows with the position."""
 
@@ -205,6 +212,8 @@ class Ministral3(Mistral):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+            config = config | {"rope_parameters": MINISTRAL3_ROPE}
         scaling = (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})
         growth = None
         if scaling.get("llama_4_scaling_beta"):

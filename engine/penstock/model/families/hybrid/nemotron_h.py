@@ -114,7 +114,7 @@ def _mixture(config: dict[str, Any], spec: LlamaSpec, layers: frozenset[int]) ->
     """The experts of these layers, which a router chooses as DeepSeek V3's does. Raises UnsupportedModel."""
     if not layers:
         return Mixture(Routing(1, 1), spec.hidden_size, 1, layers)
-    require(config, "moe_latent_size", None)
+    require(config, "mlp_bias", False, None)
     num_experts = count(config, "n_routed_experts", "num_local_experts", default=8)
     routing = Routing(
         num_experts,
@@ -141,6 +141,7 @@ def _mixture(config: dict[str, Any], spec: LlamaSpec, layers: frozenset[int]) ->
         spec.activation,
         has_gate=False,
         shared_size=count(config, "moe_shared_expert_intermediate_size"),
+        narrow_size=count(config, "moe_latent_size") if config.get("moe_latent_size") is not None else 0,
         names=names,
         prefix="backbone.layers.{}.",
     )

@@ -51,6 +51,27 @@ def fp8_scale(checkpoint: Checkpoint, stored: TensorEntry) -> TensorEntry:
     return next((one for one in found if one is not None), None) or checkpoint.entry(f"{stored.name}_scale")
 
 
+def fp8_group_size(num_inputs: int) -> int:
+    """Inputs that share a scale where FP8 becomes INT8: the largest group that divides them; 0: none does."""
+    return next((size for size in reversed(GROUP_SIZES) if num_inputs % size == 0), 0)
+
+
+@dataclass(frozen=True)
+class TurnedFp8:
+    """weight[o, i] = stored[i, first + o] * scale[first + o]."""
+
+    stored: TensorEntry
+    scale: TensorEntry
+    first: int
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
+        """float32 [stop - start, in_features]."""
+        start, stop, dtype = self.first + start, self.first + stop, DTYPES[self.scale.dtype]
+        values = checkpoint.read_columns(self.stored, start, stop).view(torch.float8_e4m3fn).float()
+        found = checkpoint.read_stored(self.scale, start * dtype.itemsize, stop * dtype.itemsize)
+        return values.t() * found.view(dtype).float()[:, None]
+
+
 @dataclass(frozen=True)
 class Fp8Rows:
     """weight[o, i] = stored[o, i] * scale[o // rows, i // columns]."""
@@ -96,7 +117,7 @@ class Fp8Rows:
             (num_rows, width),
             num_rows * width,
             self.read,
-            group_size=next((size for size in reversed(GROUP_SIZES) if width % size == 0), 0),
+            group_size=fp8_group_size(width),
         )
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
