@@ -134,7 +134,8 @@ class FakeModel:
             current_layer=None, layer_places={}, tiers=SimpleNamespace(nearest_experts=None)
         )
         self.plan = PLAN
-        self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN)
+        self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN, known_s=lambda num_tokens: 0.0)
+        self.draft_model = None
         self.spec = model_spec()
         self.model = SimpleNamespace(is_invariant=True, spec=self.spec)
         self.default_sampling: dict[str, object] = {}

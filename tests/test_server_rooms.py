@@ -38,6 +38,9 @@ ASKED = {
     ),
     *("loaded", "wait_until_ready", "wait_until_ended"),  # a ServedEngine
 }
+#: The APIs of others: each is a translation in front of the chat request, and nobody but the application knows
+#: them.
+FOREIGN_ROOMS = ("anthropic_api", "ollama_api")
 #: What reads requests and settings, and what --help needs: no torch, whose import takes seconds.
 TORCH_FREE_ROOMS = ("settings", "protocol", "tools", "prompts", "middleware")
 TORCH_FREE = ("cli", "commands.command_line", "serving.listener")
@@ -99,6 +102,17 @@ def test_the_engine_is_asked_in_one_place() -> None:
 
     assert sorted(set(callers("submit"))) == ["answers/answers.py", "facade/loaded_engine.py"]
     assert [path for path in callers("GenerationRequest") if "inside" not in path] == ["answers/answers.py"]
+
+
+@server_file
+def test_foreign_apis_are_translations(path: Path) -> None:
+    """They know neither the engine's requests nor each other, and only api/app.py knows them."""
+    found = {node.module or "" for node in nodes(path) if isinstance(node, ast.ImportFrom)}
+    known = {name.split(".")[1] for name in found if name.startswith("penstock_server.")} & {*FOREIGN_ROOMS}
+    assert known <= {room_of(path)} or path == SERVER / "api" / "app.py"
+    if room_of(path) in FOREIGN_ROOMS:
+        names = {node.id for node in nodes(path) if isinstance(node, ast.Name)}
+        assert not names & {"GenerationRequest", "SamplingParams"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.generation.beam_search import BeamParams
     from penstock.generation.grammars.blanks import Blanks
     from penstock.generation.grammars.grammar import Grammar
+    from penstock.generation.grammars.thinking import Thinking
     from penstock.generation.logprobs import TokenLogprobs
     from penstock.generation.requests.generation_request import (
         MAX_LOGPROBS,
@@ -42,6 +43,7 @@ _HOMES = {
     "BeamParams": "penstock.generation.beam_search",
     "BlankText": "penstock.text.prompt_forms",
     "Blanks": "penstock.generation.grammars.blanks",
+    "Thinking": "penstock.generation.grammars.thinking",
     "Completion": "penstock.engine",
     "Detokenizer": "penstock.text.detokenizer",
     "Engine": "penstock.engine",
@@ -70,6 +72,7 @@ __all__ = [
     "BeamParams",
     "BlankText",
     "Blanks",
+    "Thinking",
     "Completion",
     "Detokenizer",
     "Engine",

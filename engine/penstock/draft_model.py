@@ -25,8 +25,8 @@ from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
 from penstock.loader import LoadedModel, load_model
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.plan import gib
-from penstock.model.encoder_decoder import EncoderDecoder
+from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.model.shapes import footprint
 from penstock.text.tokenizer import Tokenizer
 
 #: Tokens of texts that have room, unless the config has fewer for the model itself.
@@ -44,6 +44,56 @@ class _Twin:
     sequence: weakref.ref[Sequence]
     #: -1: the sequence's tokens; else those and a path of guesses up to a node of the step's guesses.
     branches: dict[int, Sequence]
+
+
+def own_config(config: EngineConfig) -> EngineConfig:
+    """The config of a draft model beside an engine of this config."""
+    return EngineConfig(
+        activations="int8",  # guesses may be less exact
+        host_memory_bytes=config.host_memory_bytes,
+        num_kv_tokens=min(NUM_KV_TOKENS, config.num_kv_tokens or NUM_KV_TOKENS),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
+        num_threads=config.num_threads,
+        device="cpu",
+        enable_prefix_caching=False,
+        allow_pickle=config.allow_pickle,
+    )
+
+
+def check_plan(name: str | Path, plan: MemoryPlan, has_encoder: bool, state_bytes: int) -> None:
+    """Raises CapacityError for a draft model that this plan of its own does not keep in memory, and
+    ConfigError for a kind of model that can't draft."""
+    if num_streamed := sum(not layer.is_resident for layer in plan.layers):
+        raise CapacityError(
+            f"the draft model {name} does not fit into {gib(plan.host_budget_bytes)}: {num_streamed} of its "
+            "layers would be read in each step. Take a smaller one, or raise --host-memory"
+        )
+    if has_encoder or state_bytes:
+        raise ConfigError(
+            f"{name} can't be a draft model: it encodes its prompts, or has recurrent states. Take a decoder "
+            "with attention alone"
+        )
+
+
+def config_beside(config: EngineConfig, draft: MemoryPlan) -> EngineConfig:
+    """The config with the host memory that a draft model leaves. Raises CapacityError if it leaves none."""
+    if config.host_memory_bytes is None:
+        return config
+    left = config.host_memory_bytes - draft.host_used_bytes
+    if left <= 0:
+        raise CapacityError(
+            f"the draft model takes {gib(draft.host_used_bytes)} of {gib(config.host_memory_bytes)}: nothing "
+            "is left for the model itself. Take a smaller one, or raise --host-memory"
+        )
+    return replace(config, host_memory_bytes=left)
+
+
+def machine_beside(config: EngineConfig, hardware: HardwareProfile, draft: MemoryPlan) -> HardwareProfile:
+    """The machine, which was described before the draft model was there, with the memory that it leaves."""
+    if config.host_memory_bytes is not None:
+        return hardware
+    return replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - draft.host_used_bytes))
 
 
 class DraftModel:
@@ -70,33 +120,11 @@ class DraftModel:
         """Load a draft model by its name, wholly into the host's memory, within the budget of `config`.
         Raises what Engine.load() raises, CapacityError if the model does not fit, and ConfigError for a kind
         of model that can't draft."""
-        own = EngineConfig(
-            activations="int8",  # guesses may be less exact
-            host_memory_bytes=config.host_memory_bytes,
-            num_kv_tokens=min(NUM_KV_TOKENS, config.num_kv_tokens or NUM_KV_TOKENS),
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
-            num_threads=config.num_threads,
-            device="cpu",
-            enable_prefix_caching=False,
-            allow_pickle=config.allow_pickle,
-        )
-        loaded = load_model(name, own, offline, None, tokenizer, hardware, None)
+        loaded = load_model(name, own_config(config), offline, None, tokenizer, hardware, None)
         model = loaded.model
         try:
-            streamer = model.streamer
-            if streamer.num_resident_layers < streamer.num_layers:
-                raise CapacityError(
-                    f"the draft model {name} does not fit into {gib(loaded.plan.host_budget_bytes)}: "
-                    f"{streamer.num_layers - streamer.num_resident_layers} of its layers would be read in "
-                    "each step. Take a smaller one, or raise --host-memory"
-                )
-            if isinstance(model.executor.family, EncoderDecoder) or model.spec.state_bytes:
-                raise ConfigError(
-                    f"{model.spec.architecture} can't be a draft model: it encodes its prompts, or has "
-                    "recurrent states. Take a decoder with attention alone"
-                )
-            streamer.tiers.wait_until_loaded()
+            check_plan(name, loaded.plan, model.spec.has_encoder, model.spec.state_bytes)
+            model.streamer.tiers.wait_until_loaded()
         except BaseException:
             model.close()
             raise
@@ -120,18 +148,15 @@ class DraftModel:
         self, config: EngineConfig, hardware: HardwareProfile | None
     ) -> tuple[EngineConfig, HardwareProfile | None]:
         """A config and a machine with what this model leaves of the host's memory."""
-        if config.host_memory_bytes is None:
-            if hardware is not None:  # described before this model was there
-                free = max(0, hardware.free_ram_bytes - self.plan.host_used_bytes)
-                hardware = replace(hardware, free_ram_bytes=free)
-            return config, hardware
-        left = config.host_memory_bytes - self.plan.host_used_bytes
-        if left <= 0:
-            raise CapacityError(
-                f"the draft model takes {gib(self.plan.host_used_bytes)} of {gib(config.host_memory_bytes)}: "
-                "nothing is left for the model itself. Take a smaller one, or raise --host-memory"
-            )
-        return replace(config, host_memory_bytes=left), hardware
+        left = config_beside(config, self.plan)
+        return left, None if hardware is None else machine_beside(config, hardware, self.plan)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the matrices that a token passes through."""
+        spec = self.model.spec
+        size = footprint(spec, self.model.store.tensors, spec.kv_layout(self.config.kv_dtype))
+        return size.token_elements + size.head_elements
 
     def seconds(self, num_places: int) -> float:
         """What one level of guesses takes; 0 if nothing was measured."""

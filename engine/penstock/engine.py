@@ -83,7 +83,8 @@ class Engine:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
-        self._draft_model = draft_model
+        #: A small model that guesses for this one, if there is one.
+        self.draft_model = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -171,8 +172,8 @@ class Engine:
         host's memory is freed when the engine object is gone."""
         self.grammars.close()
         self.model.close()
-        if self._draft_model is not None:
-            self._draft_model.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
 
     def __enter__(self) -> Engine:
         return self

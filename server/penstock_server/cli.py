@@ -140,7 +140,9 @@ def _bench(options: argparse.Namespace, settings: Settings) -> int:
     from penstock_server.commands.benchmark import run_bench
 
     sequences, popularity = tuple(options.sequences), options.expert_popularity
-    return run_bench(settings, options.shape, sequences, options.prompt, options.json, popularity)
+    return run_bench(
+        settings, options.shape, sequences, options.prompt, options.json, popularity, options.drafts
+    )
 
 
 def _convert(options: argparse.Namespace, settings: Settings) -> int:

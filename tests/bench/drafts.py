@@ -1,12 +1,16 @@
 """Drafts: tokens/s with guesses of the next tokens and without, of one folder, all in RAM or streamed, for
-1, 8 and 32 sequences. Some steps of an answer have guesses and the others none, so that both meet the same
+1, 4, 8 and 32 sequences. Some steps of an answer have guesses and the others none, so that both meet the same
 minutes of the machine. Three kinds of answers:
 
     edited     the answer repeats a text that the request predicts, but for one token in ten
     new        nothing repeats itself
     wrong      a drafter that is always wrong, and that is trusted at first
 
-    python tests/bench/drafts.py FOLDER [--host-memory-gib 1] [--sequences 1 8 32] [--tokens 64]
+    python tests/bench/drafts.py FOLDER [--host-memory-gib 1] [--sequences 1 4 8 32] [--tokens 64]
+
+A line has tokens/s without and with guesses, and tokens per sequence and step. Then, in milliseconds of a
+step with guesses: finding guesses, waiting for layers, and computing (the rest of the step). Last, for each
+depth the share of trees of guesses that were right so far.
 
 The rates of the machine are measured first, or kept from before. Weights may be random (penstock bench
 --shape makes such folders): the text of "edited" is made of the answers that come without guesses.
@@ -77,11 +81,15 @@ class Alternating(Drafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.is_on = drafter, True
+        #: In which guesses were looked for.
+        self.seconds = 0.0
 
     def propose(
         self, sequences: Iterable[Sequence], num_tokens: int, room: int
     ) -> Mapping[Sequence, DraftTree]:
+        began = time.perf_counter()
         found = self.drafter.propose(sequences, num_tokens, room) if self.is_on else {}
+        self.seconds += time.perf_counter() - began
         self.num_followers = self.drafter.num_followers if self.is_on else 0
         return found
 
@@ -98,6 +106,8 @@ class Timed(NamedTuple):
     answers: list[list[int]]
     seconds: tuple[list[float], list[float]]
     tokens: tuple[list[int], list[int]]
+    #: For each step with guesses the seconds in which they were looked for, and those of waiting for layers.
+    parts: list[tuple[float, float]]
 
 
 def run(
@@ -106,11 +116,11 @@ def run(
     engine.scheduler._drafter = drafter or NO_DRAFTS
     for index, (prompt, each) in enumerate(zip(asked, params, strict=True)):
         engine.add(GenerationRequest(prompt, each, str(index)))
-    timed, dice = Timed([[] for _ in asked], ([], []), ([], [])), random.Random(0)
+    timed, dice = Timed([[] for _ in asked], ([], []), ([], []), []), random.Random(0)
     while engine.has_work:
         is_on = dice.random() < 0.5
         if drafter is not None:
-            drafter.is_on = is_on
+            drafter.is_on, drafter.seconds = is_on, 0.0
         are_all_there = all(timed.answers)
         began = time.perf_counter()
         outputs = engine.step()
@@ -120,11 +130,13 @@ def run(
         if are_all_there and len(outputs) == len(asked):
             timed.seconds[is_on].append(seconds)
             timed.tokens[is_on].append(sum(len(output.token_ids) for output in outputs))
+            if drafter is not None and is_on and engine.metrics.last_step is not None:
+                timed.parts.append((drafter.seconds, engine.metrics.last_step.stall_s))
     return timed
 
 
 def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int) -> str:
-    """One line: tokens/s without and with guesses, their ratio, and tokens per sequence and step."""
+    """One line."""
     asked = prompts(num_seqs)
     plain = SamplingParams(temperature=1.0, seed=1, max_tokens=num_tokens, ignore_eos=True)
     params = [plain] * num_seqs
@@ -134,26 +146,36 @@ def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int) -> str:
     maker = Wrong if kind == "wrong" else Speculation
     seconds: tuple[list[float], list[float]] = ([], [])
     tokens: tuple[list[int], list[int]] = ([], [])
+    parts: list[tuple[float, float]] = []
+    num_trees, places = engine.metrics.draft_chains, [*engine.metrics.accepted_by_place]
     for _ in range(ROUNDS):
         timed = run(engine, Alternating(maker(engine.meter.known_s)), asked, params)
         assert timed.answers == expected, "an answer depends on guesses"
         for is_on in (False, True):
             seconds[is_on].extend(timed.seconds[is_on])
             tokens[is_on].extend(timed.tokens[is_on])
+        parts += timed.parts
     # No step counts for more than three times its usual time: something else ran then.
     limit = 3 * statistics.median(seconds[True])
     off, on = (
         sum(tokens[is_on]) / sum(min(each, limit) for each in seconds[is_on]) for is_on in (False, True)
     )
     per_step = statistics.mean(tokens[True]) / num_seqs
-    return f"{kind:8} {num_seqs:3}   {off:8.2f} {on:8.2f}   {on / off:5.2f}   {per_step:5.2f}"
+    guessing, waiting = (statistics.median(each) for each in zip(*parts, strict=True))
+    computing = statistics.median(seconds[True]) - guessing - waiting
+    times = " ".join(f"{1e3 * each:8.1f}" for each in (guessing, waiting, computing))
+    num_trees = engine.metrics.draft_chains - num_trees
+    counts = (now - then for now, then in zip(engine.metrics.accepted_by_place, places, strict=True))
+    shares = " ".join(f"{count / num_trees:.0%}" for count in counts if count)
+    rates = f"{off:8.2f} {on:8.2f}   {on / off:5.2f}   {per_step:5.2f}"
+    return f"{kind:8} {num_seqs:3}   {rates}   {times}   {shares}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host-memory-gib", type=float, help="stream what does not fit")
-    parser.add_argument("--sequences", nargs="*", type=int, default=(1, 8, 32))
+    parser.add_argument("--sequences", nargs="*", type=int, default=(1, 4, 8, 32))
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
@@ -166,7 +188,9 @@ def main() -> None:
         print(f"{metrics.num_resident_layers} layers in RAM, {metrics.num_streamed_layers} streamed")
         expected = {count: round(1e3 * engine.meter.known_s(count)) for count in (1, 2, 4, 8, 16, 32, 64)}
         print(f"predicted ms of a step of so many tokens: {expected}")
-        print("answers seqs   tok/s off       on   ratio   tokens per sequence and step")
+        print(
+            "answers seqs   tok/s off       on   ratio  tokens  ms: guess     wait  compute   right by depth"
+        )
         for num_seqs in options.sequences:
             for kind in options.kinds:
                 print(compare(engine, kind, num_seqs, options.tokens), flush=True)

@@ -11,6 +11,7 @@ from penstock_client.parsing import (
     parse_completion,
     parse_completion_chunk,
 )
+from penstock_client.requests import _messages
 from penstock_client.results import PromptLogprob, ToolCall, Usage
 
 from . import samples
@@ -149,3 +150,15 @@ def test_what_vllm_adds_where_asked_for():
 def test_wrong_chunks_are_protocol_errors(parse, choice):
     with pytest.raises(ProtocolError):
         parse({"choices": [choice]})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_has_either_name(name):
+    message = {"role": "assistant", "content": None, name: "Hm."}
+    usage = {"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 3}}
+    answer = parse_chat_completion(reply({"id": "x", "choices": [{"message": message}], "usage": usage}))
+    assert (answer.message.reasoning, answer.text) == ("Hm.", "")
+    assert answer.usage.reasoning_tokens == 3
+    # The message goes back as a part of the conversation.
+    (sent,) = _messages([answer.message])
+    assert sent["reasoning_content"] == "Hm."

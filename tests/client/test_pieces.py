@@ -95,3 +95,12 @@ def test_nothing_is_no_answer():
             make("req-1")
         assert caught.value.request_id == "req-1"
     assert (Pieces().text, Pieces().finish_reason, Pieces().tool_calls) == ("", None, ())
+
+
+def test_reasoning_is_joined_and_may_stand_alone():
+    deltas = [{"role": "assistant"}, {"reasoning_content": "Hm", "reasoning": "Hm"}, {"reasoning": ", so."}]
+    thought = chat(*deltas).chat_completion(None).message
+    assert (thought.reasoning, thought.content) == ("Hm, so.", None)
+    answered = chat(*deltas, {"content": "Four."}).chat_completion(None).message
+    assert (answered.reasoning, answered.content) == ("Hm, so.", "Four.")
+    assert chat({"content": "Four."}).chat_completion(None).message.reasoning is None

@@ -86,8 +86,8 @@ def test_prompts_that_are_more_than_tokens_have_no_guesses_of_a_model(tiny_llama
     found = []
     for config in (EngineConfig(speculation="off"), EngineConfig(draft_model=str(other))):
         with Engine.load(tiny_llama, config) as engine:
-            if engine._draft_model is not None:
-                engine.scheduler._drafter = Speculation(flat_s, engine._draft_model)
+            if engine.draft_model is not None:
+                engine.scheduler._drafter = Speculation(flat_s, engine.draft_model)
             engine.add(request)
             tokens: list[int] = []
             while engine.has_work:
@@ -103,16 +103,16 @@ def test_memory_is_not_planned_twice(tiny_llama: Path, other: Path) -> None:
         alone = engine.plan.host_budget_bytes
     config = EngineConfig(draft_model=str(other))
     with Engine.load(tiny_llama, config, hardware=machine) as engine:
-        used = engine._draft_model.plan.host_used_bytes  # type: ignore[union-attr]
+        used = engine.draft_model.plan.host_used_bytes  # type: ignore[union-attr]
         assert alone - used <= engine.plan.host_budget_bytes < alone
 
 
 def test_a_config_names_it(tiny_llama: Path, other: Path) -> None:
     with Engine.load(tiny_llama, EngineConfig(draft_model=str(other), host_memory_bytes=1 << 28)) as engine:
-        used = engine._draft_model.plan.host_used_bytes  # type: ignore[union-attr]
+        used = engine.draft_model.plan.host_used_bytes  # type: ignore[union-attr]
         assert engine.plan.host_budget_bytes == (1 << 28) - used
     with Engine.load(tiny_llama, EngineConfig(draft_model=str(other), speculation="off")) as engine:
-        assert engine._draft_model is None
+        assert engine.draft_model is None
 
 
 def test_what_can_not_draft_is_refused(tiny_llama: Path, tmp_path: Path) -> None:

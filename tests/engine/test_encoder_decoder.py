@@ -272,13 +272,28 @@ def test_equal_inputs_are_encoded_once(built: tuple[Path, Any]) -> None:
 
     family.embed = watch
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    engine.generate([PROMPTS[3]] * 3, params)
-    assert encoded == [90, 3]
-    engine.generate([PROMPTS[3]], params)
-    assert encoded == [90, 3, 1]
-    engine.add(GenerationRequest(PROMPTS[3], params, "salted", cache_salt="mine"))
-    engine.step()
+    found = []
+    for name, salt in (("a", ""), ("b", ""), ("c", ""), ("later", ""), ("salted", "mine")):
+        engine.add(GenerationRequest(PROMPTS[3], params, name, cache_salt=salt))
+        if name >= "c":
+            found += engine.step()
     assert encoded == [90, 3, 1, 90, 1]
+    # The decoder's first token is always computed, since its logits are wanted.
+    assert [each.num_cached_tokens for each in found] == [0, 90, 90, 90, 0]
+    assert {each.num_prompt_tokens for each in found} == {91}
+    metrics = engine.metrics
+    assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (5 * 91, 3 * 90)
+
+
+@ONE
+def test_clients_pay_for_what_is_encoded(built: tuple[Path, Any]) -> None:
+    """After one client's long input it is the other client's turn, until its short inputs cost as much."""
+    engine = load(built[0], max_num_seqs=1)
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    for name, prompt in (("long", PROMPTS[3]), ("long 2", PROMPTS[3][1:]), ("short", [9]), ("short 2", [10])):
+        engine.add(GenerationRequest(prompt, params, name, client=name.split()[0]))
+    order = [output.request_id for _ in range(4) for output in engine.step()]
+    assert order == ["long", "short", "short 2", "long 2"]
 
 
 @ONE

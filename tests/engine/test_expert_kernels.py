@@ -11,6 +11,8 @@ from test_int4_kernels import FAST, matrix
 from test_int4_kernels import kernels as fast
 
 from penstock.kernels import ExpertRows, GatedExpert, Matrix, PlainExperts, PlanesTensor, QuantizedTensor
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.reference import ReferenceKernels
 
 HIDDEN, WIDTH = 192, 128
@@ -61,3 +63,19 @@ def test_experts_together_are_experts_one_by_one(kind: str, activations: str) ->
             if rows == ROWS[0]:
                 PlainExperts(reference).compute(x, tokens, given, "silu", expected)
                 assert (y - expected).abs().max() <= 1e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("build", compiled_builds())
+@pytest.mark.parametrize("least_sum", [None, 1e-20, 0.5])
+def test_experts_are_chosen_as_torch_sorts(build: str, least_sum: float | None) -> None:
+    native = NativeKernels(build=build).experts
+    generator = torch.Generator().manual_seed(2)
+    for num_tokens, number, num_chosen in ((1, 128, 8), (40, 61, 61), (3, 512, 1), (300, 32, 4)):
+        ranked = torch.randint(-9, 9, (num_tokens, number), generator=generator) / 4  # many are equal
+        ranked[0, ::7], ranked[-1, 3], ranked[-1, 5], ranked[-1, 4] = torch.nan, -0.0, 0.0, -torch.inf
+        scores = torch.randn(num_tokens, number, generator=generator)
+        for values in (scores, scores.softmax(-1), ranked):
+            found = native.choose(values, ranked, num_chosen, least_sum, 2.5)
+            expected = PlainExperts(ReferenceKernels()).choose(values, ranked, num_chosen, least_sum, 2.5)
+            assert torch.equal(found.experts, expected.experts)
+            assert torch.equal(found.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))

@@ -26,14 +26,14 @@ from transformers.models.phimoe.modeling_phimoe import sparsemixer
 from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
 from penstock.errors import InvalidConfig, UnsupportedModel, WrongTensor
-from penstock.kernels import Kernels, choose_kernels
+from penstock.kernels import Kernels, Routed, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model import mixture as mixtures
 from penstock.model.families import gpt_oss
 from penstock.model.families.gemma import gemma4
 from penstock.model.mixture import Mixture, blend
 from penstock.model.registry import open_model, read_spec
-from penstock.model.routing import Routed, Routing, route, sparse_mixer
+from penstock.model.routing import Routing, route, sparse_mixer
 from penstock.weights.conversion.convert import convert
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.store import WeightStore

@@ -272,6 +272,15 @@ def test_solar_without_a_gpu_in_6_gib() -> None:
     assert predict_step(whole, model, hardware, config, 1, 1).binding == "memory"
 
 
+def test_experts_are_not_crowded_out_by_keys_and_values() -> None:
+    """Dense layers of 0.6 GiB fit beside the whole context's 6 GiB, and 18 GiB of experts in INT8 don't."""
+    config = EngineConfig(host_memory_bytes=8 * GIB)
+    plan = plan_memory(shape("gpt-oss-20b"), machine(64 * GIB), config)
+    assert plan.num_expert_slots > 150 and plan.kv_bytes < 9 * GIB / 8
+    roomy = plan_memory(shape("gpt-oss-20b"), machine(64 * GIB), EngineConfig())
+    assert roomy.num_expert_slots == 24 * 32 and roomy.num_kv_tokens >= 131072
+
+
 def test_cpm_2_on_a_gtx_1060() -> None:
     """11 billion parameters in 6 GiB of device memory. The layers that stay on the card are the decoder's,
     and a decoding step streams no layer of the encoder."""

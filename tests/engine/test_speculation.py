@@ -17,6 +17,7 @@ from penstock.errors import InvalidParameter
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank, kind_of_share
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.drafting.repeated_text import MIN_MATCH, RepeatedText
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -189,6 +190,26 @@ def test_what_was_likely_before_is_guessed_again() -> None:
     speculation.learn(salted, NO_GUESSES, [], [(99,)])
     other = sequence([9, 8])
     assert speculation.propose([other], 1, 500) == {}
+
+
+def test_a_kind_that_is_right_too_rarely_to_be_tried_is_tried_again_later() -> None:
+    speculation, mine = Speculation(flat_s), sequence([1, 2, 3])
+    kind, sizes = kind_of_rank(0, is_behind_two=True), []
+    for _ in range(400):
+        guess = speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
+        sizes.append(guess.num_nodes)
+        speculation.learn(mine, guess, [], [(4,)] if not guess else [(4,), (5,)])
+    assert sizes[1] and 0 < sum(sizes[100:]) < 60
+    assert speculation._acceptance.rate(kind) < 0.2
+
+
+def test_what_was_likely_behind_two_tokens_comes_before_what_was_behind_one() -> None:
+    recycled = RecycledTokens()
+    recycled.learn(1, 2, (3,))
+    recycled.learn(9, 2, (4,))
+    assert recycled.followers(1, 2) == ((3,), True)
+    assert recycled.followers(5, 2) == ((4,), False)
+    assert recycled.followers(5, 6) == ((), False)
 
 
 def test_earlier_texts_are_guessed_from_under_the_same_salt() -> None:

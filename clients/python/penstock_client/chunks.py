@@ -27,6 +27,8 @@ class Delta:
     role: str | None = None
     content: str | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    #: What the model thinks before it answers.
+    reasoning: str | None = None
     raw: JSONObject = raw_field()
 
 

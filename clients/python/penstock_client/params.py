@@ -180,8 +180,12 @@ class ChatParams(SamplingParams, total=False):
     continue_final_message: bool | None
     #: Variables for the model's chat template.
     chat_template_kwargs: Mapping[str, str | bool | int | float] | None
-    #: The variable reasoning_effort of the chat template, such as "low".
+    #: The variable reasoning_effort of the chat template, such as "low"; "none" ends the reasoning at once.
     reasoning_effort: str | None
+    #: The most tokens of the reasoning, which the server ends then.
+    thinking_token_budget: int | None
+    #: False: the answer lacks the reasoning.
+    include_reasoning: bool | None
 
 
 class TokenizeParams(TypedDict, total=False):

@@ -133,6 +133,7 @@ def _message(message: JSONObject) -> Message:
         role=get(message, "role", str, "assistant"),
         content=get(message, "content", str, None),
         tool_calls=tuple(_tool_call(call) for call in objects(message, "tool_calls")),
+        reasoning=_reasoning(message),
         raw=message,
     )
 
@@ -152,8 +153,15 @@ def _delta(delta: JSONObject) -> Delta:
         role=get(delta, "role", str, None),
         content=get(delta, "content", str, None),
         tool_calls=tuple(_tool_call_delta(call) for call in objects(delta, "tool_calls")),
+        reasoning=_reasoning(delta),
         raw=delta,
     )
+
+
+def _reasoning(part: JSONObject) -> str | None:
+    """The reasoning of a message or a delta, under either name that servers give it."""
+    own: str | None = get(part, "reasoning_content", str, None)
+    return own if own is not None else get(part, "reasoning", str, None)
 
 
 def _tool_call_delta(call: JSONObject) -> ToolCallDelta:
@@ -186,6 +194,7 @@ def _usage(data: JSONObject) -> Usage | None:
         cached_tokens=get(details, "cached_tokens", int, 0),
         accepted_prediction_tokens=get(guesses, "accepted_prediction_tokens", int, 0),
         rejected_prediction_tokens=get(guesses, "rejected_prediction_tokens", int, 0),
+        reasoning_tokens=get(guesses, "reasoning_tokens", int, 0),
         raw=usage,
     )
 

@@ -41,6 +41,7 @@ class _ChoicePieces:
     """One choice. logprobs, token_ids: None until a chunk has some."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     role: str = "assistant"
     calls: dict[int, _CallPieces] = field(default_factory=dict)
     logprobs: list[TokenLogprob] | None = None
@@ -67,6 +68,7 @@ class _ChoicePieces:
 
     def _add_delta(self, choice: ChatChunkChoice) -> None:
         self.role = choice.delta.role or self.role
+        self.thoughts.append(choice.delta.reasoning or "")
         for delta in choice.delta.tool_calls:
             self.calls.setdefault(delta.index, _CallPieces()).add(delta)
 
@@ -82,9 +84,11 @@ class _ChoicePieces:
 
     def chat_choice(self, index: int) -> ChatChoice:
         text = "".join(self.texts)
-        # Content is null if there are calls alone, as in an answer that is not streamed.
-        content = None if self.calls and not text else text
-        return ChatChoice(index, Message(self.role, content, self.tool_calls), **self._fields())
+        reasoning = "".join(self.thoughts) or None
+        # Content is null if there are calls or reasoning alone, as in an answer that is not streamed.
+        content = None if (self.calls or reasoning) and not text else text
+        message = Message(self.role, content, self.tool_calls, reasoning)
+        return ChatChoice(index, message, **self._fields())
 
     def _fields(self) -> dict[str, Any]:
         """The fields that every choice has."""

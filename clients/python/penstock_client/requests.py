@@ -112,6 +112,8 @@ def _message(message: Message | Mapping[str, object]) -> JSONObject:
     if isinstance(message, Message):
         calls = [_tool_call(call) for call in message.tool_calls]
         body = {"role": message.role, "content": message.content}
+        if message.reasoning is not None:
+            body["reasoning_content"] = message.reasoning
         return {**message.raw, **body, **({"tool_calls": calls} if calls else {})}
     if isinstance(message, Mapping):
         return dict(message)

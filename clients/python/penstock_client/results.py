@@ -34,6 +34,7 @@ def raw_field() -> JSONObject:
 class Usage:
     """Tokens counted by the server. `cached_tokens` of the prompt were not computed again. Of the guesses of
     the answer's tokens, `accepted_prediction_tokens` were right and `rejected_prediction_tokens` were wrong.
+    `reasoning_tokens` of the answer's tokens are what the model thought before it answered.
     """
 
     prompt_tokens: int
@@ -42,6 +43,7 @@ class Usage:
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
     raw: JSONObject = raw_field()
 
 
@@ -127,6 +129,8 @@ class Message:
     role: str
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
+    #: What the model thought before it answered.
+    reasoning: str | None = None
     raw: JSONObject = raw_field()
 
 

@@ -212,8 +212,8 @@ class Sampler:
             ids = torch.tensor(list(counts), device=logits.device)
             times = logits.new_tensor(list(counts.values()))
             logits[ids] -= params.presence_penalty + params.frequency_penalty * times
-        if matcher is not None:
-            logits.masked_fill_(~_mask(matcher.allowed, len(logits)), -torch.inf)
+        if matcher is not None and (allowed_bits := matcher.allowed) != -1:
+            logits.masked_fill_(~_mask(allowed_bits, len(logits)), -torch.inf)
         if len(output) < params.min_tokens:
             ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
             logits[[token for token in ends if 0 <= token < self._vocab_size]] = -torch.inf

@@ -73,7 +73,7 @@ class Sequence:
         self.num_computed_tokens = 0
         #: RopeSpec.frequency_length() of its computed tokens and those of the next step: follow_length().
         self.rope_length = 0
-        #: Tokens of the prompt whose K and V others had computed: skip_to().
+        #: Tokens of the prompt whose K and V others had computed: skip_to(), skip_encoder().
         self.num_cached_tokens = 0
         #: None where nobody wants the prompt's log-probabilities.
         if first_scored is None and self.params.prompt_logprobs is not None:
@@ -118,6 +118,13 @@ class Sequence:
         self.num_computed_tokens = num_computed_tokens
         return num_saved
 
+    def skip_encoder(self) -> int:
+        """Others have encoded its input, if it has one. Returns how many tokens need not be encoded
+        therefore."""
+        num_saved = 0 if self.was_preempted else self.num_encoder_tokens
+        self.num_cached_tokens += num_saved
+        return num_saved
+
     def restart(self) -> None:
         """What was computed is dropped: the sequence was preempted, its step was not computed, or its length
         asks for other frequencies."""
@@ -133,8 +140,12 @@ class Sequence:
     def num_input_tokens(self) -> int:
         """What a user sent: the prompt, encoded or not, and what a decoder begins with. The model's own soft
         prompt does not count."""
-        num_tokens = self.num_prompt_tokens - self.num_soft_tokens
-        return num_tokens + (self.encoder.num_tokens if self.encoder is not None else 0)
+        return self.num_encoder_tokens + self.num_prompt_tokens - self.num_soft_tokens
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        """Of the input of an encoder; 0 in models without one."""
+        return self.encoder.num_tokens if self.encoder is not None else 0
 
     @property
     def num_tokens(self) -> int:

@@ -16,7 +16,7 @@ from penstock.kernels.cuda import nvrtc
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
-from penstock.kernels.experts import ExpertKernels, ExpertRows, GatedExpert, PlainExperts
+from penstock.kernels.experts import ExpertKernels, ExpertRows, GatedExpert, PlainExperts, Routed
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import (
@@ -53,6 +53,7 @@ __all__ = [
     "PlainExperts",
     "PlanesTensor",
     "QuantizedTensor",
+    "Routed",
     "RouterFunction",
     "StackedMatrix",
     "StateSlots",

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.cpu_builds import load_library
-from penstock.kernels.cpu_experts import NativeExperts
+from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
 from penstock.kernels.expert_records import padded_rows, token_bytes
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
@@ -87,7 +87,7 @@ class NativeKernels(NativeRecurrences):
         """A twin whose products, norms and attention compute nothing."""
         twin = copy.copy(self)
         twin._library, twin._longest = _Idle(), longest
-        twin.experts = NativeExperts(twin._library, twin._activation_bits, twin)
+        twin.experts = UncomputedExperts(twin._library, twin._activation_bits, twin)
         return twin
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:

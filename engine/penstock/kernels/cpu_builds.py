@@ -140,6 +140,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _I, _P),
     "penstock_router_scores": (_P, _N, _N, _N, _P, _P, _N, _I, _P),
+    "penstock_choose_experts": (_P, _P, _N, _N, _N, _I, _F, _F, _P, _P),
     "penstock_gated_experts": (_P, _N, _P, _P, _N, _I, _I, _P, _P),
     "penstock_weighted_sum": (_P, _P, _P, _N, _N, _N, _P),
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import ExpertRecord, padded_rows, scratch_bytes
-from penstock.kernels.experts import ExpertCalls, ExpertRows, PlainExperts
+from penstock.kernels.experts import ExpertCalls, ExpertRows, PlainExperts, Routed
 from penstock.kernels.operands import ACTIVATION_CODES, ActivationFunction, address
 
 #: Padded rows of one call if several experts have them, so that the scratch memory stays small.
@@ -26,6 +26,19 @@ class NativeExperts:
         self._library = library
         self._activation_bits = activation_bits
         self._plain = PlainExperts(kernels)
+
+    def choose(
+        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
+    ) -> Routed:
+        num_tokens, num_experts = ranked.shape
+        scores, ranked = scores.contiguous(), ranked.contiguous()
+        experts = torch.empty(num_tokens, num_chosen, dtype=torch.int64)
+        chosen = torch.empty(num_tokens, num_chosen)
+        self._library.penstock_choose_experts(
+            scores.data_ptr(), ranked.data_ptr(), num_tokens, num_experts, num_chosen, least_sum is not None,
+            least_sum or 0.0, scaling, experts.data_ptr(), chosen.data_ptr(),
+        )  # fmt: skip
+        return Routed(experts, chosen)
 
     def compute(
         self,
@@ -55,6 +68,16 @@ class NativeExperts:
             parts.data_ptr(), rows.data_ptr(), address(scores), num_tokens, num_ranks, width, y.data_ptr()
         )
         return y
+
+
+class UncomputedExperts(NativeExperts):
+    """With a library whose functions do nothing. Experts are chosen all the same, since their numbers decide
+    what is asked for."""
+
+    def choose(
+        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
+    ) -> Routed:
+        return self._plain.choose(scores, ranked, num_chosen, least_sum, scaling)
 
 
 def _in_calls(experts: Sequence[_Given]) -> Iterator[tuple[Sequence[_Given], int]]:

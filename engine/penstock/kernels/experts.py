@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -33,8 +33,23 @@ class GatedExpert:
 ExpertRows = tuple[GatedExpert, int, int]
 
 
+class Routed(NamedTuple):
+    """The experts of each token, best first."""
+
+    experts: Tensor  # int64 [num_tokens, num_chosen]
+    scores: Tensor  # float32 [num_tokens, num_chosen]
+
+
 class ExpertKernels(Protocol):
     """Part of Kernels."""
+
+    def choose(
+        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
+    ) -> Routed:
+        """The experts with the largest numbers in each row of `ranked` and their `scores`, both float32
+        [num_tokens, num_experts]. Of equal experts, the one with the lower number is better; NaN is the
+        largest. With `least_sum`, scores are divided by their sum, added best first, or by `least_sum` if
+        that is larger. Then they are multiplied by `scaling`. Each operation rounds."""
 
     def compute(
         self,
@@ -67,6 +82,18 @@ class PlainExperts:
 
     def __init__(self, kernels: ExpertCalls) -> None:
         self._kernels = kernels
+
+    def choose(
+        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
+    ) -> Routed:
+        experts = ranked.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
+        chosen = scores.gather(1, experts)
+        if least_sum is not None:
+            total, *others = chosen.unbind(1)
+            for column in others:  # torch's own sum may split a row where there are few rows
+                total = total + column
+            chosen = chosen / total[:, None].clamp_min(least_sum)
+        return Routed(experts, chosen * scaling if scaling != 1 else chosen)
 
     def compute(
         self,

@@ -3,10 +3,15 @@ benchmark are random, and what their routers would choose says nothing about a t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from penstock.kernels import ForwardingKernels, Kernels, RouterFunction
+
+#: Rows of scores that are drawn at a time.
+DRAWN_AHEAD = 1024
 
 
 class DrawnRouters(ForwardingKernels):
@@ -19,13 +24,25 @@ class DrawnRouters(ForwardingKernels):
         super().__init__(kernels)
         self._logits = torch.tensor(weights).log()
         self._generator = torch.Generator().manual_seed(seed)
+        #: Scores that are drawn ahead, of each function: one by one, they would take longer than a router.
+        self._drawn: dict[RouterFunction, Iterator[Tensor]] = {}
 
     def router_scores(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
     ) -> Tensor:
         own = super().router_scores(x, weight, bias, function)
-        noise = -torch.empty(own.shape).exponential_(generator=self._generator).log()
-        logits = (self._logits + noise).to(own.device)
+        if len(own) > 1:
+            return self._draw(len(own), function).to(own.device)
+        drawn = self._drawn.setdefault(function, iter(()))
+        row = next(drawn, None)
+        if row is None:
+            self._drawn[function] = drawn = iter(torch.split(self._draw(DRAWN_AHEAD, function), 1))
+            row = next(drawn)
+        return row.to(own.device)
+
+    def _draw(self, num_rows: int, function: RouterFunction) -> Tensor:
+        noise = -torch.empty(num_rows, len(self._logits)).exponential_(generator=self._generator).log()
+        logits = self._logits + noise
         if function == "softmax":
             return logits.softmax(-1)
         return torch.sigmoid(logits) if function == "sigmoid" else logits

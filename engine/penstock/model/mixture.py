@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, Kernels
+from penstock.kernels import ActivationFunction, Kernels, Routed
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.layers import gated_mlp, mlp
-from penstock.model.routing import Routed, Routing, route
+from penstock.model.routing import Routing, route
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import rename, separate_experts
 from penstock.weights.layer_weights import LayerWeights
@@ -219,7 +219,7 @@ def blend(
     which they came changes no bit.
     """
     order, rows, spans = _order(routed.experts)
-    tokens = order // routed.experts.shape[1]
+    tokens = order // routed.experts.shape[1] if len(x) > 1 else torch.zeros_like(order)
     if scales_inputs:
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
     parts = x.new_empty(len(order), x.shape[1])

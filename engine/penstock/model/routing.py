@@ -8,12 +8,11 @@ number wins."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import Kernels, RouterFunction
+from penstock.kernels import Kernels, Routed, RouterFunction
 from penstock.weights.layer_weights import LayerWeights
 
 
@@ -39,13 +38,6 @@ class Routing:
     num_counted: int = 2
 
 
-class Routed(NamedTuple):
-    """The experts of each token, best first."""
-
-    experts: Tensor  # int64 [num_tokens, num_chosen]
-    scores: Tensor  # float32 [num_tokens, num_chosen]
-
-
 def route(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing) -> Routed:
     """The experts of x [num_tokens, hidden_size]. `weights` has "router" [num_experts, hidden_size], and
     perhaps "router.bias" and "router.correction"."""
@@ -58,11 +50,8 @@ def route(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing) 
         ranked = kernels.router_scores(x, router, bias, "none")
     if routing.num_groups > 1:
         ranked = _in_best_groups(ranked, routing)
-    experts = _best(ranked, routing.num_chosen)
-    chosen = scores.gather(1, experts)
-    if routing.is_renormalized:
-        chosen = chosen / _sum_of_columns(chosen).clamp_min(routing.least_sum)
-    return Routed(experts, chosen * routing.scaling if routing.scaling != 1 else chosen)
+    least_sum = routing.least_sum if routing.is_renormalized else None
+    return kernels.experts.choose(scores, ranked, routing.num_chosen, least_sum, routing.scaling)
 
 
 def sparse_mixer(

@@ -24,6 +24,8 @@ from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.protocol.answer_bodies import Usage
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 from penstock_server.telemetry.request_info import current_request
+from penstock_server.tools.reasoning import ThinkingCounter
+from penstock_server.tools.use import ToolUse
 
 
 class Answer:
@@ -36,15 +38,18 @@ class Answer:
         tells_end_token: bool,
         scorer: Answer | None = None,
         is_over: Callable[[str], bool] | None = None,
+        thinking: ThinkingCounter | None = None,
     ) -> None:
         """tells_end_token: the client gets log-probabilities also of the token that ends the answer. scorer:
         another answer to the same prompt, whose scores of the prompt hold for this answer too. is_over: gets
-        each new piece of text, and says whether the answer ends with this piece."""
+        each new piece of text, and says whether the answer ends with this piece. thinking: counts the
+        answer's reasoning, if it may have any."""
         self.stream = stream
         self.timer = timer
         self._tells_end_token = tells_end_token
         self.scorer = scorer
         self._is_over = is_over
+        self.thinking = thinking
         self.has_begun = asyncio.Event()
         self.text = ""
         self.token_ids: list[int] = []
@@ -80,6 +85,8 @@ class Answer:
         self.has_begun.set()
         self.text += output.text
         self.token_ids += output.token_ids
+        if self.thinking is not None:
+            self.thinking.add(output.token_ids)
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.num_cached_tokens = output.num_cached_tokens
         self.num_drafts, self.num_right_drafts = output.num_drafts, output.num_right_drafts
@@ -123,7 +130,7 @@ class Answers:
         embeds: Sequence[PromptEmbeds | None] = (),
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
-        ending: Callable[[], Callable[[str], bool] | None] = lambda: None,
+        use: ToolUse | None = None,
     ) -> None:
         """Starts one sequence for each prompt and each element of `params`, or one beam search for each
         prompt. If one cannot start, none does.
@@ -134,7 +141,7 @@ class Answers:
         embeds: the vectors of each prompt (see GenerationRequest); empty if no prompt has any.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
-        ending: makes the `is_over` of one answer (see Answer).
+        use: how answers are read that may hold reasoning or calls.
 
         Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
         """
@@ -155,7 +162,7 @@ class Answers:
             loaded = engine.loaded
             for prompt, each in zip(prompts, vectors, strict=True):
                 asked = GenerationRequest(prompt, params[0], prompt_embeds=each, **options)
-                self._start(loaded, loaded.validate(asked), params, tells_end_token, ending)
+                self._start(loaded, loaded.validate(asked), params, tells_end_token, use)
         except BaseException as error:
             if isinstance(error, QueueFull):
                 metrics.count_rejected("overloaded")
@@ -168,13 +175,16 @@ class Answers:
         request: ValidRequest,
         params: Sequence[SamplingParams],
         tells_end_token: bool,
-        ending: Callable[[], Callable[[str], bool] | None],
+        use: ToolUse | None,
     ) -> None:
         """Starts the choices of one prompt."""
         scorer: Answer | None = None
         for each, stream in zip(params, _streams(loaded, request, params), strict=True):
             tells_end = tells_end_token or each.include_stop_str_in_output
-            answer = Answer(stream, AnswerTimer(self._metrics, self._arrival), tells_end, scorer, ending())
+            is_over = use.ending() if use else None
+            thinking = use.reasoning.counter() if use and use.reasoning else None
+            timer = AnswerTimer(self._metrics, self._arrival)
+            answer = Answer(stream, timer, tells_end, scorer, is_over, thinking)
             if each.prompt_logprobs is not None:
                 scorer = answer
             self._answers.append(answer)
@@ -196,7 +206,10 @@ class Answers:
         cached_tokens = sum(answer.num_cached_tokens for answer in firsts)
         num_drafts = sum(answer.num_drafts for answer in self._answers)
         num_right = sum(answer.num_right_drafts for answer in self._answers)
-        return Usage.of(self._num_prompt_tokens, completion_tokens, cached_tokens, num_drafts, num_right)
+        num_reasoning = sum(each.thinking.num_tokens for each in self._answers if each.thinking)
+        return Usage.of(
+            self._num_prompt_tokens, completion_tokens, cached_tokens, num_drafts, num_right, num_reasoning
+        )
 
     async def outputs(
         self, idle_s: float | None = None

@@ -37,6 +37,7 @@ from penstock_server.protocol.answer_bodies import (
     Usage,
 )
 from penstock_server.tools.answering import ToolAnswer
+from penstock_server.tools.reasoning import ThinkingCounter
 from penstock_server.tools.use import ToolUse
 
 #: The members of a chunk whose choice has not ended.
@@ -117,7 +118,7 @@ class ChatFormat:
         prompt: Prompt,
         tools: ToolUse | None = None,
     ) -> None:
-        """tools: how to read answers that may hold calls; None: answers are text alone."""
+        """tools: how to read answers that may hold reasoning or calls; None: answers are text alone."""
         self._whole_head = _head("chat.completion", "chatcmpl", request_id, model)
         self._chunk_head = self._whole_head | {"object": "chat.completion.chunk"}
         if extras.usage:
@@ -128,12 +129,14 @@ class ChatFormat:
         self._tools = tools
         self._tool_answers: dict[int, ToolAnswer] = {}
         self._begun: set[int] = set()
+        self._thinking: dict[int, ThinkingCounter] = {}
 
     def events(self, answers: Answers, idle_s: float | None) -> AsyncGenerator[bytes, None]:
         return events(stream(self, answers, self._extras.usage, idle_s))
 
     def chunks(self, index: int, output: RequestOutput) -> list[BaseModel]:
         chunks = []
+        self._count_thinking(index, output)
         if index not in self._begun:
             self._begun.add(index)
             # Content is null, as at OpenAI, until the first text comes: the answer may be calls alone.
@@ -153,6 +156,11 @@ class ChatFormat:
                 end["token_ids"] = list(output.token_ids)
             chunks.append(self._chunk(index, delta, self._logprobs(output.logprobs), end, output))
         return list[BaseModel](chunks)
+
+    def _count_thinking(self, index: int, output: RequestOutput) -> None:
+        """Counts the reasoning so far, for the usage in each chunk."""
+        if self._extras.continuous_usage and self._tools and (reasoning := self._tools.reasoning):
+            self._thinking.setdefault(index, reasoning.counter()).add(output.token_ids)
 
     def _has_ids(self, output: RequestOutput) -> bool:
         return self._extras.token_ids and bool(output.token_ids)
@@ -183,7 +191,8 @@ class ChatFormat:
         output: RequestOutput,
     ) -> ChatCompletionChunk:
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, **end)
-        usage = _usage_so_far(self._extras, output)
+        thinking = self._thinking.get(index)
+        usage = _usage_so_far(self._extras, output, thinking.num_tokens if thinking else 0)
         return ChatCompletionChunk(**self._chunk_head | usage, choices=[choice])
 
     def usage_chunk(self, usage: Usage) -> BaseModel:
@@ -308,7 +317,7 @@ def _prompt_logprobs(writer: LogprobWriter, extras: Extras, answer: Answer) -> P
     return writer.prompt(answer.prompt_logprobs, extras.prompt_logprobs)
 
 
-def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
+def _usage_so_far(extras: Extras, output: RequestOutput, num_reasoning: int = 0) -> dict[str, Any]:
     """The member `usage` of a chunk, if the client wants usage in every chunk."""
     if not extras.continuous_usage:
         return {}
@@ -318,6 +327,7 @@ def _usage_so_far(extras: Extras, output: RequestOutput) -> dict[str, Any]:
         output.num_cached_tokens,
         output.num_drafts,
         output.num_right_drafts,
+        num_reasoning,
     )
     return {"usage": usage}
 

@@ -49,6 +49,24 @@ class FunctionCallItem(BaseModel):
     arguments: str
 
 
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before it answered."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: Literal["in_progress", "completed", "incomplete"]
+    summary: list[Any] = []
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | FunctionCallItem | ReasoningItem
+
+
 class InputTokensDetails(BaseModel):
     #: Tokens whose keys and values were kept from earlier requests.
     cached_tokens: int
@@ -74,7 +92,9 @@ class ResponseUsage(BaseModel):
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
+            ),
             total_tokens=usage.total_tokens,
         )
 
@@ -98,7 +118,7 @@ class ResponseObject(BaseModel):
     completed_at: int | None = None
     status: Status
     model: str
-    output: list[OutputMessage | FunctionCallItem] = []
+    output: list[OutputItem] = []
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
@@ -145,7 +165,7 @@ class _Items:
         self._request_id = request_id
         self._namespaced = namespaced
         self._num_events = 0
-        self.items: list[OutputMessage | FunctionCallItem] = []
+        self.items: list[OutputItem] = []
 
     def event(self, kind: str, **fields: Any) -> ResponseEvent:
         event = ResponseEvent(type=f"response.{kind}", sequence_number=self._num_events, **fields)
@@ -166,6 +186,21 @@ class _Items:
         part.logprobs += logprobs
         delta = self._item_event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
         return [*events, delta]
+
+    def reasoning(self, text: str) -> list[ResponseEvent]:
+        events = []
+        if not self.items or not isinstance(self.items[-1], ReasoningItem):
+            events = self.close("completed")
+            item_id = f"rs_{self._request_id}_{len(self.items)}"
+            item = ReasoningItem(id=item_id, status="in_progress", content=[])
+            self.items.append(item)
+            events.append(self._whole_item_event("output_item.added"))
+            item.content.append(ReasoningText(text=""))
+            part = item.content[0].model_dump()
+            events.append(self._item_event("content_part.added", content_index=0, part=part))
+        assert isinstance(last := self.items[-1], ReasoningItem)
+        last.content[0].text += text
+        return [*events, self._item_event("reasoning_text.delta", content_index=0, delta=text)]
 
     def begin_message(self) -> list[ResponseEvent]:
         """Begins a message, unless the last item is a message already: then there are no events."""
@@ -209,9 +244,18 @@ class _Items:
         if isinstance(item, FunctionCallItem):
             done = self._item_event("function_call_arguments.done", name=item.name, arguments=item.arguments)
             return [done, self._whole_item_event("output_item.done")]
+        if isinstance(item, ReasoningItem):
+            return self._close_reasoning(item.content[0])
         part = self._part
         return [
             self._item_event("output_text.done", content_index=0, text=part.text, logprobs=part.logprobs),
+            self._item_event("content_part.done", content_index=0, part=part.model_dump()),
+            self._whole_item_event("output_item.done"),
+        ]
+
+    def _close_reasoning(self, part: ReasoningText) -> list[ResponseEvent]:
+        return [
+            self._item_event("reasoning_text.done", content_index=0, text=part.text),
             self._item_event("content_part.done", content_index=0, part=part.model_dump()),
             self._whole_item_event("output_item.done"),
         ]
@@ -223,7 +267,8 @@ class _Items:
 
 
 class ResponsesFormat:
-    """The response to one request: a message, or calls of tools with the text around them."""
+    """The response to one request: a message, or calls of tools with the text around them, behind the
+    reasoning."""
 
     def __init__(
         self,
@@ -236,11 +281,12 @@ class ResponsesFormat:
         *,
         tokens_as_ids: bool = False,
     ) -> None:
-        """tools: how to read an answer that may hold calls; None: the answer is text alone. tokens_as_ids:
-        log-probabilities name tokens by their ids."""
+        """tools: how to read an answer that may hold reasoning or calls; None: the answer is text alone.
+        tokens_as_ids: log-probabilities name tokens by their ids."""
         self._has_logprobs = body.num_logprobs is not None
         self._writer = LogprobWriter(tokenizer, tokens_as_ids)
         self._calls = ToolAnswer(tools) if tools else None
+        self._has_tools = tools is not None and bool(tools.prompt.functions)
         self._items = _Items(request_id, body.namespaced)
         choice = body.tool_choice
         self._begun = ResponseObject(
@@ -266,7 +312,8 @@ class ResponsesFormat:
     def whole(self, answers: Answers) -> ResponseObject:
         """The whole response, for an answer that is not streamed (delta() was never called)."""
         (answer,) = answers
-        self._grow(answer.text, answer.logprobs, is_last=True)
+        num_before = answer.thinking.num_before_answer if answer.thinking else 0
+        self._grow(answer.text, answer.logprobs[num_before:], is_last=True)
         self._end(answers)
         return self._ended(answers)
 
@@ -276,8 +323,11 @@ class ResponsesFormat:
             return self._items.text(text, logprobs) if text or logprobs else []
         events = []
         for delta in self._calls.deltas(text, is_last):
+            if delta.reasoning_content:
+                events += self._items.reasoning(delta.reasoning_content)
             if delta.content:
-                events += self._items.text(delta.content, [])
+                events += self._items.text(delta.content, [] if self._has_tools else logprobs)
+                logprobs = []
             for call in delta.tool_calls or ():
                 events += self._items.call(call)
         return events

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class MessageErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class MessageError(BaseModel):
+    type: Literal["error"] = "error"
+    error: MessageErrorDetail
+    request_id: str | None = None
+
 
 _TYPES = {
     401: "authentication_error",

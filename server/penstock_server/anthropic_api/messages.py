@@ -6,18 +6,19 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from penstock_server.answers.formats import ChatFormat, Extras
+from penstock_server.anthropic_api.errors import MessageError
 from penstock_server.anthropic_api.message_bodies import MessageBody, MessageEvent, TokenCount
 from penstock_server.anthropic_api.messages_format import MessagesFormat
 from penstock_server.anthropic_api.messages_request import MessagesRequest, PromptRequest
 from penstock_server.prompts.questions import count_tokens, read_chat, within_context
 from penstock_server.routing.checks import check_length, leave_out, require_json
-from penstock_server.routing.descriptions import ERRORS, event_stream_of
+from penstock_server.routing.descriptions import errors_as, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class MessagesRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["anthropic"], responses=ERRORS)
+        router = APIRouter(tags=["anthropic"], responses=errors_as(MessageError))
         takes_json = [Depends(require_json)]
         router.post(
             "/messages",

@@ -38,8 +38,7 @@ class _Blocks:
         self._is_open = False
 
     def take(self, delta: ChatDelta) -> Iterator[MessageEvent]:
-        thinking = getattr(delta, "reasoning_content", None)
-        if thinking:
+        if thinking := delta.reasoning_content:
             yield from self._begin(ThinkingOut())
             yield self._grow("thinking", thinking, {"type": "thinking_delta", "thinking": thinking})
         if delta.content:
@@ -103,9 +102,8 @@ class MessagesFormat:
             ToolCallDelta(index=index, **call.model_dump())
             for index, call in enumerate(message.tool_calls or ())
         ]
-        delta = ChatDelta(content=message.content, tool_calls=calls)
-        if (thinking := getattr(message, "reasoning_content", None)) is not None:
-            delta.reasoning_content = thinking  # type: ignore[attr-defined]
+        thinking = message.reasoning_content
+        delta = ChatDelta(content=message.content, reasoning_content=thinking, tool_calls=calls)
         for _ in (*self._blocks.take(delta), *self._blocks.close()):
             pass
         return self._message(answers)

@@ -192,7 +192,15 @@ class PromptRequest(Wire):
             ),
             not goes_on,
             goes_on,
+            self._thinking_budget,
         )
+
+    @property
+    def _thinking_budget(self) -> int | None:
+        """The most tokens of the thinking; None: no limit."""
+        if self.thinking is None:
+            return None
+        return 0 if self.thinking.type == "disabled" else self.thinking.budget_tokens
 
     @property
     def _template_kwargs(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
 from penstock.weights.checkpoints.hub import find_model
+from penstock_server.commands.bench_drafts import check_drafts, drafts_lines, measure_drafts
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.plan_report import estimated_plan, footprint_at
 from penstock_server.facade.inside import (
@@ -39,7 +40,7 @@ from penstock_server.facade.inside import (
     snapshot_of,
 )
 from penstock_server.facade.machine import hardware_lines, profile
-from penstock_server.facade.plan_table import plan_table
+from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.settings.settings import Settings
 
 #: Tokens of each sequence before the timed steps, the number of timed steps, and tokens of the timed prompt.
@@ -87,12 +88,17 @@ def run_bench(
     with_prompt: bool,
     is_json: bool,
     popularity: str | None = None,
+    with_drafts: bool = False,
 ) -> int:
     """Measures, and before that writes a random model of the shape if there is none yet. Routers choose
     experts by `popularity`: "usual", "uniform" or "own". None: "usual" for a random model, else "own". Raises
     PenstockError."""
-    config = replace(settings.engine_config(), enable_prefix_caching=False)  # no prompt is found in the cache
+    # No prompt is found in the cache, and a step has one token of each sequence: random weights repeat
+    # themselves, so that guesses would come true (tests/bench/drafts.py measures guesses).
+    config = replace(settings.engine_config(), enable_prefix_caching=False, speculation="off")
     check_step(sequences, config)
+    if with_drafts:
+        check_drafts(config)
     if shape:
         folder = _random_folder(settings, shape)
     else:
@@ -117,22 +123,25 @@ def run_bench(
         found = [_decode(engine, number) for number in sequences]
         if with_prompt:
             found.append(_prompt(engine))
+        drafts = [measure_drafts(engine, number) for number in sequences] if with_drafts else []
         plan = served_plan_of(engine)
         data: dict[str, Any] = {
             "bench": shape or settings.model,
             "first_token_s": first_token_s,
             "steps": [asdict(step) for step in found],
+            "drafts": [asdict(each) for each in drafts],
             "expert_popularity": popularity if routing else None,
             "hardware": hardware_body(hardware).model_dump(),
             "host_budget_bytes": plan.host_budget_bytes,
             "peak_rss_bytes": _peak_rss_bytes(),
         }
         if not is_json:
-            print("\n".join([*plan_table(plan), "", *hardware_lines(hardware), ""]))
+            print("\n".join([*served_plan_lines(plan), "", *hardware_lines(hardware), ""]))
             if routing:
                 print(f"experts are chosen by this popularity: {routing}")
             print(f"first token {first_token_s:.2f} s after the start of loading")
             print("\n".join(step.line for step in found))
+            print("\n".join(["no step above has guesses", *drafts_lines(drafts)]))
             peak = data["peak_rss_bytes"] / 2**30
             print(f"peak memory of the process {peak:.2f} GiB, Python and torch included")
     print(json.dumps(data))
@@ -246,7 +255,8 @@ def _prompt(engine: Engine) -> Measurement:
 
 def _add(engine: Engine, name: str, length: int, seed: int) -> None:
     tokens = random.Random(seed).choices(range(model_of(engine).vocab_size), k=length)
-    engine.add(GenerationRequest(tokens, SamplingParams(temperature=0, ignore_eos=True), name))
+    params = SamplingParams(temperature=0, ignore_eos=True, speculation=False)
+    engine.add(GenerationRequest(tokens, params, name))
 
 
 @dataclass(frozen=True)

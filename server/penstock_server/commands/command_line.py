@@ -203,6 +203,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         "--prompt", action=argparse.BooleanOptionalAction, default=True, help="time a prompt of 512 tokens"
     )
     parser.add_argument(
+        "--drafts",
+        action="store_true",
+        help="also measure what guesses of the next tokens give: answers that the requests predict, with one "
+        "token in ten wrong",
+    )
+    parser.add_argument(
         "--expert-popularity",
         choices=("usual", "uniform", "own"),
         help="how tokens choose experts: by a popularity like that of trained models, all alike (the worst "

@@ -4,12 +4,16 @@ anybody loads a model, downloads it, or buys a card for it."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
+from penstock.draft_model import check_plan, config_beside, machine_beside, own_config
 from penstock.errors import ConfigError
+from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
@@ -17,7 +21,7 @@ from penstock.memory.planning.cards import card_notes, find_card
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
-from penstock.model.known_shapes import find_shape
+from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import open_model, read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, ModelSpec
@@ -25,13 +29,20 @@ from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
+from penstock_server.facade.expected_drafts import (
+    NUM_SEQS,
+    draft_model_line,
+    drafting_table,
+    expected_drafts,
+)
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
 from penstock_server.facade.plan_table import plan_table
+from penstock_server.protocol.engine_bodies import DraftingBody
 from penstock_server.settings.settings import Settings
 
-#: The numbers of sequences for which a step is predicted, and the tokens of the prompt.
-NUM_SEQS, PROMPT = (1, 8, 32), 512
+#: The tokens of the prompt for which a step is predicted.
+PROMPT = 512
 #: More memory, of which a plan says what it would bring.
 MORE_BYTES = 4 << 30
 #: What a plan with an invented card takes from this machine.
@@ -53,19 +64,28 @@ def run_plan(
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
         assumptions += [*card_notes(device), HOST_NOTE]
+    draft = planned_draft(settings, hardware, config) if _drafts(size, config) else None
+    if draft is not None:
+        assumptions += without_draft(size, hardware, config)
+        config, hardware = draft.beside(config, hardware)
     plan = estimated_plan(size, hardware, config)
     steps = predictions(plan, size, hardware, config)
+    drafting = expected_drafting(plan, size, hardware, config, draft)
     prices = {} if price_per_hour is None else million_token_prices(steps, price_per_hour)
     more = with_more_memory(plan, size, hardware, config)
     if is_json:
         data = as_data(plan, steps, hardware) | {"assumptions": assumptions}
         data |= {"more_memory": more} if more else {}
+        data["drafting"] = [each.model_dump() for each in drafting]
+        data |= {"draft_model": plan_body(draft.plan).model_dump()} if draft is not None else {}
         print(json.dumps(data | ({"price_per_million_tokens": prices} if prices else {})))
     else:
         lines = [
             *plan_table(plan_body(plan)),
+            *([draft_model_line(draft.plan.host_used_bytes)] if draft is not None else []),
             "",
             *step_table(steps, prices),
+            *([*drafting_table(drafting), ""] if drafting else []),
             *expert_lines(size, next(iter(steps.values())), more),
             *hardware_lines(hardware),
             *assumptions,
@@ -80,6 +100,72 @@ def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: Engi
     device = hardware.device
     traits = expected_traits(config, None if device is None else device.compute_capability)
     return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
+
+
+@dataclass(frozen=True)
+class PlannedDraft:
+    """A draft model that is not loaded."""
+
+    plan: MemoryPlan
+    drafter: Assumed
+
+    def beside(self, config: EngineConfig, hardware: HardwareProfile) -> tuple[EngineConfig, HardwareProfile]:
+        """A config and a machine with the memory that the draft model leaves. Raises CapacityError."""
+        return config_beside(config, self.plan), machine_beside(config, hardware, self.plan)
+
+
+def _drafts(size: ModelFootprint, config: EngineConfig) -> bool:
+    return config.speculation != "off" and not size.state_bytes
+
+
+def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineConfig) -> PlannedDraft | None:
+    """The draft model of the config: a model's name or a known shape. Raises CapacityError if it does not
+    stay in memory, and ConfigError for a kind of model that can't draft."""
+    name = config.draft_model
+    if name is None:
+        return None
+    own, host = own_config(config), dataclasses.replace(hardware, device=None)
+    if name.lower() in SHAPES and not Path(name).exists():
+        size = footprint_of(find_shape(name), own)
+    else:
+        size = footprint_at(find_config(name, None, settings.offline), own)
+    plan = estimated_plan(size, host, own)
+    check_plan(name, plan, size.num_encoder_layers > 0, size.state_bytes)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, host, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
+
+
+def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:
+    """A line with a step of one sequence if the draft model left its memory to the model's own layers."""
+    step = predict_step(estimated_plan(size, hardware, config), size, hardware, config, 1, 1)
+    if not step.seconds:
+        return []
+    return [
+        f"without the draft model, whose memory layers would have, a step of 1 sequence takes "
+        f"{step.seconds * 1e3:.1f} ms: {1 / step.seconds:.2f} tokens/s"
+    ]
+
+
+def expected_drafting(
+    plan: MemoryPlan,
+    size: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    draft: PlannedDraft | None,
+) -> tuple[DraftingBody, ...]:
+    """What guesses should bring to the plan's steps."""
+    if not _drafts(size, config):
+        return ()
+
+    @functools.cache
+    def predict_s(num_tokens: int) -> float:
+        return predict_step(plan, size, hardware, config, num_tokens, num_tokens).seconds
+
+    drafter = None if draft is None else draft.drafter
+    return expected_drafts(predict_s, config, plan.num_kv_blocks, drafter)
 
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:

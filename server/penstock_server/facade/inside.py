@@ -28,6 +28,7 @@ from penstock.unquantized import UnquantizedModel
 from penstock.weights import quantization_error
 from penstock.weights.quantization_error import QuantizationError
 from penstock.weights.tensors import ModelTensors
+from penstock_server.facade.expected_drafts import draft_model_bytes, served_drafts
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import (
@@ -99,6 +100,8 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
     return ServedPlanBody(
         **dict(plan_body(engine.plan)),
         step=step,
+        draft_model_bytes=draft_model_bytes(engine.draft_model),
+        drafting=served_drafts(engine),
         model_impl=model.spec.implementation,
         is_batch_invariant=model.is_invariant,
     )

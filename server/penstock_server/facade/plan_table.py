@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, gib
-from penstock_server.protocol.engine_bodies import PlanBody
+from penstock_server.facade.expected_drafts import draft_model_line, drafting_table
+from penstock_server.protocol.engine_bodies import PlanBody, ServedPlanBody
 
 
 def plan_table(plan: PlanBody) -> list[str]:
@@ -43,6 +44,13 @@ def plan_table(plan: PlanBody) -> list[str]:
     if plan.has_gpu:
         lines.append(_budget("device", plan.device_used_bytes, plan.device_budget_bytes))
     return [*lines, *plan.notes, *plan.warnings]
+
+
+def served_plan_lines(plan: ServedPlanBody) -> list[str]:
+    """The plan of an engine, its draft model, and what guesses should bring to a single sequence."""
+    alone = tuple(each for each in plan.drafting if each.num_seqs == 1)
+    draft = [draft_model_line(plan.draft_model_bytes)] if plan.draft_model_bytes else []
+    return [*plan_table(plan), *draft, *drafting_table(alone)]
 
 
 def _state_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:

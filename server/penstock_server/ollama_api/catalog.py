@@ -21,12 +21,13 @@ from penstock_server.ollama_api.bodies import (
     ShownModel,
     now,
 )
+from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.wire import Wire
 from penstock_server.routing.checks import check_model, ready_model, require_json
-from penstock_server.routing.descriptions import ERRORS
+from penstock_server.routing.descriptions import errors_as
 from penstock_server.settings.settings import Settings
 
 #: The version of Ollama whose API this is. Clients ask for it to know what the server can do.
@@ -61,7 +62,7 @@ class CatalogRoutes:
         self._since = now()
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ollama"], responses=ERRORS, route_class=JsonRoute)
+        router = APIRouter(tags=["ollama"], responses=errors_as(OllamaError), route_class=JsonRoute)
         router.get("/version")(self.version)
         router.get("/tags")(self.tags)
         router.get("/ps")(self.running)

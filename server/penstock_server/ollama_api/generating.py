@@ -11,6 +11,7 @@ from penstock_server.answers.formats import ChatFormat, Extras
 from penstock_server.facade.model import ServedModel
 from penstock_server.ollama_api.any_content_type import JsonRoute
 from penstock_server.ollama_api.bodies import Answered, ChatAnswer, GenerateAnswer
+from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.lines_format import MEDIA_TYPE, LinesFormat
 from penstock_server.ollama_api.names import known_name
 from penstock_server.ollama_api.requests import NO_OPTIONS, ChatRequest, GenerateRequest, GeneratingRequest
@@ -24,18 +25,23 @@ from penstock_server.prompts.questions import (
 )
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 from penstock_server.routing.checks import note_ignored, require_json
-from penstock_server.routing.descriptions import ERRORS
+from penstock_server.routing.descriptions import errors_as, line_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class OllamaRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["ollama"], responses=ERRORS, route_class=JsonRoute)
+        router = APIRouter(tags=["ollama"], responses=errors_as(OllamaError), route_class=JsonRoute)
         for path, route, answer in (
             ("/chat", self.chat, ChatAnswer),
             ("/generate", self.generate, GenerateAnswer),
         ):
-            router.post(path, response_model=answer, dependencies=[Depends(require_json)])(route)
+            router.post(
+                path,
+                response_model=answer,
+                dependencies=[Depends(require_json)],
+                responses={200: line_stream_of(answer.__name__)},
+            )(route)
         return router
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:

@@ -85,7 +85,7 @@ class LinesFormat:
             ToolCallDelta(index=index, **call.model_dump())
             for index, call in enumerate(message.tool_calls or ())
         ]
-        piece = Piece(message.content or "", getattr(message, "reasoning_content", None) or "")
+        piece = Piece(message.content or "", message.reasoning_content or "")
         piece.calls = [*(ended for call in calls for ended in self._calls.take(call)), *self._calls.close()]
         piece.logprobs = _logprobs(choice.logprobs)
         return self._body(piece, **self._end(answers))
@@ -129,7 +129,7 @@ class LinesFormat:
         piece = Piece()
         for choice in (chunk.choices[0] for chunk in chunks):
             piece.text += choice.delta.content or ""
-            piece.thinking += getattr(choice.delta, "reasoning_content", None) or ""
+            piece.thinking += choice.delta.reasoning_content or ""
             for call in choice.delta.tool_calls or ():
                 piece.calls += self._calls.take(call)
             piece.logprobs += _logprobs(choice.logprobs)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_server.protocol.generation_fields import StopStrings
-from penstock_server.protocol.wire import MAX_INT, Only
+from penstock_server.protocol.wire import MAX_INT, OnlyOne, OnlyZero
 
 #: Options that say how Ollama shall load a model or divide its work. The server's own settings say so here.
 _LOADING = frozenset(
@@ -39,9 +39,9 @@ class Options(BaseModel):
     num_ctx: int | None = Field(None, description="Without effect: the server's context has its own size.")
 
     # samplers that Penstock does not have, with the values that turn them off
-    typical_p: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
-    tfs_z: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
-    mirostat: Annotated[int | None, BeforeValidator(Only(0))] = None
+    typical_p: OnlyOne = None
+    tfs_z: OnlyOne = None
+    mirostat: OnlyZero = None
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -148,6 +148,10 @@ class GeneratingRequest(Wire):
         return _ANY_OBJECT if self.format else None
 
     @property
+    def thinking_budget(self) -> int | None:
+        return 0 if self.think is False else None
+
+    @property
     def template_kwargs(self) -> dict[str, Any]:
         own = {"enable_thinking": self.think} if isinstance(self.think, bool) else {}
         return template_kwargs(self.think if isinstance(self.think, str) else None, None, own)
@@ -173,7 +177,14 @@ class ChatRequest(GeneratingRequest):
     def as_conversation(self) -> Conversation:
         turns = tuple(turns_of(self.messages or ()))
         goes_on = turns[-1].role == "assistant" and not turns[-1].calls
-        return Conversation(turns, tool_offer(self.tools), self.template_kwargs, not goes_on, goes_on)
+        return Conversation(
+            turns,
+            tool_offer(self.tools),
+            self.template_kwargs,
+            not goes_on,
+            goes_on,
+            self.thinking_budget,
+        )
 
     @property
     def as_chat(self) -> ChatCompletionRequest:
@@ -211,7 +222,9 @@ class GenerateRequest(GeneratingRequest):
         """The prompt as the message of a chat."""
         turns = [Turn("system", self.system)] if self.system else []
         turns.append(Turn("user", self.prompt or ""))
-        conversation = Conversation(tuple(turns), template_kwargs=self.template_kwargs)
+        conversation = Conversation(
+            tuple(turns), template_kwargs=self.template_kwargs, thinking_budget=self.thinking_budget
+        )
         return ChatCompletionRequest.of(conversation, **self.fields)
 
     @property

@@ -34,6 +34,7 @@ from penstock_server.protocol.requests import ChatCompletionRequest, CompletionR
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.chat_rules import ChatRules
 from penstock_server.tools.prompting import ToolPrompt
+from penstock_server.tools.reasoning import Reasoning
 from penstock_server.tools.use import ToolUse
 
 #: The default of max_tokens for /v1/completions, as at OpenAI.
@@ -48,7 +49,7 @@ class Question:
     params: list[SamplingParams]
     #: See GenerationRequest.
     answer_start: tuple[int, ...] = ()
-    #: How to read answers that may hold calls of tools; None: answers are text alone.
+    #: How to read answers that may hold reasoning or calls of tools; None: answers are text alone.
     use: ToolUse | None = None
 
 
@@ -100,7 +101,9 @@ def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
 
 def read_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules) -> Question:
     use = ToolUse.of(body.as_conversation.tools, model.tokenizer, rules.tool_call_parser)
-    token_ids = truncated(model, body, _read_messages(model, body, use.prompt, rules))
+    whole = _read_messages(model, body, use.prompt, rules)
+    use = _with_reasoning(model, use, body.as_conversation, rules, whole)
+    token_ids = truncated(model, body, whole)
     params = sampling_params(
         body,
         model.default_sampling,
@@ -110,7 +113,7 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules)
         prediction=_read_prediction(model, body),
         **_constraints(model, body),
     )
-    params = _bound(model, use, params)
+    params = _bound(model, use, params, body.as_conversation.thinking_budget)
     return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
 
 
@@ -152,11 +155,22 @@ def _read_messages(
     return read_conversation(model, body.as_conversation, tools, rules, partial(refuse, model))
 
 
-def _bound(model: ServedModel, use: ToolUse, params: SamplingParams) -> SamplingParams:
-    """`params`, bound to what the tools demand as well. Raises InvalidParameter."""
+def _with_reasoning(
+    model: ServedModel, use: ToolUse, conversation: Conversation, rules: ChatRules, prompt: list[int]
+) -> ToolUse:
+    last_turn = conversation.turns[-1].text if conversation.goes_on else None
+    reasoning = Reasoning.of(model.tokenizer, rules.reasoning_parser, prompt, last_turn)
+    return replace(use, reasoning=reasoning, shows_reasoning=conversation.shows_reasoning)
+
+
+def _bound(
+    model: ServedModel, use: ToolUse, params: SamplingParams, thinking_budget: int | None
+) -> SamplingParams:
+    """`params`, bound to what the tools demand as well, behind the thinking. Raises InvalidParameter."""
     params = use.binding.bind(params)
     use.binding.check(model, params.grammar)
-    return params
+    must_call = use.prompt.mode in ("named", "required")
+    return params if use.reasoning is None else use.reasoning.bind(params, thinking_budget, must_call)
 
 
 def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) -> Question:
@@ -169,7 +183,8 @@ def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) 
         bad_words=read_bad_words(model, body.bad_words or ()),
         grammar=read_format(model, body.format, "text.format"),
     )
-    return Question([prompt], [_bound(model, use, params)], use=use if use.parser() else None)
+    params = _bound(model, use, params, body.as_conversation.thinking_budget)
+    return Question([prompt], [params], use=use if use.parser() else None)
 
 
 def read_input(
@@ -181,7 +196,8 @@ def read_input(
     if body.truncation == "auto":
         room = model.room() - (body.max_output_tokens or 1)
         conversation = _fitting(model, conversation, use.prompt, rules, room)
-    return Prompt(_read_conversation(model, conversation, use.prompt, rules, check_length)), use
+    token_ids = _read_conversation(model, conversation, use.prompt, rules, check_length)
+    return Prompt(token_ids), _with_reasoning(model, use, conversation, rules, token_ids)
 
 
 def _read_conversation(

@@ -22,7 +22,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    #: Always 0: reasoning is not counted apart.
+    #: Tokens of the thinking before the answer, without its markers.
     reasoning_tokens: int
     #: Guesses of the answer's tokens that came true, from a prediction or from the text so far, and those
     #: that did not.
@@ -45,6 +45,7 @@ class Usage(BaseModel):
         cached_tokens: int,
         num_drafts: int,
         num_right_drafts: int,
+        num_reasoning: int = 0,
     ) -> Usage:
         return cls(
             prompt_tokens=prompt_tokens,
@@ -52,7 +53,7 @@ class Usage(BaseModel):
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
             completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=0,
+                reasoning_tokens=num_reasoning,
                 accepted_prediction_tokens=num_right_drafts,
                 rejected_prediction_tokens=num_drafts - num_right_drafts,
             ),
@@ -146,6 +147,9 @@ class ChatMessage(BaseModel):
     #: null if the answer is calls alone.
     content: str | None
     refusal: None = None
+    #: What the model thought before it answered, under DeepSeek's name and under vLLM's.
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda text: text is None)
+    reasoning: str | None = Field(default=None, exclude_if=lambda text: text is None)
     tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
@@ -191,6 +195,8 @@ class ToolCallDelta(BaseModel):
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

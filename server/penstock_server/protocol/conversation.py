@@ -79,6 +79,10 @@ class Conversation:
     begins_answer: bool = True
     #: The answer continues the last turn.
     goes_on: bool = False
+    #: The most tokens of the thinking before the answer. None: no limit.
+    thinking_budget: int | None = None
+    #: Whether the client gets the thinking.
+    shows_reasoning: bool = True
 
     @property
     def num_chars(self) -> int:
@@ -109,13 +113,20 @@ def wrong_call(turns: Sequence[Turn]) -> WrongCall | None:
 
 
 def template_kwargs(
-    effort: str | None, verbosity: str | None, own: Mapping[str, Any] | None
+    effort: str | None,
+    verbosity: str | None,
+    own: Mapping[str, Any] | None,
+    is_thinking_enabled: bool | None = None,
 ) -> dict[str, Any]:
-    """The variables of the chat template that a request sets. The request's `own` variables win."""
+    """The variables of the chat template that a request sets. The request's `own` variables win.
+    is_thinking_enabled: None if the request does not say."""
     said: dict[str, Any] = {}
+    if is_thinking_enabled is not None:
+        # Qwen3 and GLM-4.5 know the one name, DeepSeek-V3.1 and Granite the other.
+        said = {"enable_thinking": is_thinking_enabled, "thinking": is_thinking_enabled}
     if effort:
         # Templates that know two efforts only, such as Qwen3's, read enable_thinking. vLLM sets both, too.
-        said = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        said |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     if verbosity:
         said["verbosity"] = verbosity
     return said | dict(own or {})

@@ -100,6 +100,26 @@ class StepBody(Told):
     experts: ExpertDemandBody
 
 
+class DraftingBody(Told):
+    """What guesses of the next tokens should bring to a step of so many sequences, if they are right as often
+    as is assumed of their source."""
+
+    #: "new_text", "quotation" or "draft_model".
+    source: str
+    num_seqs: int
+    #: Guesses of each sequence; 0 where none pays. Levels of a draft model's trees.
+    num_guesses: int
+    num_levels: int
+    #: Tokens that each sequence gains in a step; 1 without guesses.
+    num_gained: float
+    #: The step's seconds, those of them in which a draft model guesses, and the seconds without guesses.
+    seconds: float
+    drafting_s: float
+    plain_s: float
+    tokens_per_s: float
+    plain_tokens_per_s: float
+
+
 class ServedPlanBody(PlanBody):
     """The answer of /v1/plan."""
 
@@ -109,6 +129,10 @@ class ServedPlanBody(PlanBody):
     model_impl: str
     #: Whether a request gets the same bits in any company.
     is_batch_invariant: bool
+    #: Host memory that a draft model takes beside this plan; 0 without one.
+    draft_model_bytes: int
+    #: Empty where no step's time is known, and where nothing is guessed.
+    drafting: tuple[DraftingBody, ...]
 
 
 class LastStep(Told):

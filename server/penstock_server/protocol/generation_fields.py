@@ -8,7 +8,6 @@ from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -24,8 +23,9 @@ from penstock_server.protocol.output_formats import (
 from penstock_server.protocol.wire import (
     MAX_INT,
     Count,
-    Only,
+    OnlyOne,
     OnlyTrue,
+    OnlyZero,
     Text,
     Wire,
     invalid,
@@ -132,12 +132,12 @@ class SamplingFields(Wire):
     spaces_between_special_tokens: OnlyTrue = None
 
     # llama-server's samplers that Penstock does not have, with the values that turn them off
-    typical_p: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
-    tfs_z: Annotated[float | None, BeforeValidator(Only(1, 1.0))] = None
-    mirostat: Annotated[int | None, BeforeValidator(Only(0))] = None
-    dynatemp_range: Annotated[float | None, BeforeValidator(Only(0, 0.0))] = None
-    xtc_probability: Annotated[float | None, BeforeValidator(Only(0, 0.0))] = None
-    dry_multiplier: Annotated[float | None, BeforeValidator(Only(0, 0.0))] = None
+    typical_p: OnlyOne = None
+    tfs_z: OnlyOne = None
+    mirostat: OnlyZero = None
+    dynatemp_range: OnlyZero = None
+    xtc_probability: OnlyZero = None
+    dry_multiplier: OnlyZero = None
 
     speculation: bool | None = Field(
         None, description="Penstock's own. false: no guesses of the answer's tokens are computed ahead."

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Turn
 from penstock_server.protocol.tools import Deprecated, ToolCall
-from penstock_server.protocol.wire import Text, Unsupported, Wire, kind_of_text
+from penstock_server.protocol.wire import Count, Text, Unsupported, Wire, kind_of_text
 
 #: The most parts, and the most calls, of one message.
 MAX_PARTS = 1024
@@ -71,6 +71,21 @@ class Prediction(Wire):
         return (
             self.content if isinstance(self.content, str) else "".join(part.content for part in self.content)
         )
+
+
+class ThinkingField(Wire):
+    """Anthropic's field for the thinking before an answer. adaptive: the model decides."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+
+    @property
+    def is_enabled(self) -> bool | None:
+        return None if self.type == "adaptive" else self.type == "enabled"
+
+    @property
+    def budget(self) -> int | None:
+        return 0 if self.type == "disabled" else self.budget_tokens
 
 
 class Message(Wire):

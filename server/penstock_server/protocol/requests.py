@@ -35,7 +35,7 @@ from pydantic import (
 from penstock import MAX_LOGPROBS
 from penstock_server.protocol.conversation import Conversation, template_kwargs, tool_offer, wrong_call
 from penstock_server.protocol.generation_fields import GenerationFields
-from penstock_server.protocol.messages import Message, Prediction
+from penstock_server.protocol.messages import Message, Prediction, ThinkingField
 from penstock_server.protocol.tools import (
     MAX_TOOLS,
     Deprecated,
@@ -44,8 +44,8 @@ from penstock_server.protocol.tools import (
 )
 from penstock_server.protocol.wire import (
     MAX_INT,
+    Count,
     OnlyFalse,
-    OnlyTrue,
     PositiveCount,
     Text,
     Unsupported,
@@ -189,9 +189,16 @@ class ChatCompletionRequest(GenerationFields):
     # vLLM's extensions
     add_special_tokens: OnlyFalse = None
     echo: OnlyFalse = None
-    include_reasoning: OnlyTrue = None
+    include_reasoning: bool | None = Field(None, description="false: the answer lacks the reasoning.")
+    thinking_token_budget: Count | None = Field(
+        None, description="The most tokens of the reasoning, which is ended then."
+    )
     documents: Unsupported = None
     chat_template: Unsupported = None
+    max_thinking_tokens: Count | None = Field(None, description="The same as thinking_token_budget.")
+    thinking: ThinkingField | None = Field(
+        None, description="Whether to think, and how long, as Anthropic's."
+    )
     add_generation_prompt: bool | None = Field(None, description="true if null")
     continue_final_message: bool | None = Field(
         None, description="The answer goes on where the last message ends."
@@ -254,10 +261,27 @@ class ChatCompletionRequest(GenerationFields):
         return Conversation(
             tuple(message.turn for message in self.messages),
             tool_offer(self.tools, self.tool_choice, self.parallel_tool_calls),
-            template_kwargs(self.reasoning_effort, self.verbosity, self._own_template_kwargs),
+            template_kwargs(
+                self.reasoning_effort,
+                self.verbosity,
+                self._own_template_kwargs,
+                self.thinking.is_enabled if self.thinking else None,
+            ),
             not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
             goes_on,
+            self._thinking_budget,
+            self.include_reasoning is not False,
         )
+
+    @property
+    def _thinking_budget(self) -> int | None:
+        """The most tokens of the thinking; None: no limit."""
+        own = self.thinking.budget if self.thinking else None
+        given = (self.thinking_token_budget, self.max_thinking_tokens, own)
+        found = [each for each in given if each is not None]
+        if self.reasoning_effort == "none":
+            found.append(0)
+        return min(found, default=None)
 
     @property
     def _own_template_kwargs(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ from penstock_server.protocol.tools import (
     TypedTool,
     kind_of_choice,
 )
-from penstock_server.protocol.wire import Only, PositiveCount, Text, Unsupported, Wire, invalid
+from penstock_server.protocol.wire import Count, Only, PositiveCount, Text, Unsupported, Wire, invalid
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -144,9 +144,14 @@ class PlacedTool:
     namespace: str | None = None
 
     @property
-    def offered_name(self) -> str:
+    def own_name(self) -> str:
+        """The name of a function within its namespace."""
         assert isinstance(self.tool, FlatTool)
-        return offered_name(self.tool.name, self.namespace)
+        return self.tool.name
+
+    @property
+    def offered_name(self) -> str:
+        return offered_name(self.own_name, self.namespace)
 
 
 class FlatToolRef(Wire):
@@ -204,6 +209,9 @@ class ResponsesRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    thinking_token_budget: Count | None = Field(
+        None, description="vLLM's. The most tokens of the reasoning, which is ended then."
+    )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: drop the oldest turns if the context has no room for all."
     )
@@ -288,7 +296,13 @@ class ResponsesRequest(SamplingFields):
                 self.text.verbosity if self.text else None,
                 self.chat_template_kwargs,
             ),
+            thinking_budget=self._thinking_budget,
         )
+
+    @property
+    def _thinking_budget(self) -> int | None:
+        is_off = self.reasoning is not None and self.reasoning.effort == "none"
+        return 0 if is_off else self.thinking_token_budget
 
     @property
     def _tool_offer(self) -> ToolOffer:
@@ -344,7 +358,7 @@ class ResponsesRequest(SamplingFields):
     def namespaced(self) -> dict[str, tuple[str, str]]:
         """(namespace, name) of functions in namespaces, by the names that they are offered with."""
         inner = [each for each in self._functions if each.namespace is not None]
-        return {each.offered_name: (each.namespace or "", each.tool.name) for each in inner}
+        return {each.offered_name: (each.namespace or "", each.own_name) for each in inner}
 
 
 def _with_one_system(turns: list[Turn]) -> tuple[Turn, ...]:

@@ -50,6 +50,8 @@ class Only:
         raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
 
 
+OnlyOne = Annotated[float | None, BeforeValidator(Only(1, 1.0)), WithJsonSchema({"enum": [1, None]})]
+OnlyZero = Annotated[float | None, BeforeValidator(Only(0, 0.0)), WithJsonSchema({"enum": [0, None]})]
 OnlyTrue = Annotated[bool | None, BeforeValidator(Only(True))]
 OnlyFalse = Annotated[bool | None, BeforeValidator(Only(False))]
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from penstock_server.protocol.errors import ErrorBody
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 500, 503)
-}
-# With a described default FastAPI does not add a 422, which we never send.
-ERRORS["default"] = {"model": ErrorBody, "description": "Any other error"}
+
+def errors_as(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's description of errors in the form of an API."""
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": body} for status in (400, 401, 404, 413, 415, 500, 503)
+    }
+    # With a described default FastAPI does not add a 422, which we never send.
+    errors["default"] = {"model": body, "description": "Any other error"}
+    return errors
+
+
+ERRORS = errors_as(ErrorBody)
 
 
 def event_stream_of(model: str, last: str | None = "[DONE]") -> dict[str, Any]:
@@ -23,3 +32,8 @@ def event_stream_of(model: str, last: str | None = "[DONE]") -> dict[str, Any]:
     data = encoded if last is None else {"anyOf": [{"const": last}, encoded]}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {"content": {"text/event-stream": {"itemSchema": event}}}
+
+
+def line_stream_of(model: str) -> dict[str, Any]:
+    """OpenAPI's description of an answer that may also be a stream of lines, each a `model` object."""
+    return {"content": {"application/x-ndjson": {"itemSchema": {"$ref": f"#/components/schemas/{model}"}}}}

@@ -67,7 +67,7 @@ class Responder:
             embeds=[prompt.embeds for prompt in question.prompts],
             answer_start=question.answer_start,
             tells_end_token=tells_end_token,
-            ending=question.use.ending if question.use else lambda: None,
+            use=question.use,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
-from penstock_server.facade.plan_table import plan_table
+from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.middleware.draining import Drain
 from penstock_server.protocol.errors import ApiError, api_error
 from penstock_server.serving import systemd
@@ -114,7 +114,7 @@ class _Server(uvicorn.Server):
             await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
-        for line in plan_table(self._engine.loaded.plan()):
+        for line in served_plan_lines(self._engine.loaded.plan()):
             logger.info("%s", line)
         _tell(greeting(self._settings, self._engine.loaded.model, self._url))
         systemd.notify(systemd.READY)

@@ -25,7 +25,13 @@ from penstock.config import (
     WeightBits,
 )
 from penstock.errors import ConfigError
-from penstock_server.settings.chat_rules import ChatRules, ParserChoice
+from penstock_server.settings.chat_rules import (
+    PARSER_CHOICES,
+    REASONING_CHOICES,
+    ChatRules,
+    ParserChoice,
+    ReasoningChoice,
+)
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
 from penstock_server.settings.speculative_config import SpeculativeConfig
 from penstock_server.settings.values import (
@@ -341,7 +347,16 @@ class Settings:
         "format of the model's tool calls; auto: the format that the chat template uses; none: calls stay in "
         "the text",
         "auto",
-        choices=get_args(ParserChoice),
+        choices=PARSER_CHOICES,
+    )
+    reasoning_parser: ReasoningChoice = setting(
+        "server",
+        "markers of the model's thinking, which becomes reasoning_content; auto: the markers that the chat "
+        "template has; a named format also takes the beginning of an answer without an opener for thinking; "
+        "none: thinking stays in the text",
+        "auto",
+        choices=REASONING_CHOICES,
+        commands=("serve", "batch"),
     )
     lenient: bool = setting(
         "server",
@@ -427,7 +442,7 @@ class Settings:
 
     @property
     def chat_rules(self) -> ChatRules:
-        return ChatRules(self.tool_call_parser, self.allow_special_tokens_in_content)
+        return ChatRules(self.tool_call_parser, self.reasoning_parser, self.allow_special_tokens_in_content)
 
     @property
     def model_names(self) -> tuple[str, ...]:

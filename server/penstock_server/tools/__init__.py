@@ -1,4 +1,4 @@
-"""Tool calling.
+"""Tool calling and reasoning.
 
 use.py           ToolUse: one request's tools, and the parser of its answer
 prompting.py     ToolPrompt: how the prompt shows the tools
@@ -9,5 +9,7 @@ reading.py       reads one JSON call of an answer, piece by piece
 parsers.py       finds the calls in an answer, in the format of each family of models
 minicpm5_parser.py  finds MiniCPM5's calls, which are XML
 call_filters.py  which of the calls count: the first alone, or none twice
+parsing/         parsers of further formats, and of reasoning
+reasoning.py     Reasoning: how the answers to one request think
 answering.py     calls as OpenAI's objects, whole and in deltas
 """

@@ -14,7 +14,7 @@ from penstock_server.protocol.answer_bodies import (
     ToolCall,
     ToolCallDelta,
 )
-from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, TextPiece
+from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, ReasoningPiece, TextPiece
 from penstock_server.tools.use import ToolUse
 
 
@@ -27,21 +27,29 @@ class ToolAnswer:
         assert parser is not None
         self._parser = parser
         self._finish_reason = use.finish_reason
+        self._shows_reasoning = use.shows_reasoning
         self._calls: list[ToolCall] = []
-        self._text = ""
+        self._text = self._reasoning = ""
 
     def deltas(self, text: str, is_last: bool) -> list[ChatDelta]:
         """The deltas that the next piece of the answer makes. is_last: no more text will come."""
         events = self._parser.feed(text)
         if is_last:
             events += self._parser.finish()
-        return [self._delta(event) for event in events]
+        return [
+            self._delta(event)
+            for event in events
+            if self._shows_reasoning or not isinstance(event, ReasoningPiece)
+        ]
 
     def _delta(self, event: Event) -> ChatDelta:
         match event:
             case TextPiece(text):
                 self._text += text
                 return ChatDelta(content=text)
+            case ReasoningPiece(text):
+                self._reasoning += text
+                return ChatDelta(reasoning_content=text, reasoning=text)
             case CallBegin(name, call_id):
                 call = ToolCall(id=self._new_id(call_id), function=CalledFunction(name=name, arguments=""))
                 self._calls.append(call)
@@ -64,10 +72,15 @@ class ToolAnswer:
         return given if given and given not in taken else f"call_{uuid.uuid4().hex[:24]}"
 
     def message(self) -> ChatMessage:
-        """The message with all text and calls. Content is null if there are calls alone."""
-        if not self._calls:
-            return ChatMessage(content=self._text)
-        return ChatMessage(content=self._text or None, tool_calls=self._calls)
+        """The message with all text, reasoning and calls. Content is null if there are calls or reasoning
+        alone."""
+        is_text_alone = not (self._calls or self._reasoning)
+        return ChatMessage(
+            content=self._text if is_text_alone else self._text or None,
+            reasoning_content=self._reasoning or None,
+            reasoning=self._reasoning or None,
+            tool_calls=self._calls or None,
+        )
 
     def finish(self, reason: FinishReason | None) -> ChatFinish:
         if reason is FinishReason.LENGTH:

@@ -10,8 +10,8 @@ from penstock.errors import InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.protocol.conversation import ToolMode
 from penstock_server.protocol.tools import Function
+from penstock_server.settings.chat_rules import ParserName
 from penstock_server.tools import schemas
-from penstock_server.tools.parsers import ParserName
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_server.tools.parsers import AnswerParser
-from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, TextPiece, merge
+from penstock_server.tools.reading import ArgumentsPiece, CallBegin, Event, ReasoningPiece, TextPiece, merge
 
 
 class FirstCall:
@@ -23,7 +23,7 @@ class FirstCall:
         kept = []
         for event in events:
             self._num_calls += isinstance(event, CallBegin)
-            if isinstance(event, TextPiece) or self._num_calls == 1:
+            if isinstance(event, TextPiece | ReasoningPiece) or self._num_calls == 1:
                 kept.append(event)
         return kept
 
@@ -55,7 +55,7 @@ class DistinctCalls:
             if self.is_over:
                 break
             match event:
-                case TextPiece():
+                case TextPiece() | ReasoningPiece():
                     kept.append(event)
                 case CallBegin(name):
                     kept += self._release()

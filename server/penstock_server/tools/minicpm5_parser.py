@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import FUNCTION, Parser
+from penstock_server.tools.parsing.values import ParameterValues
 from penstock_server.tools.reading import ArgumentsPiece, CallBegin
-from penstock_server.tools.schemas import arguments_schema
 
 _END = "</function>"
 _CDATA = "<![CDATA["
@@ -30,14 +29,12 @@ _NEXT = re.compile(f"<param{_NAME}>|{_END}")
 _VALUE_END = re.compile(f"</param>|(?={_END})")
 _CDATA_END = re.compile(rf"\]\]>\s*(?:</param>|(?={_END}))")
 _ENTITIES = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
-_WORDS = {"True": True, "False": False, "None": None}
 
 
 class MiniCPM5Parser(Parser):
     def __init__(self, functions: Sequence[Function]) -> None:
         super().__init__(FUNCTION)
-        #: The name of a function -> the schemas of its parameters, by name.
-        self._schemas = {each.name: _parameters(each) for each in functions}
+        self._values = ParameterValues(functions, unknown_is_text=False)
         self._function = self._parameter = ""
         self._is_first = True
 
@@ -106,35 +103,4 @@ class MiniCPM5Parser(Parser):
             text = text.lstrip().removeprefix(_CDATA).replace(f"]]>{_CDATA}", "")
         else:
             text = re.sub(r"&(lt|gt|amp|quot|apos);", lambda match: _ENTITIES[match[1]], text.strip())
-        types = _types(self._schemas.get(self._function, {}).get(self._parameter))
-        if "string" in types and not (text == "null" and "null" in types):
-            return json.dumps(text, ensure_ascii=False)
-        return _json(text)
-
-
-def _parameters(function: Function) -> dict[str, Any]:
-    properties = arguments_schema(function).get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
-def _types(schema: Any) -> list[str]:
-    """The types that a schema names; none where it names them in another way."""
-    if not isinstance(schema, dict):
-        return []
-    types = schema.get("type", [])
-    return types if isinstance(types, list) else [types]
-
-
-def _json(text: str) -> str:
-    """The text itself if it is JSON, else a JSON string. Models at times write Python's True, False, None."""
-    if text in _WORDS:
-        return json.dumps(_WORDS[text])
-    try:
-        json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text
-
-
-def _no_json(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
+        return self._values.json_of(self._function, self._parameter, text)

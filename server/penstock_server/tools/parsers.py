@@ -6,6 +6,7 @@
     Mistral                   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since 2025
                               [TOOL_CALLS]name{...} or [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}, any number
     MiniCPM5                  XML, in minicpm5_parser.py
+    GLM-4.5, Qwen3-Coder, MiniMax-M2, DeepSeek, gpt-oss     in the room parsing
 
 A parser gets the answer in pieces, and returns the events that are certain. The events depend on the whole
 text alone, and not on how it was cut into pieces. Text that looked like a call and is none is returned as
@@ -17,7 +18,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Literal, Protocol
+from typing import Protocol
 
 from penstock_server.tools.reading import (
     ArgumentsPiece,
@@ -28,8 +29,6 @@ from penstock_server.tools.reading import (
     ValueReader,
     merge,
 )
-
-ParserName = Literal["hermes", "llama3", "mistral", "minicpm5"]
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"

@@ -37,7 +37,14 @@ class ArgumentsPiece:
     text: str
 
 
-Event = TextPiece | CallBegin | ArgumentsPiece
+@dataclass(frozen=True)
+class ReasoningPiece:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+Event = TextPiece | CallBegin | ArgumentsPiece | ReasoningPiece
 
 
 def merge(events: Iterable[Event]) -> list[Event]:
@@ -49,6 +56,8 @@ def merge(events: Iterable[Event]) -> list[Event]:
             continue
         if isinstance(event, TextPiece) and isinstance(last, TextPiece):
             merged[-1] = TextPiece(last.text + event.text)
+        elif isinstance(event, ReasoningPiece) and isinstance(last, ReasoningPiece):
+            merged[-1] = ReasoningPiece(last.text + event.text)
         elif isinstance(event, ArgumentsPiece) and isinstance(last, ArgumentsPiece):
             merged[-1] = ArgumentsPiece(last.text + event.text)
         else:

@@ -16,23 +16,34 @@ from typing import Any, Literal
 
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
 from penstock_server.protocol.tools import Function, is_too_deep
-from penstock_server.settings.chat_rules import ParserChoice
+from penstock_server.settings.chat_rules import ParserChoice, ParserName
 from penstock_server.tools.parsers import (
     FUNCTION,
     PYTHON_TAG,
     TOOL_CALL,
     TOOL_CALL_END,
     TOOL_CALLS,
-    ParserName,
 )
+from penstock_server.tools.parsing.deepseek import CALLS_BEGIN
+from penstock_server.tools.parsing.harmony import CHANNEL, START
+from penstock_server.tools.parsing.xml_calls import MINIMAX
 
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
 
 #: Marks of formats that no parser here reads: calls in other XML, and lists of calls between tags. A template
 #: with one of them may use a mark of ours with another meaning.
-_FOREIGN = ("<function=", "<arg_key>", "<invoke", "<tool_calls>")
+_FOREIGN = ("<function=", "<invoke", "<tool_calls>")
+#: A mark that one format alone has.
+_OWN_MARKS: dict[str, ParserName] = {
+    "<arg_key>": "glm45",
+    MINIMAX: "minimax_m2",
+    "<parameter=": "qwen3_coder",
+    CALLS_BEGIN: "deepseek_v3",
+}
 
+#: A template that writes arguments as JSON itself.
+_WRITES_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -42,6 +53,8 @@ class ToolStyle:
     parser: ParserName | None
     #: Whether the chat template itself shows tools.
     is_native: bool
+    #: Whether the template writes arguments as they are, so that they must be texts.
+    takes_text: bool = False
 
 
 def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
@@ -52,15 +65,21 @@ def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
     is_native = shows_tools and format is not None
     if format == "none":
         return ToolStyle(None, is_native)
-    return ToolStyle(format if is_native else "hermes", is_native)
+    takes_text = is_native and format == "deepseek_v3" and not _WRITES_JSON.search(template)
+    return ToolStyle(format if is_native else "hermes", is_native, takes_text)
 
 
 def _format_of(template: str) -> ParserName | None:
     """The format of calls in a template; None: a format that no parser here reads, or none."""
+    if CHANNEL in template and START in template:
+        return "harmony"
     if TOOL_CALLS in template:
         return "mistral"
     if f"{FUNCTION} name=" in template and "<param name=" in template:
         return "minicpm5"
+    for mark, format in _OWN_MARKS.items():
+        if mark in template:
+            return format
     if any(mark in template for mark in _FOREIGN):
         return None
     if TOOL_CALL in template:
@@ -84,14 +103,17 @@ def template_tools(tools: Sequence[Function]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": function} for function in functions]
 
 
-def native_messages(messages: Sequence[TemplateMessage], parser: ParserName | None) -> list[TemplateMessage]:
-    """The messages for a template that knows tools: arguments are objects, and each result has a name."""
+def native_messages(
+    messages: Sequence[TemplateMessage], parser: ParserName | None, takes_text: bool = False
+) -> list[TemplateMessage]:
+    """The messages for a template that knows tools: arguments are objects, or JSON texts for a template that
+    `takes_text`, and each result has a name."""
     names: dict[str, str] = {}
     shown = []
     for message in messages:
         if calls := message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in calls}
-            shown += _native_calls(message, parser)
+            shown += _native_calls(message, parser, takes_text)
         elif (call_id := message.get("tool_call_id")) is not None:
             result = {"name": names.get(call_id, "")} | message
             shown.append(result | {"tool_call_id": _native_id(call_id, parser)})
@@ -100,10 +122,12 @@ def native_messages(messages: Sequence[TemplateMessage], parser: ParserName | No
     return shown
 
 
-def _native_calls(message: TemplateMessage, parser: ParserName | None) -> list[TemplateMessage]:
+def _native_calls(
+    message: TemplateMessage, parser: ParserName | None, takes_text: bool
+) -> list[TemplateMessage]:
     """The message with its calls. Llama's templates refuse several calls in a message, so that each call has
     its own message there."""
-    calls = [_native_call(call, parser) for call in message["tool_calls"]]
+    calls = [_native_call(call, parser, takes_text) for call in message["tool_calls"]]
     if parser != "llama3":
         return [message | {"tool_calls": calls}]
     others: list[TemplateMessage] = [
@@ -112,9 +136,9 @@ def _native_calls(message: TemplateMessage, parser: ParserName | None) -> list[T
     return [message | {"tool_calls": calls[:1]}, *others[1:]]
 
 
-def _native_call(call: dict[str, Any], parser: ParserName | None) -> dict[str, Any]:
+def _native_call(call: dict[str, Any], parser: ParserName | None, takes_text: bool) -> dict[str, Any]:
     function = call["function"]
-    arguments = _parsed(function["arguments"])
+    arguments = function["arguments"] if takes_text else _parsed(function["arguments"])
     return {
         "id": _native_id(call["id"], parser),
         "type": "function",

@@ -1,5 +1,5 @@
-"""ToolUse: one request's tools: how the prompt shows them, what binds the answer, and how the answer is
-read."""
+"""ToolUse: one request's tools and reasoning: how the prompt shows tools, what binds the answer, and how the
+answer is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from penstock import Tokenizer
 from penstock_server.protocol.conversation import ToolMode, ToolOffer
-from penstock_server.settings.chat_rules import ParserChoice
+from penstock_server.settings.chat_rules import ParserChoice, ParserName
 from penstock_server.tools import templates
 from penstock_server.tools.binding import ToolBinding
 from penstock_server.tools.call_filters import DistinctCalls, FirstCall
@@ -26,15 +26,37 @@ from penstock_server.tools.parsers import (
     Llama3Parser,
     MistralParser,
 )
+from penstock_server.tools.parsing.deepseek import CALLS_BEGIN, DeepSeekParser
+from penstock_server.tools.parsing.harmony import CHANNEL, HarmonyParser
+from penstock_server.tools.parsing.thinking import PlainParser
+from penstock_server.tools.parsing.xml_calls import GLM45, MINIMAX, MINIMAX_M2, QWEN3_CODER, XmlParser
 from penstock_server.tools.prompting import ToolPrompt
+from penstock_server.tools.reasoning import Reasoning
 
-_MARKERS = {"hermes": TOOL_CALL, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS, "minicpm5": FUNCTION}
+#: The text with which a call begins in each format.
+_MARKERS: dict[ParserName, str] = {
+    "hermes": TOOL_CALL,
+    "llama3": PYTHON_TAG,
+    "mistral": TOOL_CALLS,
+    "minicpm5": FUNCTION,
+    "glm45": TOOL_CALL,
+    "qwen3_coder": TOOL_CALL,
+    "minimax_m2": MINIMAX,
+    "deepseek_v3": CALLS_BEGIN,
+    "harmony": CHANNEL,
+}
+
+
+_XML_FORMATS = {"glm45": GLM45, "qwen3_coder": QWEN3_CODER, "minimax_m2": MINIMAX_M2}
 
 
 @dataclass(frozen=True)
 class ToolUse:
     prompt: ToolPrompt
     binding: ToolBinding
+    #: How the answer thinks. None: it does not, or its thinking stays in the text.
+    reasoning: Reasoning | None = None
+    shows_reasoning: bool = True
 
     @classmethod
     def of(cls, offer: ToolOffer, tokenizer: Tokenizer, parser: ParserChoice) -> ToolUse:
@@ -53,9 +75,20 @@ class ToolUse:
         )
 
     def parser(self) -> AnswerParser | None:
-        """A new parser for one answer; None if the answer can't hold calls."""
-        parser = self._parser()
-        return FirstCall(parser) if parser and not self.prompt.is_parallel else parser
+        """A new parser for one answer; None if the answer can hold neither calls nor reasoning."""
+        calls = self._parser()
+        parser = self._after_thinking(calls)
+        return FirstCall(parser) if parser and calls and not self.prompt.is_parallel else parser
+
+    def _after_thinking(self, calls: AnswerParser | None) -> AnswerParser | None:
+        if self.reasoning is None:
+            return calls
+        style = self.prompt.style.parser
+        # In a forced call of a certain function, a message to it is its arguments.
+        reads_calls = calls is not None and style is not None and self.prompt.mode != "named"
+        marker = _MARKERS[style] if reads_calls and style else None
+        names = [function.name for function in self.prompt.functions]
+        return self.reasoning.parser(calls or PlainParser(), marker, names)
 
     def _parser(self) -> AnswerParser | None:
         names = [function.name for function in self.prompt.functions]
@@ -72,6 +105,13 @@ class ToolUse:
                 return MistralParser()
             case "auto", "minicpm5":
                 return MiniCPM5Parser(self.prompt.functions)
+            case "auto", "deepseek_v3":
+                return DeepSeekParser()
+            case "auto", "harmony":
+                # Harmony's calls are found where its channels are read.
+                return PlainParser() if self.reasoning else HarmonyParser(PlainParser(), names)
+            case "auto", ("glm45" | "qwen3_coder" | "minimax_m2") as name:
+                return XmlParser(_XML_FORMATS[name], self.prompt.functions)
         return None
 
     def ending(self) -> Callable[[str], bool] | None:
@@ -81,8 +121,10 @@ class ToolUse:
         if not isinstance(calls, DistinctCalls) or not self.prompt.is_parallel:
             return None
 
+        parser = self._after_thinking(calls) or calls
+
         def is_over(text: str) -> bool:
-            calls.feed(text)
+            parser.feed(text)
             return calls.is_over
 
         return is_over

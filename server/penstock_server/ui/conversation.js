@@ -76,6 +76,8 @@ const FIGURES = {
   promptTokens: "number",
   cachedTokens: "number",
   outputTokens: "number",
+  acceptedGuesses: "number",
+  rejectedGuesses: "number",
   isCounted: "boolean",
   firstTokenS: "number",
   tokensPerS: "number",

@@ -37,6 +37,13 @@ export function answerFigures(figures) {
   if (figures.outputTokens)
     parts.push(`${figures.isCounted ? "" : "≈ "}${count(figures.outputTokens, "tokens")}`);
   if (figures.tokensPerS) parts.push(words("tokensPerS", { rate: rate(figures.tokensPerS) }));
+  if (figures.acceptedGuesses || figures.rejectedGuesses)
+    parts.push(
+      words("guesses", {
+        accepted: figures.acceptedGuesses.toLocaleString("en"),
+        rejected: figures.rejectedGuesses.toLocaleString("en"),
+      }),
+    );
   if (figures.firstTokenS != null) parts.push(words("firstAfter", { time: seconds(figures.firstTokenS) }));
   if (figures.promptTokens != null)
     parts.push(words("promptOf", { tokens: count(figures.promptTokens, "tokens") }));

@@ -8,7 +8,7 @@ const WAIT_S = 5;
 
 /**
  * Streams an answer and returns its figures:
- * {promptTokens, outputTokens, firstTokenS, tokensPerS, finish}.
+ * {promptTokens, outputTokens, acceptedGuesses, rejectedGuesses, firstTokenS, tokensPerS, finish}.
  *
  * onText(text) and onReasoning(text) get new text, onSpan({index, text}) new text of a blank; onWait(message | null) gets the reason for waiting. Throws
  * ApiError. When `signal` is aborted, returns the figures so far, with finish "stopped".
@@ -66,9 +66,12 @@ class Clock {
   figures() {
     const outputTokens = this.usage?.completion_tokens ?? this.ticks;
     const span = (this.last - this.first) / 1000;
+    const details = this.usage?.completion_tokens_details;
     return {
       promptTokens: this.usage?.prompt_tokens ?? null,
       cachedTokens: this.usage?.prompt_tokens_details?.cached_tokens ?? null,
+      acceptedGuesses: details?.accepted_prediction_tokens ?? null,
+      rejectedGuesses: details?.rejected_prediction_tokens ?? null,
       outputTokens,
       isCounted: this.usage !== null,
       firstTokenS: this.first === null ? null : (this.first - this.asked) / 1000,

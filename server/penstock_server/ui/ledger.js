@@ -1,7 +1,7 @@
 // The memory plan as a table, as `penstock plan` prints it.
 
 import { element } from "./dom.js";
-import { bytes, seconds } from "./figures.js";
+import { bytes, rate, seconds } from "./figures.js";
 import { count, words } from "./words.js";
 
 /** What a step waits for, as the plan calls it -> the key of its words. */
@@ -26,6 +26,18 @@ function layerRows(key, layers, streamed, homes) {
       words(there[0].is_resident ? "resident" : streamed),
     ]);
 }
+
+const SOURCES = { new_text: "newText", quotation: "quotation", draft_model: "draftModel" };
+
+/** What guesses from a source should bring to a single sequence. */
+const expectation = (drafting) =>
+  words("guessesShould", {
+    source: words(SOURCES[drafting.source]),
+    guesses: drafting.num_guesses,
+    gained: drafting.num_gained.toFixed(1),
+    rate: rate(drafting.tokens_per_s),
+    plain: rate(drafting.plain_tokens_per_s),
+  });
 
 /** The elements of the table, made of the answer of GET /v1/plan. */
 export function ledger(plan) {
@@ -73,6 +85,8 @@ export function ledger(plan) {
       count(plan.num_state_slots, "slots"),
     ]);
   rows.push([words("activations"), compute, plan.workspace_bytes, words("atLargestStep")]);
+  if (plan.draft_model_bytes)
+    rows.push([words("draftModel"), ram, plan.draft_model_bytes, words("besidePlan")]);
   const budgets = [[ram, plan.host_used_bytes, plan.host_budget_bytes]];
   if (plan.has_gpu) budgets.push([gpu, plan.device_used_bytes, plan.device_budget_bytes]);
   return [
@@ -113,6 +127,9 @@ export function ledger(plan) {
         {},
         words("stepShould", { time: seconds(plan.step.seconds), what: waitingFor(plan.step.binding) }),
       ),
+    ...plan.drafting
+      .filter((each) => each.num_seqs === 1 && each.num_guesses > 0)
+      .map((each) => element("p", {}, expectation(each))),
     ...[...plan.notes, ...plan.warnings].map((text) => element("p", {}, text)),
   ].filter(Boolean);
 }

@@ -54,6 +54,15 @@ class Window {
     return tokens > 0 ? this.#change((stats) => stats.links[EXPERTS]?.num_bytes ?? 0) / tokens : 0;
   }
 
+  /** {share, gained}: the share of guesses that were right, and tokens that a sequence gained in a step with
+   * guesses; null if nothing was guessed. */
+  get guesses() {
+    const guessed = this.#change((stats) => stats.draft_tokens);
+    if (guessed <= 0) return null;
+    const right = this.#change((stats) => stats.accepted_tokens);
+    return { share: right / guessed, gained: 1 + right / this.#change((stats) => stats.draft_chains) };
+  }
+
   #change(read) {
     return this.#samples.length > 1 ? read(this.#samples.at(-1)) - read(this.#samples[0]) : 0;
   }
@@ -79,6 +88,7 @@ export class Readings {
       step: reading(words("step"), "bar"),
       ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "bar")])),
       ...(plan.num_expert_slots && { experts: reading(words("expertsTitle"), "bar") }),
+      ...(plan.drafting.length > 0 && { guesses: reading(words("guessesTitle"), "bar") }),
       kv: reading(words("kvCache"), "bar"),
       queue: reading(words("sequences")),
     };
@@ -102,6 +112,7 @@ export class Readings {
     for (const name of Object.keys(stats.links))
       this.#showLink(name, isRunning ? this.#window.linkRate(name) : 0);
     if (stats.experts) this.#showExperts(stats);
+    if (this.#shown.guesses) this.#showGuesses(stats);
     const used = stats.kv_blocks_total ? stats.kv_blocks_used / stats.kv_blocks_total : 0;
     this.#shown.kv.set(
       percent(used),
@@ -129,6 +140,21 @@ export class Readings {
     this.#shown.step.set(seconds(step.duration_s), sentence);
     const longest = Math.max(step.duration_s, step.predicted_s);
     this.#shown.step.fill(step.duration_s / longest, step.predicted_s / longest);
+  }
+
+  #showGuesses(stats) {
+    const now = this.#window.guesses;
+    const total = {
+      accepted: stats.accepted_tokens.toLocaleString("en"),
+      rejected: (stats.draft_tokens - stats.accepted_tokens).toLocaleString("en"),
+    };
+    this.#shown.guesses.set(
+      now ? percent(now.share) : "–",
+      now
+        ? words("guessesRemark", { gained: now.gained.toFixed(1), ...total })
+        : words(stats.draft_tokens ? "guesses" : "noneYet", total),
+    );
+    this.#shown.guesses.fill(now?.share ?? 0);
   }
 
   #showExperts(stats) {

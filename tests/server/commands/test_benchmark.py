@@ -53,6 +53,23 @@ def test_a_shape_is_written_once_and_measured(tmp_path: Path, capsys: pytest.Cap
     assert folder.stat().st_mtime_ns == written
 
 
+def test_what_guesses_gave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), "--sequences", "1", "2"]
+    flags += ["--no-prompt", "--drafts"]
+    assert cli.main(flags) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    one, two = json.loads(last)["drafts"]
+    assert (one["num_seqs"], two["num_seqs"]) == (1, 2)
+    for each in (one, two):
+        assert 0 < each["num_accepted"] < each["num_guesses"]
+        # A step whose guesses are all right gains one token more than it has guesses.
+        assert 1 < each["tokens_per_sweep"] <= 33
+        assert each["accepted_by_depth"] == sorted(each["accepted_by_depth"], reverse=True)
+        assert any(f"{each['num_accepted']} of {each['num_guesses']} guesses right" in line for line in lines)
+    assert cli.main([*flags, "--speculation", "off"]) == 2
+    assert "leave it or --drafts out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

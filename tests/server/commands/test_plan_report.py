@@ -44,6 +44,41 @@ def test_a_plan_as_a_table_and_as_data(capsys: pytest.CaptureFixture[str]) -> No
     assert f"{streamed / 2**30:8.2f} GiB" in text and "of a budget of 6.00 GiB" in text
 
 
+def test_what_guesses_should_bring(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step that waits for the disk has room for guesses; where the memory is full, the draft model's bytes
+    are missing to the model."""
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", "--kv-tokens", "4096")
+    alone = json.loads(run(capsys, *flags, "--json"))
+    data = json.loads(run(capsys, *flags, "--json", "--draft-model", "tinyllama-1.1b"))
+    taken = data["draft_model"]["host_used_bytes"]
+    assert taken > 1e9 and data["plan"]["host_budget_bytes"] == 6 * GIB - taken
+    assert data["draft_model"]["streamed_bytes"] == 0 == data["draft_model"]["device_used_bytes"]
+    assert data["plan"]["num_resident_layers"] < alone["plan"]["num_resident_layers"]
+    rows = [(row["num_seqs"], row["source"]) for row in alone["drafting"]]
+    assert rows == [(count, source) for count in (1, 8, 32) for source in ("new_text", "quotation")]
+    steps = data["steps"]
+    for row in data["drafting"]:
+        assert row["tokens_per_s"] >= row["plain_tokens_per_s"]
+        name = f"decode, {row['num_seqs']} sequence{'s' if row['num_seqs'] > 1 else ''}"
+        assert row["plain_s"] == pytest.approx(steps[name]["seconds"])
+    assert max(row["num_gained"] for row in data["drafting"]) > 3
+    text = run(capsys, *flags, "--draft-model", "tinyllama-1.1b")
+    assert f"draft model: {taken / 2**30:.2f} GiB of the host's memory" in text
+    plain_ms = alone["steps"]["decode, 1 sequence"]["seconds"] * 1e3
+    assert f"a step of 1 sequence takes {plain_ms:.1f} ms" in text
+    for row in data["drafting"]:
+        assert f"{row['tokens_per_s']:.2f} tokens/s in place of {row['plain_tokens_per_s']:.2f}" in text
+    assert json.loads(run(capsys, *flags, "--json", "--speculation", "off"))["drafting"] == []
+
+
+def test_a_draft_model_that_can_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["plan", "--shape", "solar-10.7b", "--host-memory", "3GiB", "--draft-model"]
+    assert cli.main([*flags, "minicpm4-8b"]) == 1
+    assert "draft model minicpm4-8b does not fit into 3.00 GiB" in capsys.readouterr().err
+    assert cli.main(["plan", "--shape", "solar-10.7b", "--draft-model", "cpm-2"]) == 2
+    assert "cpm-2 can't be a draft model: it encodes its prompts" in capsys.readouterr().err
+
+
 def test_an_encoder_is_counted_as_a_reader_counts_it(capsys: pytest.CaptureFixture[str]) -> None:
     """CPM-2 has 24 layers in its encoder; the matrices for the decoder's cross-attention are no layers."""
     rows = run(capsys, "plan", "--shape", "cpm-2", "--kv-tokens", "1024").splitlines()

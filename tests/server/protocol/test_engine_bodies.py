@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,12 +185,34 @@ def model() -> FakeModel:
 
 def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> None:
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
-    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), "model_impl", "is_batch_invariant"]
+    beyond = ["model_impl", "is_batch_invariant", "draft_model_bytes"]
+    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), *beyond, "drafting"]
     assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
     assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
     step = model.meter.predict(1, 1)
     assert (told["step"]["seconds"], told["step"]["binding"]) == (step.seconds, step.binding)
     assert told["step"]["terms"] == step.terms
+    assert (told["draft_model_bytes"], told["drafting"]) == (0, [])  # the time of no step is known
+
+
+def test_the_plan_says_what_guesses_should_bring(make_client: MakeClient, model: FakeModel) -> None:
+    model.meter.known_s = lambda num_tokens: 1 + 0.01 * num_tokens
+    model.draft_model = SimpleNamespace(
+        plan=MEMORY_PLAN, num_elements=10**9, seconds=lambda num_places: 0.01 * num_places
+    )
+    told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
+    assert told["draft_model_bytes"] == MEMORY_PLAN.host_used_bytes
+    assert [*told["drafting"][0]] == [
+        "source", "num_seqs", "num_guesses", "num_levels", "num_gained", "seconds", "drafting_s", "plain_s",
+        "tokens_per_s", "plain_tokens_per_s",
+    ]  # fmt: skip
+    alone = {each["source"]: each for each in told["drafting"] if each["num_seqs"] == 1}
+    assert [*alone] == ["new_text", "quotation", "draft_model"]
+    for each in alone.values():
+        assert each["plain_s"] == 1.01
+        assert each["seconds"] == pytest.approx(1.01 + 0.01 * each["num_guesses"] + each["drafting_s"])
+        assert each["tokens_per_s"] == pytest.approx(each["num_gained"] / each["seconds"])
+    assert alone["draft_model"]["drafting_s"] > 0 == alone["quotation"]["drafting_s"]
 
 
 def test_the_totals_and_the_last_step(make_client: MakeClient, model: FakeModel) -> None:

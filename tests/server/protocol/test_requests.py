@@ -319,3 +319,52 @@ def test_what_the_chat_template_gets() -> None:
 def test_continuing_a_message_excludes_beginning_one() -> None:
     both = {"continue_final_message": True, "add_generation_prompt": True}
     assert refused(chat, **both)["param"] == "continue_final_message"
+
+
+def test_fields_by_the_names_of_other_servers() -> None:
+    """llama-server's, and vLLM's former ones. A field that has both names keeps Penstock's."""
+    body = completion(repeat_penalty=1.1, n_predict=7)
+    assert (body.repetition_penalty, body.max_tokens) == (1.1, 7)
+    assert completion(repeat_penalty=1.1, repetition_penalty=1.2).repetition_penalty == 1.2
+    for name, value in {
+        "json": {"type": "object"},
+        "regex": "a+",
+        "choice": ["a"],
+        "grammar": "start: A",
+    }.items():
+        form = chat(**{f"guided_{name}": value, "guided_decoding_backend": "x"}).structured_outputs
+        assert form is not None and form.model_dump(by_alias=True, exclude_none=True) == {name: value}
+    assert chat(guided_json=None, guided_regex=None).structured_outputs is None
+    assert chat(enable_thinking=False).as_conversation.template_kwargs == {"enable_thinking": False}
+    own = chat(enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
+    assert own.as_conversation.template_kwargs == {"enable_thinking": True}
+    with pytest.raises(ValidationError, match="repetition_penalty"):
+        completion(repeat_penalty="high")
+
+
+def test_no_limit_of_tokens() -> None:
+    for make in (chat, completion):
+        assert make(max_tokens=-1).answer_tokens is make(n_predict=-1).answer_tokens is None
+    assert chat(max_tokens=-1, max_completion_tokens=5).answer_tokens == 5
+
+
+@pytest.mark.parametrize("name", ["typical_p", "tfs_z", "mirostat", "dynatemp_range", "xtc_probability"])
+def test_samplers_of_other_servers_may_be_off(name: str) -> None:
+    off = 1 if name in ("typical_p", "tfs_z") else 0
+    assert getattr(completion(**{name: off}), name) == off
+    assert refused(completion, **{name: 0.5 if name != "mirostat" else 2})["loc"] == (name,)
+
+
+def test_hints_of_other_apis_in_messages() -> None:
+    hint = {"type": "ephemeral"}
+    said = {
+        "role": "assistant",
+        "content": "x",
+        "reasoning": "Hm.",
+        "reasoning_details": [{}],
+        "cache_control": hint,
+    }
+    asked = {"role": "user", "content": [{"type": "text", "text": "y", "cache_control": hint}]}
+    tool = {"type": "function", "function": {"name": "f"}, "cache_control": hint}
+    turns = chat(messages=[said, asked], tools=[tool]).as_conversation.turns
+    assert (turns[0].reasoning, turns[1].text) == ("Hm.", "y")

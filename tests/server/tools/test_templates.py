@@ -52,9 +52,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         # Tools, but in a format that nothing here reads.
         ('{{ tools }}<|start_header_id|>"parameters": <tool_call>', "auto", ToolStyle("hermes", True)),
         ("{{ tools }}<|python_tag|>", "auto", ToolStyle("llama3", True)),
-        # XML of Qwen3-Coder, GLM, MiniMax-M3 and Functionary 3.1, and a list between tags as Apriel has it.
+        ("{{ tools }}<tool_call><function=x><parameter=y>", "auto", ToolStyle("qwen3_coder", True)),
+        ("{{ tools }}<tool_call>x<arg_key>", "auto", ToolStyle("glm45", True)),
+        ("{{ tools }}<minimax:tool_call><invoke name=", "auto", ToolStyle("minimax_m2", True)),
+        ("{{ tools }}<|start|>x<|channel|>commentary", "auto", ToolStyle("harmony", True)),
+        # DeepSeek's templates write arguments as they are, or as JSON.
+        ("{{ tools }}<｜tool▁calls▁begin｜>", "auto", ToolStyle("deepseek_v3", True, takes_text=True)),
+        (
+            "{{ tools }}<｜tool▁calls▁begin｜>{{ tool['function']['arguments']|tojson }}",
+            "auto",
+            ToolStyle("deepseek_v3", True),
+        ),
+        # XML of MiniMax-M3 and Functionary 3.1, and a list between tags as Apriel has it.
         ("{{ tools }}<tool_call><function=x>", "auto", ToolStyle("hermes", False)),
-        ("{{ tools }}<tool_call>x<arg_key>", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}<tool_call><invoke name=", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}<function={{ name }}> or <|python_tag|>", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}in <tool_call> tags: <tool_calls>[", "auto", ToolStyle("hermes", False)),

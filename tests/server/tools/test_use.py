@@ -30,6 +30,9 @@ from penstock_server.settings.settings import Settings
 from penstock_server.tools.call_filters import FirstCall
 from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
 from penstock_server.tools.parsers import HermesParser, Llama3Parser, MistralParser
+from penstock_server.tools.parsing.deepseek import DeepSeekParser
+from penstock_server.tools.parsing.harmony import HarmonyParser
+from penstock_server.tools.parsing.xml_calls import XmlParser
 from penstock_server.tools.use import ToolUse
 
 from ..conftest import sse_events
@@ -75,6 +78,11 @@ def use_of(template: str = HERMES, parser: Any = "auto", model: Any = None, **fi
         (LLAMA3, Llama3Parser),
         (MISTRAL, MistralParser),
         (MINICPM5, MiniCPM5Parser),
+        ("{{ tools }}<tool_call>x<arg_key>", XmlParser),
+        ("{{ tools }}<tool_call><function=x><parameter=y>", XmlParser),
+        ("{{ tools }}<minimax:tool_call><invoke", XmlParser),
+        ("{{ tools }}<｜tool▁calls▁begin｜>", DeepSeekParser),
+        ("{{ tools }}<|start|>x<|channel|>commentary", HarmonyParser),
     ],
 )
 def test_the_parser_is_the_templates(template: str, parser: type) -> None:

@@ -21,13 +21,15 @@ _PRIORS = (
     #: What the model itself found likely behind the same token at another time, by rank (Luo et al. 2024,
     #: arXiv 2408.08696).
     *(0.3, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.02),
+    #: The same behind the same two tokens.
+    *(0.5, 0.12, 0.06, 0.04, 0.03, 0.025, 0.02, 0.02),
 )
 OTHER_PLACE = len(_MATCHES)
 _FIRST_SHARE = OTHER_PLACE + 1
 ANY_OF_MODEL = _FIRST_SHARE + len(_SHARES)
 _FIRST_RANK = ANY_OF_MODEL + 1
 #: How many likely tokens are remembered behind a token.
-NUM_RANKS = len(_PRIORS) - _FIRST_RANK
+NUM_RANKS = (len(_PRIORS) - _FIRST_RANK) // 2
 #: How many guesses an assumption is worth.
 _PRIOR_WEIGHT = 2.0
 #: What was seen counts less with each further guess of the kind, so that a change of the text shows.
@@ -47,9 +49,10 @@ def kind_of_share(share: float) -> int:
     return _FIRST_SHARE + bisect_right(_SHARES, share) - 1
 
 
-def kind_of_rank(rank: int) -> int:
-    """The kind of the (rank + 1)-th likeliest token behind the same token at another time."""
-    return _FIRST_RANK + rank
+def kind_of_rank(rank: int, is_behind_two: bool = False) -> int:
+    """The kind of the (rank + 1)-th likeliest token behind the same token, or the same two tokens, at another
+    time."""
+    return _FIRST_RANK + rank + (NUM_RANKS if is_behind_two else 0)
 
 
 def is_of_model(kind: int) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from collections.abc import Sequence as List
 
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank
 from penstock.generation.drafting.draft_tree import DraftTree
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.sequence import Sequence
 
 #: Most guesses of one sequence that are looked at by their likely followers.
@@ -26,6 +26,8 @@ class Guesses:
         self.token_ids: list[int] = []
         self.parents: list[int] = []
         self.kinds: list[int] = []
+        #: Kinds of all guesses, also of those that are too rarely right to be here.
+        self.kinds_met = set[int]()
         #: That a guess and all those before it are right.
         self.chances: list[float] = []
         self._nodes: dict[tuple[int, int], int] = {}
@@ -39,13 +41,19 @@ class Guesses:
     def chance(self, node: int) -> float:
         return 1.0 if node < 0 else self.chances[node]
 
-    def token_id(self, node: int) -> int:
-        return self.sequence.token_ids[-1] if node < 0 else self.token_ids[node]
+    def _last_two(self, node: int) -> tuple[int, int]:
+        """The tokens at a guess and before it; -1 where none is before."""
+        text = self.sequence.token_ids
+        if node < 0:
+            return text[-2] if len(text) > 1 else -1, text[-1]
+        parent = self.parents[node]
+        return self.token_ids[parent] if parent >= 0 else text[-1], self.token_ids[node]
 
     def add(self, parent: int, token_id: int, kind: int) -> int | None:
         """A guess that follows `parent`. A guess that is there already has the better of both chances. None
         if the chance is too small, or if the sequence's grammar forbids the token."""
         chance = self.chance(parent) * self.rate(kind)
+        self.kinds_met.add(kind)
         if chance < self._least_chance or token_id < 0:
             return None
         node = self._nodes.get((parent, token_id))
@@ -71,18 +79,18 @@ class Guesses:
                 return
             node = found
 
-    def spread(self, followers: Callable[[int], List[int]]) -> None:
-        """Add what is likely to follow each guess, the likeliest guesses first. followers: a token -> tokens
-        that were likely behind it, likeliest first."""
+    def spread(self, recycled: RecycledTokens) -> None:
+        """Add what was likely behind each guess at another time, the likeliest guesses first."""
         heap = [(-1.0, -1), *((-chance, node) for node, chance in enumerate(self.chances))]
         heapq.heapify(heap)
         for _ in range(_MAX_SPREAD):
             if not heap:
                 return
             _, parent = heapq.heappop(heap)
-            for rank, token_id in enumerate(followers(self.token_id(parent))):
+            followers, are_behind_two = recycled.followers(*self._last_two(parent))
+            for rank, token_id in enumerate(followers):
                 num_before = len(self.token_ids)
-                node = self.add(parent, token_id, kind_of_rank(rank))
+                node = self.add(parent, token_id, kind_of_rank(rank, are_behind_two))
                 if node is not None and node == num_before:
                     heapq.heappush(heap, (-self.chances[node], node))
 

@@ -1,24 +1,36 @@
-"""RecycledTokens: what the model itself found likely behind each token, the last time it computed one.
+"""RecycledTokens: what the model itself found likely behind the same tokens, the last time it computed them.
 
 The method is known as Token Recycling (Luo et al. 2024, arXiv 2408.08696): each row of logits names tokens
-that may follow, and they are thrown away but for one. A tree of them costs no model and no reading.
+that may follow, and they are thrown away but for one. A tree of them costs no model and no reading. The paper
+has a row for each token. Here the two last tokens count, where they were seen, and else the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
 
+#: Pairs of tokens that are remembered: about 300 bytes each.
+_MAX_PAIRS = 50_000
+
 
 class RecycledTokens:
-    """One table for all sequences of a model. It has at most a row for each token of the vocabulary. What
-    one client's text leaves here changes how soon another's guesses come true, and no answer."""
+    """One table for several sequences. What one text leaves here changes how soon another's guesses come
+    true, and no answer."""
 
     def __init__(self) -> None:
-        self._followers: dict[int, tuple[int, ...]] = {}
+        self._behind: dict[int, tuple[int, ...]] = {}
+        #: The oldest pair comes first.
+        self._behind_two: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def learn(self, token_id: int, followers: tuple[int, ...]) -> None:
-        """The likeliest tokens behind a token, likeliest first."""
-        self._followers[token_id] = followers
+    def learn(self, before: int, token_id: int, followers: tuple[int, ...]) -> None:
+        """The likeliest tokens behind two tokens, likeliest first."""
+        self._behind[token_id] = followers
+        self._behind_two.pop((before, token_id), None)
+        self._behind_two[before, token_id] = followers
+        if len(self._behind_two) > _MAX_PAIRS:
+            del self._behind_two[next(iter(self._behind_two))]
 
-    def followers(self, token_id: int) -> List[int]:
-        return self._followers.get(token_id, ())
+    def followers(self, before: int, token_id: int) -> tuple[List[int], bool]:
+        """What was likely, and whether it was behind both tokens."""
+        found = self._behind_two.get((before, token_id))
+        return (self._behind.get(token_id, ()), False) if found is None else (found, True)

@@ -57,7 +57,7 @@ class _Track:
         continuations.sort(key=lambda found: -found.num_same)
         for number, found in enumerate(continuations):
             self.guesses.add_chain(found.token_ids, found.num_same, OTHER_PLACE if number else None)
-        self.guesses.spread(self.shared.recycled.followers)
+        self.guesses.spread(self.shared.recycled)
         return self.guesses
 
     def learn(self, drafts: DraftTree, right: List[int]) -> None:
@@ -107,7 +107,7 @@ class Speculation(Drafter):
         choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
         for each, nodes in zip(guesses, choice.nodes, strict=True):
             tried = {each.kinds[node] for node in nodes}
-            self._track(each.sequence).acceptance.forget(set(each.kinds) - tried)
+            self._track(each.sequence).acceptance.forget(each.kinds_met - tried)
         taken = zip(guesses, choice.nodes, strict=True)
         return {each.sequence: each.tree(nodes) for each, nodes in taken if nodes}
 
@@ -125,9 +125,13 @@ class Speculation(Drafter):
         track = self._track(sequence)
         if drafts:
             track.learn(drafts, right)
-        tokens = (sequence.token_ids[-1], *drafts.token_ids)
-        for token_id, found in zip(tokens, followers, strict=False):
-            track.shared.recycled.learn(token_id, found)
+        text = (*sequence.token_ids[-2:], *drafts.token_ids)
+        num_last = min(2, sequence.num_tokens)  # tokens of the sequence itself
+        for row, found in enumerate(followers):
+            node = row - 1
+            parent = drafts.parents[node] if node >= 0 else -2
+            before = text[num_last + parent] if num_last + parent >= 0 else -1
+            track.shared.recycled.learn(before, text[num_last + node], found)
 
     def _track(self, sequence: Sequence) -> _Track:
         track = self._tracks.get(sequence)

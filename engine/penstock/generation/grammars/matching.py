@@ -7,7 +7,8 @@ from typing import Protocol
 
 class Matching(Protocol):
     """Where one answer stands in its form: Matcher (grammar_matcher.py) for a grammar, BlankMatcher
-    (blanks.py) for blanks. The place depends on the answer's own tokens and on nothing else."""
+    (blanks.py) for blanks, ThinkingMatcher (thinking.py) for an answer that thinks first. The place depends
+    on the answer's own tokens and on nothing else."""
 
     @property
     def allowed(self) -> int:

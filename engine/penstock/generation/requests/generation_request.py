@@ -12,6 +12,7 @@ from penstock.errors import InvalidParameter
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.grammars.blanks import Blanks
 from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.grammars.thinking import Thinking
 
 if TYPE_CHECKING:
     from penstock.generation.requests.prompt_embeds import PromptEmbeds
@@ -70,6 +71,8 @@ class SamplingParams:
     #: The answer fills in the blanks of the prompt, and ends with the last blank. Forced tokens are appended
     #: as those of a grammar.
     blanks: Blanks | None = None
+    #: The answer may think before what the grammar demands, within a limit. None: it has no such part.
+    thinking: Thinking | None = None
     #: Report the log-probability of each chosen token and of this many likeliest tokens. None: report
     #: nothing. The distribution is the model's own, before temperature, penalties, filters and grammar.
     logprobs: int | None = None
@@ -115,6 +118,7 @@ class SamplingParams:
         self._check("min_tokens", self.min_tokens >= 0, "at least 0")
         if self.blanks is not None:
             self._check("grammar", self.grammar is None, "None where there are blanks")
+            self._check("thinking", self.thinking is None, "None where there are blanks")
         if self.grammar is not None or self.blanks is not None:
             rule = "false where there is a grammar or a blank, which says where the answer may end"
             self._check("ignore_eos", not self.ignore_eos, rule)

@@ -161,6 +161,7 @@ class RequestLimits:
     def _check_token_ids(self, params: SamplingParams) -> None:
         for name, token_ids in (
             ("blanks", params.blanks.token_ids if params.blanks else ()),
+            ("thinking", params.thinking.token_ids if params.thinking else ()),
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", [token_id for word in params.bad_words for token_id in word]),

@@ -11,6 +11,7 @@ from penstock.generation.chosen import Chosen
 from penstock.generation.grammars.blanks import BlankMatcher
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.grammars.matching import Matching
+from penstock.generation.grammars.thinking import ThinkingMatcher
 from penstock.generation.prompt_frame import PromptFrame
 from penstock.generation.requests.beam_request import BeamRequest
 from penstock.generation.requests.generation_request import SamplingParams, ValidRequest
@@ -73,7 +74,12 @@ class RequestTable:
     def _matcher(self, params: SamplingParams) -> Matching | None:
         if params.blanks is not None:
             return BlankMatcher(params.blanks, self._tokenizer.eos_token_ids)
-        return self._grammars.matcher(params.grammar) if params.grammar else None
+        matcher = self._grammars.matcher(params.grammar) if params.grammar else None
+        if params.thinking is None:
+            return matcher
+        return ThinkingMatcher(
+            params.thinking, matcher, self._tokenizer.token_bytes, self._tokenizer.eos_token_ids
+        )
 
     def end(self, request_id: str, reason: FinishReason) -> None:
         """Drop a request and free its blocks. An unknown (or finished) id is ignored."""

@@ -119,15 +119,17 @@ class Admission:
     def _enter(self, sequence: Sequence) -> None:
         """Let a waiting sequence run that has a place."""
         if self._block_manager.prefix_cache.is_read_by(sequence) and not sequence.was_preempted:
-            self.num_queried_tokens += sequence.num_prompt_tokens
+            self.num_queried_tokens += sequence.num_prompt_tokens + sequence.num_encoder_tokens
         self.adopt(sequence)
         self._block_manager.grow(sequence)
-        self.encoder_turns.enter(sequence)
+        num_encoded = self.encoder_turns.enter(sequence)
+        if not num_encoded:
+            self.num_hit_tokens += sequence.skip_encoder()
         self.waiting.remove(sequence)
         bisect.insort(self.running, sequence, key=lambda each: each.request.priority)
         if not sequence.has_started:
             sequence.has_started = True
-            self.waiting.charge(sequence.request.client, sequence.num_pending_tokens)
+            self.waiting.charge(sequence.request.client, num_encoded + sequence.num_pending_tokens)
 
     def adopt(self, sequence: Sequence) -> None:
         """Skip the tokens that others have computed, or will in this step."""

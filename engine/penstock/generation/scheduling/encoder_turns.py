@@ -22,10 +22,12 @@ class EncoderTurns:
         num_tokens = sum(each.num_input_tokens for each in self._encoded)
         return num_tokens + sequence.num_input_tokens <= self._max_num_tokens
 
-    def enter(self, sequence: Sequence) -> None:
-        """The sequence comes in. Its input gets blocks."""
-        if sequence.encoder is not None and self._block_manager.place_encoder(sequence):
-            self._encoded.append(sequence)
+    def enter(self, sequence: Sequence) -> int:
+        """The sequence comes in. Its input gets blocks. Returns how many tokens have to be encoded for it."""
+        if sequence.encoder is None or not self._block_manager.place_encoder(sequence):
+            return 0
+        self._encoded.append(sequence)
+        return sequence.encoder.num_tokens
 
     def take(self) -> tuple[Sequence, ...]:
         """The sequences whose inputs have to be encoded in the step."""

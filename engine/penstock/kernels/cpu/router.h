@@ -90,3 +90,47 @@ EXPORT void penstock_router_scores(const float *x, int64_t x_stride, int64_t num
     if (function == SOFTMAX) for_rows(num_tokens, 8 * num_experts, softmax_row, &r);
     if (function == SIGMOID) for_rows(num_tokens, 8 * num_experts, sigmoid_row, &r);
 }
+
+typedef struct {
+    const float *scores, *ranked;
+    int64_t num_experts, num_chosen;
+    bool is_renormalized;
+    float least_sum, scaling;
+    int64_t *experts;
+    float *chosen;
+} choice;
+
+/* The order of experts: NaN comes first, then the larger number, of equal ones the lower place. */
+INLINE bool comes_before(float a, int64_t place, float b, int64_t other) {
+    const bool is_better = a > b || (a != a && b == b), is_worse = b > a || (b != b && a == a);
+    return is_better || (!is_worse && place < other);
+}
+
+static void choose_row(void *context, int64_t row) {
+    const choice *c = context;
+    const float *ranked = c->ranked + row * c->num_experts, *scores = c->scores + row * c->num_experts;
+    int64_t *experts = c->experts + row * c->num_chosen, before = -1;
+    float *chosen = c->chosen + row * c->num_chosen, sum = 0.0f;
+    for (int64_t i = 0; i < c->num_chosen; i++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < c->num_experts; e++)
+            if ((before < 0 || comes_before(ranked[before], before, ranked[e], e)) &&
+                (best < 0 || comes_before(ranked[e], e, ranked[best], best)))
+                best = e;
+        experts[i] = before = best, chosen[i] = scores[best];
+        sum = i ? sum + chosen[i] : chosen[i];
+    }
+    if (sum < c->least_sum) sum = c->least_sum;
+    for (int64_t i = 0; i < c->num_chosen; i++) {
+        if (c->is_renormalized) chosen[i] /= sum;
+        chosen[i] *= c->scaling;
+    }
+}
+
+/* The num_chosen (at most num_experts) best experts of each token, and their scores: ExpertKernels.choose(). */
+EXPORT void penstock_choose_experts(const float *scores, const float *ranked, int64_t num_tokens, int64_t num_experts,
+                                    int64_t num_chosen, int is_renormalized, float least_sum, float scaling,
+                                    int64_t *experts, float *chosen) {
+    choice c = {scores, ranked, num_experts, num_chosen, is_renormalized, least_sum, scaling, experts, chosen};
+    for_rows(num_tokens, num_chosen * num_experts, choose_row, &c);
+}

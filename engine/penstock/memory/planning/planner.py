@@ -157,6 +157,11 @@ class _Layers:
         return min(NUM_STAGING_SLOTS * planes, len(streamed))
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of all layers and experts."""
+        return sum(self.sizes) + self._num_experts * self.expert_bytes
+
+    @property
     def _least_expert_slots(self) -> int:
         """One expert is computed while the next one arrives."""
         return min(NUM_STAGING_SLOTS, self._num_experts)
@@ -274,7 +279,7 @@ class _Planner:
     def _search(self) -> tuple[int, TierPlan]:
         """Blocks of keys and values, and the tier beside them. Raises CapacityError."""
         num_blocks = 0
-        for num_blocks in self.kv.choices(self.room, sum(self.layers.sizes)):
+        for num_blocks in self.kv.choices(self.room, self.layers.num_bytes):
             tier = self._tier_beside(num_blocks)
             if tier is not None:
                 return num_blocks, tier

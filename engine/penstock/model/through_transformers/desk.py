@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, Routed
 from penstock.model.mixture import blend, one_by_one
-from penstock.model.routing import Routed
 from penstock.model.through_transformers.attention import LayerAttention, sinks_of
 from penstock.model.through_transformers.experts import FloatMatrix, activated
 from penstock.weights.layer_weights import LayerWeights

@@ -63,7 +63,7 @@ def _refuse_masks(folder: Path) -> None:
 def _prompt_config(file: Path) -> dict[str, Any]:
     """A --prompt-config of CPM-2-Finetune; {} for any other file."""
     try:
-        config = json.loads(file.read_bytes()) if file.stat().st_size <= _LARGEST_CONFIG else None
+        config: Any = json.loads(file.read_bytes()) if file.stat().st_size <= _LARGEST_CONFIG else None
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(config, dict):

@@ -1,0 +1,135 @@
+"""Expectation: what guesses should bring to a step, by what is assumed of them before any was tried. Pure.
+
+A plan knows what a step of so many tokens takes, and not how often guesses will be right. So one drafter
+after the other is assumed: each place of a text has the same followers, each with the rate at which it is
+right. The best tree for the step is that of choice.py: the likeliest nodes, as many as pay.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.config import EngineConfig
+from penstock.generation.drafting.acceptance import NUM_RANKS, Acceptance, kind_of_match, kind_of_rank
+from penstock.generation.drafting.asking import MAX_WIDTH
+from penstock.generation.drafting.choice import LEAST_GAIN, PlainStep
+
+#: Seconds of a step or of a draft model's level, by its tokens.
+Predict = Callable[[int], float]
+#: A quotation: the same words stood before, so many of them.
+_QUOTED = 9
+#: Elements of a draft model's matrices -> how often its first guess is right. In trees of 32 these give 2.7,
+#: 4.9 and 7.7 tokens a step, as was measured with MT-Bench at temperature 0 (Wang et al. 2024, arXiv
+#: 2406.17276, tables 1 and 2: 2.58, 4.88 and 7.74).
+_FIRST_RATES = ((68e6, 0.38), (1.1e9, 0.76), (7e9, 0.87))
+#: Most levels of a draft model's trees.
+MAX_LEVELS = 16
+#: The shares of the first guess's failures in which the second to fourth guess is right.
+_OTHER_RATES = (0.4, 0.15, 0.08)
+
+
+class Assumed(NamedTuple):
+    """A drafter."""
+
+    name: str
+    #: The rates at which a place's followers are right, the likeliest first.
+    rates: tuple[float, ...]
+    #: What it takes to guess one level of trees, by the number of places; None: nothing.
+    level_s: Predict | None = None
+
+
+class Expected(NamedTuple):
+    """A step with the guesses that should give the most tokens per second."""
+
+    name: str
+    num_seqs: int
+    #: Guesses of each sequence; 0 where none pays. Levels of a draft model's tree.
+    num_guesses: int
+    num_levels: int
+    #: Tokens that each sequence gains in a step.
+    num_gained: float
+    #: Seconds of the step, of them those in which a draft model guesses, and of a step without guesses.
+    seconds: float
+    drafting_s: float
+    plain_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_seqs * self.num_gained / self.seconds
+
+    @property
+    def plain_tokens_per_s(self) -> float:
+        return self.num_seqs / self.plain_s
+
+
+def assumed_texts() -> list[Assumed]:
+    """What needs no model, by Acceptance's priors: a text that is new, of which only what the model found
+    likely before is known, and a quotation."""
+    rate = Acceptance().rate
+    ranks = tuple(rate(kind_of_rank(rank)) for rank in range(NUM_RANKS))
+    return [Assumed("new_text", ranks), Assumed("quotation", (rate(kind_of_match(_QUOTED)),))]
+
+
+def assumed_model(num_elements: int, level_s: Predict) -> Assumed:
+    """A draft model with so many elements in its matrices. Between the sizes that were measured, the rate
+    grows with the size's logarithm."""
+    (low, rate), *others = _FIRST_RATES
+    for high, other in others:
+        share = math.log(max(num_elements, low) / low) / math.log(high / low)
+        first = rate + min(1.0, share) * (other - rate)
+        if share <= 1:
+            break
+        low, rate = high, other
+    return Assumed("draft_model", (first, *((1 - first) * each for each in _OTHER_RATES)), level_s)
+
+
+def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: EngineConfig) -> Expected:
+    """A step of so many sequences, each with as many guesses as pay. Raises ValueError if a step takes no
+    known time."""
+    plain_s = predict_s(num_seqs)
+    if plain_s <= 0:
+        raise ValueError("nothing is known of a step's time")
+    room = max(0, config.max_num_batched_tokens - num_seqs) // num_seqs
+    step = PlainStep(predict_s, num_seqs, num_seqs, room * num_seqs, config.max_guesses)
+    best = Expected(drafter.name, num_seqs, 0, 0, 1.0, plain_s, 0.0, plain_s)
+    least, least_chance = LEAST_GAIN * best.tokens_per_s, step.least_chance
+    for num_levels in range(1, MAX_LEVELS + 1) if drafter.level_s else (config.max_guesses,):
+        right, width = 0.0, Counter[int]()
+        for number, (chance, depth) in enumerate(_nodes(drafter.rates, num_levels), 1):
+            if number > min(config.max_guesses, room) or chance < least_chance:
+                break
+            right += chance
+            width[depth] += 1
+            drafting_s = _drafting_s(drafter, width, num_seqs)
+            rate = step.rate(num_seqs * right, num_seqs * number, drafting_s)
+            if rate > max(least, best.tokens_per_s):
+                seconds = predict_s(num_seqs * (1 + number)) + drafting_s
+                best = Expected(
+                    drafter.name, num_seqs, number, len(width), 1 + right, seconds, drafting_s, plain_s
+                )
+    return best
+
+
+def _drafting_s(drafter: Assumed, width: Counter[int], num_seqs: int) -> float:
+    """Seconds of the levels of trees that have so many nodes in each level: a level is asked for at the nodes
+    of the level before."""
+    if drafter.level_s is None:
+        return 0.0
+    places = (min(MAX_WIDTH, width[level - 1]) if level > 1 else 1 for level in range(1, len(width) + 1))
+    return sum(drafter.level_s(num_seqs * each) for each in places)
+
+
+def _nodes(rates: tuple[float, ...], num_levels: int) -> Iterator[tuple[float, int]]:
+    """The chances and depths of an endless tree's nodes down to some depth, likeliest first."""
+    heap = [(-rate, 1) for rate in rates]
+    heapq.heapify(heap)
+    while heap:
+        chance, depth = heapq.heappop(heap)
+        yield -chance, depth
+        if depth < num_levels:
+            for rate in rates:
+                heapq.heappush(heap, (chance * rate, depth + 1))

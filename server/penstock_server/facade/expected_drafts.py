@@ -1,0 +1,76 @@
+"""What guesses of the next tokens should bring, for plans: as bodies, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock import Engine
+from penstock.config import EngineConfig
+from penstock.draft_model import DraftModel
+from penstock.generation.drafting.expectation import (
+    Assumed,
+    Expected,
+    assumed_model,
+    assumed_texts,
+    expected,
+)
+from penstock.memory.planning.plan import gib
+from penstock_server.protocol.engine_bodies import DraftingBody, told
+
+#: The numbers of sequences for which steps are predicted.
+NUM_SEQS = (1, 8, 32)
+
+
+def served_drafts(engine: Engine) -> tuple[DraftingBody, ...]:
+    """What guesses should bring to an engine."""
+    if engine.spec.state_bytes:
+        return ()  # a state has no way back to the last guess that was right
+    model = engine.draft_model
+    drafter = None if model is None else assumed_model(model.num_elements, model.seconds)
+    return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, drafter)
+
+
+def expected_drafts(
+    predict_s: Callable[[int], float], config: EngineConfig, num_kv_blocks: int, model: Assumed | None
+) -> tuple[DraftingBody, ...]:
+    """For each drafter and each number of sequences that has room. predict_s: seconds of a step by its
+    tokens; 0 if nothing is known, and then nothing is expected."""
+    if config.speculation == "off" or predict_s(1) <= 0:
+        return ()
+    drafters = [*assumed_texts(), *([] if model is None else [model])]
+    counts = [count for count in NUM_SEQS if count <= min(config.max_num_seqs, num_kv_blocks)]
+    return tuple(
+        _body(expected(drafter, count, predict_s, config)) for count in counts for drafter in drafters
+    )
+
+
+def _body(found: Expected) -> DraftingBody:
+    return DraftingBody(**told(DraftingBody, found, source=found.name))
+
+
+def draft_model_bytes(model: DraftModel | None) -> int:
+    return 0 if model is None else model.plan.host_used_bytes
+
+
+def draft_model_line(num_bytes: int) -> str:
+    return f"draft model: {gib(num_bytes)} of the host's memory beside this plan, which has what is left"
+
+
+def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:
+    """A line for each body. [] for nothing."""
+    if not found:
+        return []
+    lines = ["guesses of next tokens, if they are right as often as is usual:"]
+    for each in found:
+        seqs = f"{each.num_seqs} sequence{'s' if each.num_seqs > 1 else ''}"
+        source = each.source.replace("_", " ")
+        if not each.num_guesses:
+            lines.append(f"{seqs:12} {source:12} none pays: {each.plain_tokens_per_s:.2f} tokens/s")
+            continue
+        drafting = f", {each.drafting_s * 1e3:.1f} ms to guess" if each.drafting_s else ""
+        lines.append(
+            f"{seqs:12} {source:12} {each.num_guesses:2} each: {each.num_gained:.1f} tokens a step of "
+            f"{each.seconds * 1e3:.1f} ms (without {each.plain_s * 1e3:.1f} ms{drafting}), "
+            f"{each.tokens_per_s:.2f} tokens/s in place of {each.plain_tokens_per_s:.2f}"
+        )
+    return lines
