@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
+from penstock.kernels import BatchLayout, LayerKV, Routed
 from penstock.model.architecture import layer_kinds, sliding_windows
 from penstock.model.config_values import count, flag, num_experts_of, num_layers_of, number, refuse
 from penstock.model.families.gemma.later_gemma import LaterGemma, LaterGemmaSpec, kv_sources
@@ -19,7 +19,7 @@ from penstock.model.families.mixture_frame import chosen_of
 from penstock.model.mixture import Mixture, MixtureNames, blend
 from penstock.model.norms import RMS, Norm
 from penstock.model.rope import FULL, WINDOW, read_layer_ropes
-from penstock.model.routing import Routed, Routing, route
+from penstock.model.routing import Routing, route
 from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
