@@ -6,14 +6,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
-from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
+from penstock.memory.hardware import num_physical_cores
 from penstock.model.architecture import Architecture
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
@@ -76,10 +78,14 @@ class Family(Architecture):
     def share(self, embedding: LayerWeights) -> None:
         """Take what all layers share from the embedding's unit. Whoever sweeps calls this once before."""
 
-    @property
+    @cached_property
     def host_kernels(self) -> Kernels:
         """Kernels for products of embed(), which runs on the host, while `kernels` may be a GPU's."""
-        return self.kernels if self.device.type == "cpu" else ReferenceKernels()
+        return (
+            self.kernels
+            if self.device.type == "cpu"
+            else choose_kernels(EngineConfig(), num_physical_cores())
+        )
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->
