@@ -46,7 +46,7 @@ def marked(text: str, opener: str, closer: str) -> str:
     return text.replace("O", "\0").replace("C", closer).replace("\0", opener)
 
 
-@pytest.mark.parametrize("format", MARKERS.keys() - {"harmony"})
+@pytest.mark.parametrize("format", sorted(MARKERS.keys() - {"harmony"}))
 @pytest.mark.parametrize(
     ("is_open", "answer", "reasoning", "content"),
     [*((True, *case) for case in OPEN), *((False, *case) for case in SHUT)],
