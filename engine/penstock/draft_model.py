@@ -18,15 +18,19 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place
+from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.sequence import Sequence
 from penstock.loader import LoadedModel, load_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.shapes import footprint
+from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 
 #: Tokens of texts that have room, unless the config has fewer for the model itself.
@@ -35,6 +39,8 @@ NUM_KV_TOKENS = 8192
 MAX_CHUNK = 256
 #: Tokens that are said to be likely behind a place.
 NUM_CANDIDATES = 4
+#: Tokens that a sequence has room for, if guesses are made at all.
+_MARGIN = 32
 
 
 @dataclass
@@ -96,6 +102,42 @@ def machine_beside(config: EngineConfig, hardware: HardwareProfile, draft: Memor
     return replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - draft.host_used_bytes))
 
 
+def check_spec(spec: ModelSpec, purpose: str) -> None:
+    """Raises ConfigError for a kind of model that can neither draft nor be drafted for."""
+    reasons = {
+        "it has recurrent states": spec.state_bytes,
+        "it encodes its prompts": spec.has_encoder,
+        "it sees its prompts both ways": spec.sees_prompt_both_ways,
+        "it has a soft prompt of its own": spec.soft_prompt,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                f"{spec.architecture} can't {purpose}: {reason}. Take a decoder with attention alone, or "
+                "leave --draft-model out"
+            )
+
+
+def _within(sequence: Sequence, vocab_size: int) -> SamplingParams | None:
+    """The sequence's parameters for a model with so many tokens. None if they leave no token."""
+    params = sequence.params
+    allowed = params.allowed_token_ids
+    if allowed is not None:
+        allowed = tuple(token_id for token_id in allowed if token_id < vocab_size)
+        if not allowed:
+            return None
+    return replace(
+        params,
+        logprobs=None,
+        prompt_logprobs=None,
+        prediction=(),
+        seed=sequence.seed,
+        allowed_token_ids=allowed,
+        logit_bias={id_: bias for id_, bias in params.logit_bias.items() if id_ < vocab_size},
+        bad_words=tuple(word for word in params.bad_words if max(word) < vocab_size),
+    )
+
+
 class DraftModel:
     """A model in memory beside the one that it drafts for. Used by the engine thread."""
 
@@ -107,6 +149,7 @@ class DraftModel:
         self._sampler = Sampler(self._vocab_size, frozenset())
         #: By the number of a sequence.
         self._twins: dict[int, _Twin] = {}
+        self._rope, self._forks = RopeLengths(self.model.spec.rope), ForkLimit()
 
     @classmethod
     def load(
@@ -124,6 +167,7 @@ class DraftModel:
         model = loaded.model
         try:
             check_plan(name, loaded.plan, model.spec.has_encoder, model.spec.state_bytes)
+            check_spec(model.spec, "be a draft model")
             model.streamer.tiers.wait_until_loaded()
         except BaseException:
             model.close()
@@ -162,6 +206,18 @@ class DraftModel:
         """What one level of guesses takes; 0 if nothing was measured."""
         return self._predict(num_places, num_places).seconds
 
+    def backlog_s(self, sequences: List[Sequence]) -> float:
+        """Guesser.backlog_s(): in calls of MAX_CHUNK tokens."""
+        num_tokens = 0
+        for each in sequences:
+            twin = self._twins.get(each.sequence_id)
+            known = max((b.num_computed_tokens for b in twin.branches.values()), default=0) if twin else 0
+            num_tokens += max(0, each.num_tokens - 1 - known)
+        num_chunks, rest = divmod(num_tokens, MAX_CHUNK)
+        return num_chunks * self._predict(MAX_CHUNK, 0).seconds + (
+            self._predict(rest, 0).seconds if rest else 0.0
+        )
+
     def start(self, sequences: List[Sequence]) -> list[Sequence]:
         """Begin a step. A sequence whose prompt is not computed here yet, or that has no room, is not among
         those that are returned."""
@@ -171,7 +227,11 @@ class DraftModel:
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
         """Guesser.expand(): what may follow each place."""
-        twins = [self._at(place) for place in places]
+        room, twins = self.config.max_num_batched_tokens, list[Sequence | None]()
+        for place in places:
+            twin = self._at(place) if room > 0 else None
+            room -= twin.num_pending_tokens if twin is not None else 0
+            twins.append(twin if room >= 0 else None)  # the plan has memory for so many tokens
         found = iter(self._candidates([twin for twin in twins if twin is not None]))
         return [next(found) if twin is not None else [] for twin in twins]
 
@@ -186,6 +246,8 @@ class DraftModel:
             return branches[-1]
         parent = branches.get(place.parent)
         if parent is None or parent.num_tokens + 1 >= self.model.max_model_len:
+            return None
+        if place.token_id >= self.model.spec.vocab_size or not self._forks.take(place.sequence):
             return None
         matcher = parent.matcher.after(place.token_id) if parent.matcher is not None else None
         if matcher is not None and matcher.is_complete:
@@ -215,12 +277,17 @@ class DraftModel:
         """The twin of a sequence, with its tokens. What the twin had guessed right stays computed. None if
         there is no room, or if the text is more than tokens that both models have: vectors, a soft prompt, an
         encoded input, a prompt that is seen both ways."""
-        is_plain = sequence.encoder is None and not sequence.prefix_len and min(sequence.token_ids) >= 0
+        ids, own_size = sequence.token_ids, self.model.spec.vocab_size
+        is_plain = (
+            sequence.encoder is None and not sequence.prefix_len and 0 <= min(ids) <= max(ids) < own_size
+        )
         if not is_plain or sequence.num_soft_tokens or sequence.request.prompt_embeds is not None:
             return None
         found = self._twins.get(sequence.sequence_id)
         if found is None:
-            params = replace(sequence.params, logprobs=None, prompt_logprobs=None, seed=sequence.seed)
+            params = _within(sequence, own_size)
+            if params is None:
+                return None
             request = replace(sequence.request, params=params)
             twin = Sequence(sequence.sequence_id, request, self.model.max_model_len)
             self._twins[sequence.sequence_id] = _Twin(weakref.ref(sequence), {-1: twin})
@@ -229,9 +296,9 @@ class DraftModel:
         twin.token_ids = list(sequence.token_ids)
         twin.num_computed_tokens = min(twin.num_computed_tokens, sequence.num_tokens - 1)
         twin.matcher = sequence.matcher.fork() if sequence.matcher is not None else None
-        if twin.num_tokens >= self.model.max_model_len or not self._blocks.grow(twin):
-            return None
-        return twin
+        # Beyond a length, some models turn keys by other frequencies.
+        has_room = twin.num_tokens + _MARGIN < self.model.max_model_len and self._rope.keeps(twin, _MARGIN)
+        return twin if has_room and self._blocks.grow(twin) else None
 
     def _go_on(self, found: _Twin, sequence: Sequence) -> Sequence:
         """The branch that came true furthest becomes the twin itself, with what was computed of it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.draft_model import DraftModel
+from penstock.draft_model import DraftModel, check_spec
 from penstock.errors import CheckpointError
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -156,6 +156,7 @@ class Engine:
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
             if draft_model is not None:
+                check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
             engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
             undo.pop_all()

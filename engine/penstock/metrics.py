@@ -108,7 +108,7 @@ class EngineMetrics:
         self.steps_by_tokens[bisect.bisect_left(STEP_TOKENS, step.num_tokens)] += 1
 
     def record_chain(self, num_right: int) -> None:
-        """Of a chain of guesses the first `num_right` were right."""
+        """Of a tree of guesses a path of `num_right` was right."""
         self.draft_chains += 1
         for place in range(min(num_right, NUM_PLACES)):
             self.accepted_by_place[place] += 1

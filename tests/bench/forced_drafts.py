@@ -70,6 +70,9 @@ class Forced:
     def seconds(self, num_places: int) -> float:
         return self.model.seconds(num_places)
 
+    def backlog_s(self, sequences: List[Sequence]) -> float:
+        return self.model.backlog_s(sequences)
+
     def start(self, sequences: List[Sequence]) -> list[Sequence]:
         began = time.perf_counter()
         able = self.model.start(sequences)

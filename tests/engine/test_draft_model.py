@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,6 +27,12 @@ __all__ = ["undrafted"]  # a fixture
 def flat_s(num_tokens: int) -> float:
     """Seconds of a step that waits for its layers."""
     return 1.0
+
+
+class StepTime(NamedTuple):
+    """A prediction."""
+
+    seconds: float
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,46 @@ def test_the_model_itself_guesses_right(temperature: float, tiny_llama: Path, tw
         engine.generate(prompts, params)
         assert engine.metrics.accepted_tokens > 80
         assert engine.metrics.num_steps < 16
+
+
+def test_a_draft_model_with_fewer_tokens(tiny_llama: Path, tmp_path: Path) -> None:
+    """The others are padding, and clients may name them all the same."""
+    save_tiny_llama(tmp_path, vocab_size=300)
+    base = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    asked: list[tuple[list[int], dict[str, object]]] = [
+        ([5, 9, 290], {}),
+        ([5, 9], {"logit_bias": {290: 100.0}}),
+        ([5, 9], {"allowed_token_ids": (20, 21, 290)}),
+        ([5, 9], {"allowed_token_ids": (290, 291)}),
+        ([5, 9], {"bad_words": ((290,), (20, 291))}),
+        ([5, 9], {"prediction": (290, 291, 292) * 4}),
+    ]
+    prompts = [prompt for prompt, _ in asked]
+    params = [SamplingParams(**(vars(base) | changes)) for _, changes in asked]  # type: ignore[arg-type]
+    with Engine.load(tmp_path, EngineConfig(speculation="off")) as engine:
+        expected = engine.generate(prompts, params)
+    draft_model = DraftModel.load(tiny_llama, EngineConfig())
+    assert draft_model.model.spec.vocab_size < 290
+    with Engine.load(tmp_path, drafter=Speculation(flat_s, draft_model)) as engine:
+        draft_model.share_vocabulary(engine.tokenizer, engine.spec.vocab_size)
+        assert exact(engine.generate(prompts, params)) == exact(expected)
+        assert engine.metrics.draft_tokens
+    draft_model.close()
+
+
+def test_a_long_prompt_of_a_short_answer_is_not_read(
+    tiny_llama: Path, twin: DraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it would take as long as several steps. The same prompt pays where the answer is long."""
+    calls, expand = list[int](), twin.expand
+    monkeypatch.setattr(twin, "_predict", lambda num_tokens, num_rows: StepTime(0.02 * num_tokens))
+    monkeypatch.setattr(twin, "expand", lambda places: (calls.append(1), expand(places))[1])
+    with Engine.load(tiny_llama, drafter=Speculation(flat_s, twin)) as engine:
+        prompt = [5, 9, 20] * 60
+        for max_tokens, is_read in ((3, False), (60, True)):
+            params = SamplingParams(temperature=1, seed=1, max_tokens=max_tokens, ignore_eos=True)
+            engine.generate([prompt], params)
+            assert bool(calls) == is_read
 
 
 def test_prompts_that_are_more_than_tokens_have_no_guesses_of_a_model(tiny_llama: Path, other: Path) -> None:

@@ -39,7 +39,7 @@ class DraftsMeasurement:
         text = f"{name:26} {self.tokens_per_s:8.2f} tokens/s, without guesses {self.plain_tokens_per_s:.2f}"
         text += f"; {self.tokens_per_sweep:.2f} tokens a sweep"
         if not self.num_guesses:
-            return f"{text}; no guess should have paid"
+            return f"{text}; no guess was expected to pay"
         shares = " ".join(f"{share:.0%}" for share in self.accepted_by_depth)
         return f"{text}; {self.num_accepted} of {self.num_guesses} guesses right; by depth {shares}"
 
@@ -68,7 +68,7 @@ def measure_drafts(engine: Engine, num_seqs: int) -> DraftsMeasurement:
     edited = [_edited(answer, size, dice) for answer in expected]
     before = snapshot_of(engine).stats
     guided = [replace(plain, speculation=True, prediction=text) for text in edited]
-    rate, num_steps, found = _run(engine, prompts, guided)
+    rate, per_sweep, found = _run(engine, prompts, guided)
     assert found == expected, "an answer depends on guesses"
     after = snapshot_of(engine).stats
     num_trees = after.draft_chains - before.draft_chains
@@ -78,7 +78,7 @@ def measure_drafts(engine: Engine, num_seqs: int) -> DraftsMeasurement:
         num_seqs,
         plain_rate,
         rate,
-        (num_tokens - 1) / num_steps,
+        per_sweep,
         after.draft_tokens - before.draft_tokens,
         after.accepted_tokens - before.accepted_tokens,
         [share for share in shares if share],
@@ -91,8 +91,9 @@ def _edited(answer: list[int], vocab_size: int, dice: random.Random) -> tuple[in
 
 def _run(
     engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
-) -> tuple[float, int, list[list[int]]]:
-    """Tokens per second of the steps after all first tokens, their number, and the answers."""
+) -> tuple[float, float, list[list[int]]]:
+    """Of the steps after all first tokens: tokens per second, and tokens of a sequence in a step; and the
+    answers."""
     for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         engine.add(GenerationRequest(prompt, each, str(index)))
     answers: list[list[int]] = [[] for _ in prompts]
@@ -105,4 +106,5 @@ def _run(
         if not began and all(answers):
             began, num_before = time.perf_counter(), sum(map(len, answers))
     num_tokens = sum(map(len, answers)) - num_before
-    return num_tokens / (time.perf_counter() - began), num_steps, answers
+    per_step = num_tokens / max(1, num_steps) / len(prompts)
+    return num_tokens / (time.perf_counter() - began), per_step, answers

@@ -95,7 +95,7 @@ def run_bench(
     PenstockError."""
     # No prompt is found in the cache, and a step has one token of each sequence: random weights repeat
     # themselves, so that guesses would come true (tests/bench/drafts.py measures guesses).
-    config = replace(settings.engine_config(), enable_prefix_caching=False, speculation="off")
+    config = replace(settings.engine_config(), enable_prefix_caching=False)
     check_step(sequences, config)
     if with_drafts:
         check_drafts(config)

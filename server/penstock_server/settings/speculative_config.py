@@ -16,7 +16,7 @@ _DRAFT = "leave it out: the draft model is loaded as INT8, on the processor"
 #: Keys of vLLM's that Penstock can't honour -> what to do.
 _REFUSED = {
     "suffix_decoding_max_tree_depth": _PLANNER,
-    "suffix_decoding_max_cached_requests": "leave it out: the text of other requests is not looked up",
+    "suffix_decoding_max_cached_requests": "leave it out: four texts of each cache_salt are looked up",
     "suffix_decoding_max_spec_factor": _PLANNER,
     "suffix_decoding_min_token_prob": _PLANNER,
     "num_speculative_tokens_per_batch_size": _PLANNER,

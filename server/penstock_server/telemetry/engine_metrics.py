@@ -80,7 +80,7 @@ class EngineCollector(Collector):
                 "Generated tokens that a grammar forced, without a step of their own",
                 now.fast_forwarded_tokens,
             ),
-            ("vllm:spec_decode_num_drafts", "Chains of guessed tokens", now.draft_chains),
+            ("vllm:spec_decode_num_drafts", "Trees of guessed tokens", now.draft_chains),
             ("vllm:spec_decode_num_draft_tokens", "Guessed tokens", now.draft_tokens),
             (
                 "vllm:spec_decode_num_accepted_tokens",
@@ -114,7 +114,7 @@ class EngineCollector(Collector):
         labels = self._labels("vllm:")
         counter = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Chains of guessed tokens that were right at a place",
+            "Trees of guessed tokens that were right at a depth",
             labels=[*labels, "position"],
         )
         for place, count in enumerate(now.accepted_by_place):

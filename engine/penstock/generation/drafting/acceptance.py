@@ -81,9 +81,8 @@ class Acceptance:
         self._seen[kind] = _DECAY * self._seen[kind] + 1
 
     def forget(self, kinds: Iterable[int]) -> None:
-        """Guesses of these kinds were there and not tried."""
+        """There were guesses of these kinds in a step, and none was tried. Rates of all sequences are not
+        told by those of one: they forget once for each step."""
         for kind in kinds:
             self._right[kind] *= _RECOVERY
             self._seen[kind] *= _RECOVERY
-        if self._of_all is not None:
-            self._of_all.forget(kinds)

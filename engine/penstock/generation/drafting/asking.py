@@ -17,6 +17,8 @@ from penstock.generation.sequence import Sequence
 
 #: Most guesses of a sequence whose followers are asked for in one level.
 MAX_WIDTH = 6
+#: What a draft model catches up with has to be repaid within so many tokens.
+_REPAYING = 64
 
 
 class Place(NamedTuple):
@@ -34,6 +36,10 @@ class Guesser(Protocol):
 
     def seconds(self, num_places: int) -> float:
         """What one level takes; 0 if nothing was measured."""
+        ...
+
+    def backlog_s(self, sequences: List[Sequence]) -> float:
+        """What it takes to compute the sequences' tokens that the model has not seen, before it can guess."""
         ...
 
     def start(self, sequences: List[Sequence]) -> list[Sequence]:
@@ -87,7 +93,15 @@ class Asking:
         choice, step = self.choice, self._step
         num_guesses = min(step.room, choice.num_guesses + len(places))
         seconds = self.seconds + self._model.seconds(len(places))
+        if not self._asked:
+            seconds += self._backlog_s()
         return step.rate(choice.num_right + hope, num_guesses, seconds) > choice.rate
+
+    def _backlog_s(self) -> float:
+        """A step's share of what the model has to catch up with: the rest of the answers repays it."""
+        sequences = list(self._guesses)
+        num_left = max(each.max_total_tokens - each.num_tokens for each in sequences)
+        return self._model.backlog_s(sequences) / max(1, min(num_left, _REPAYING))
 
     def _next(self) -> Iterator[Place]:
         """Guesses that the step would compute and that follow a place of an earlier level."""

@@ -56,7 +56,8 @@ class Choice(NamedTuple):
 
     #: For each sequence nodes of its guesses, likeliest first, so that each comes after the one it follows.
     nodes: list[list[int]]
-    #: Expected tokens per second, right guesses, and the number of guesses.
+    #: Expected tokens per second (LEAST_GAIN times those without guesses where none pays), right guesses, and
+    #: the number of guesses.
     rate: float
     num_right: float
     num_guesses: int

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import weakref
 from collections.abc import Sequence as List
 
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank
 from penstock.generation.drafting.draft_tree import DraftTree
+from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.sequence import Sequence
 
@@ -20,7 +22,8 @@ class Guesses:
 
     def __init__(self, sequence: Sequence, acceptance: Acceptance, least_chance: float) -> None:
         """least_chance: guesses that are right less often don't pay, and are not looked at."""
-        self.sequence = sequence
+        # Whoever keeps guesses does not keep their sequence.
+        self._sequence = weakref.ref(sequence)
         self._acceptance, self._least_chance = acceptance, least_chance
         self._rates: dict[int, float] = {}
         self.token_ids: list[int] = []
@@ -31,6 +34,12 @@ class Guesses:
         #: That a guess and all those before it are right.
         self.chances: list[float] = []
         self._nodes: dict[tuple[int, int], int] = {}
+
+    @property
+    def sequence(self) -> Sequence:
+        sequence = self._sequence()
+        assert sequence is not None, "its guesses were asked for after it ended"
+        return sequence
 
     def rate(self, kind: int) -> float:
         """Acceptance.rate(), the same for the whole step."""
@@ -94,7 +103,7 @@ class Guesses:
                 if node is not None and node == num_before:
                     heapq.heappush(heap, (-self.chances[node], node))
 
-    def tree(self, nodes: List[int]) -> DraftTree:
+    def tree(self, nodes: List[int], forks: ForkLimit) -> DraftTree:
         """Some nodes, likeliest first, up to tokens that the sequence's grammar forbids."""
         tree = DraftTree(tuple(self.token_ids), tuple(self.parents))
         matchers = {-1: self.sequence.matcher}
@@ -105,8 +114,9 @@ class Guesses:
             matcher = matchers.get(self.parents[node])
             token_id = self.token_ids[node]
             if matcher is not None and not matcher.is_complete and matcher.allowed >> token_id & 1:
-                matchers[node] = matcher.after(token_id)
                 kept.append(node)
+                if forks.take(self.sequence):
+                    matchers[node] = matcher.after(token_id)
         return tree.keep(kept)
 
     def find(self, drafts: DraftTree) -> list[int]:

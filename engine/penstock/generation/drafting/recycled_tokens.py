@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-#: Pairs of tokens that are remembered: about 300 bytes each.
-_MAX_PAIRS = 50_000
+#: Pairs of tokens that are remembered: about 600 bytes each, 12 MB in all.
+_MAX_PAIRS = 20_000
 
 
 class RecycledTokens:

@@ -50,10 +50,7 @@ class RepeatedText:
     def guesses(self, length: int) -> list[Continuation]:
         """Texts of at most `length` tokens that may come next: what stands behind the longest match, then
         others that begin with other tokens."""
-        tokens, end = self._tokens, len(self._tokens)
-        if end == self._start and end:  # nothing but the example: the text may begin as the example does
-            return [Continuation(tuple(tokens[: min(length, end - 1)]), MIN_MATCH)]
-        return self.behind(tokens[-self._most :], length)
+        return self.behind(self._tokens[-self._most :], length)
 
     def behind(self, tail: List[int], length: int) -> list[Continuation]:
         """The same for another text's last tokens."""

@@ -29,9 +29,13 @@ from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.drafting.earlier_texts import EarlierTexts
+from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.drafting.guesses import Guesses
-from penstock.generation.drafting.repeated_text import RepeatedText
+from penstock.generation.drafting.repeated_text import MIN_MATCH, RepeatedText
 from penstock.generation.sequence import Sequence
+
+#: The beginning of a predicted answer is trusted as a match of so many tokens.
+_PREDICTED = 6
 
 
 class _Track:
@@ -50,6 +54,12 @@ class _Track:
         """What may follow the sequence's tokens."""
         self.guesses = Guesses(sequence, self.acceptance, least_chance)
         self.text.follow(sequence.token_ids)
+        prediction, num_done = sequence.params.prediction, sequence.num_output_tokens
+        if num_done < MIN_MATCH and prediction[:num_done] == tuple(
+            sequence.token_ids[len(sequence.token_ids) - num_done :]
+        ):
+            # The answer may begin as it was predicted; later, what matches says where it stands there.
+            self.guesses.add_chain(prediction[num_done : num_done + self._max_guesses], _PREDICTED)
         continuations = self.text.guesses(self._max_guesses)
         for text in self.shared.texts:
             if text is not self.text:
@@ -89,7 +99,7 @@ class Speculation(Drafter):
         self._predict_s = predict_s
         self._model = model
         self._config = config or EngineConfig()
-        self._acceptance, self._earlier = Acceptance(), EarlierTexts()
+        self._acceptance, self._earlier, self._forks = Acceptance(), EarlierTexts(), ForkLimit()
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
 
     def propose(
@@ -105,19 +115,27 @@ class Speculation(Drafter):
         least_chance = step.least_chance
         guesses = [self._track(each).look(each, least_chance) for each in wanted]
         choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
-        for each, nodes in zip(guesses, choice.nodes, strict=True):
-            tried = {each.kinds[node] for node in nodes}
-            self._track(each.sequence).acceptance.forget(each.kinds_met - tried)
+        self._forget(guesses, choice)
         taken = zip(guesses, choice.nodes, strict=True)
-        return {each.sequence: each.tree(nodes) for each, nodes in taken if nodes}
+        return {each.sequence: each.tree(nodes, self._forks) for each, nodes in taken if nodes}
 
     def _ask(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> Choice:
         asking = Asking(model, guesses, step)
         choice = asking.run()
         if not asking.is_begun:
             for each in guesses:
-                self._track(each.sequence).acceptance.forget((ANY_OF_MODEL,))
+                each.kinds_met.add(ANY_OF_MODEL)
         return choice
+
+    def _forget(self, guesses: list[Guesses], choice: Choice) -> None:
+        """Note the kinds of guesses that were there and are not tried."""
+        met, tried = set[int](), set[int]()
+        for each, nodes in zip(guesses, choice.nodes, strict=True):
+            own = {each.kinds[node] for node in nodes}
+            self._track(each.sequence).acceptance.forget(each.kinds_met - own)
+            met |= each.kinds_met
+            tried |= own
+        self._acceptance.forget(met - tried)
 
     def learn(
         self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
@@ -131,7 +149,8 @@ class Speculation(Drafter):
             node = row - 1
             parent = drafts.parents[node] if node >= 0 else -2
             before = text[num_last + parent] if num_last + parent >= 0 else -1
-            track.shared.recycled.learn(before, text[num_last + node], found)
+            if text[num_last + node] >= 0:  # and no vector of a prompt
+                track.shared.recycled.learn(before, text[num_last + node], found)
 
     def _track(self, sequence: Sequence) -> _Track:
         track = self._tracks.get(sequence)

@@ -1,0 +1,28 @@
+"""ForkLimit: how far guesses may be followed along a grammar."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from penstock.generation.grammars.grammar import Grammar
+from penstock.generation.sequence import Sequence
+
+#: Forks of a grammar's matchers. A compiled grammar has room for 50,000 states of its lexer, which all its
+#: matchers share, and a fork along a wrong guess takes one or two. They must not use up what answers need.
+MAX_FORKS = 4000
+
+
+class ForkLimit:
+    """Counts the forks of each grammar. Beyond the limit, guesses are one token deep."""
+
+    def __init__(self) -> None:
+        self._spent: WeakKeyDictionary[Grammar, int] = WeakKeyDictionary()
+
+    def take(self, sequence: Sequence) -> bool:
+        """Whether there may be one more fork of the sequence's matcher."""
+        grammar = sequence.params.grammar
+        if grammar is None:
+            return True
+        spent = self._spent.get(grammar, 0)
+        self._spent[grammar] = min(spent + 1, MAX_FORKS)
+        return spent < MAX_FORKS
