@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from penstock_server.facade.expected_drafts import (
     drafting_table,
     expected_drafts,
 )
+from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
 from penstock_server.facade.plan_table import plan_table
@@ -145,7 +147,7 @@ def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: Engin
         return []
     return [
         f"without the draft model, whose memory layers would have, a step of 1 sequence takes "
-        f"{step.seconds * 1e3:.1f} ms: {1 / step.seconds:.2f} tokens/s"
+        f"{duration(step.seconds)}: {rate(1 / step.seconds)} tokens/s"
     ]
 
 
@@ -255,8 +257,8 @@ def expert_lines(size: ModelFootprint, step: StepPrediction, more: dict[str, flo
         f"popularity, {source}, {demand.hit_rate:.0%} of these are in memory, and {missing} are read"
     ]
     if more:
-        rate = f" and {more['tokens_per_s']:.2f} tokens/s" if more["tokens_per_s"] else ""
-        lines.append(f"{gib(more['num_bytes'])} more memory: {more['hit_rate']:.0%} in memory{rate}")
+        gained = f" and {rate(more['tokens_per_s'])} tokens/s" if more["tokens_per_s"] else ""
+        lines.append(f"{gib(more['num_bytes'])} more memory: {more['hit_rate']:.0%} in memory{gained}")
     return [*lines, ""]
 
 
@@ -280,13 +282,14 @@ def million_token_prices(steps: dict[str, StepPrediction], price_per_hour: float
 
 
 def step_table(steps: dict[str, StepPrediction], prices: dict[str, float]) -> list[str]:
-    """A line for each step: predicted milliseconds, tokens per second, the price of a million tokens if there
+    """A line for each step: the predicted time, tokens per second, the price of a million tokens if there
     is one, and the resource that limits the step."""
     lines = []
     for name, step in steps.items():
-        rate = (step.num_encoded or step.num_tokens) / step.seconds if step.seconds else float("inf")
+        tokens_per_s = (step.num_encoded or step.num_tokens) / step.seconds if step.seconds else math.inf
         price = f"  {prices[name]:9.2f} per million tokens" if name in prices else ""
         lines.append(
-            f"{name:20} {step.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s{price}  waits for {step.binding}"
+            f"{name:20} {duration(step.seconds):>9}  {rate(tokens_per_s):>8} tokens/s{price}  "
+            f"waits for {step.binding}"
         )
     return [*lines, ""]
