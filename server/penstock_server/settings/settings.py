@@ -426,7 +426,7 @@ class Settings:
     otlp_traces_endpoint: str | None = setting(
         "logging",
         "OpenTelemetry collector that gets a span per request (OTLP over HTTP), such as "
-        "http://localhost:4318/v1/traces; needs the extra penstock[otel]",
+        "http://localhost:4318/v1/traces; needs the extra penstock-llm[otel]",
         commands=("serve",),
         metavar="URL",
     )
