@@ -35,6 +35,7 @@ from penstock.model.families.dense.llama_relatives import (
 )
 from penstock.model.families.dense.olmo import Olmo, Olmo2, Olmo3
 from penstock.model.families.dense.phi3 import Phi3
+from penstock.model.families.encoders.bert import BERT
 from penstock.model.families.gemma.gemma import Gemma, Gemma2, Gemma3, VaultGemma
 from penstock.model.families.gemma.gemma3n import Gemma3n
 from penstock.model.families.gemma.gemma4 import Gemma4, Gemma4Unified
@@ -64,6 +65,16 @@ from penstock.model.families.mixtures import Mixtral, OLMoE, PhiMoe, Qwen2Moe, Q
 from penstock.model.families.sigmoid_mixtures import Dots1, Glm4Moe, MiniMaxM2
 from penstock.model.families.t5 import EVA, MT5, T5
 from penstock.model.family import Family
+from penstock.model.pooling.find_pooling import (
+    BARE,
+    NO_WISH,
+    SCORER,
+    PoolingWish,
+    find_encoder,
+    find_pooling,
+)
+from penstock.model.pooling.pooled_family import PooledFamily, pooled
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint
@@ -210,6 +221,35 @@ def read_spec(
             raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
 
 
+def read_pooled_spec(
+    config: dict[str, Any], pooling: PoolingSpec, names: Collection[str] | None = None
+) -> tuple[type[PooledFamily], ModelSpec]:
+    """read_spec() for a model that pools. Raises UnsupportedModel and InvalidConfig."""
+    names_here = config.get("architectures") or []
+    family = find_encoder(names_here) or find_family(config | {"architectures": _generating(names_here)})
+    found, spec = _checked(family, config, names)
+    if spec.has_encoder or spec.soft_prompt:
+        raise UnsupportedModel(
+            f"{', '.join(names_here)} writes text, and has no vectors or scores here. Models that have are "
+            "encoders such as BAAI/bge-m3, and decoders such as Qwen/Qwen3-Embedding-0.6B"
+        )
+    if config.get("is_causal") is False and not spec.sees_prompt_both_ways:
+        if spec.sliding_windows or spec.attention_chunks or spec.states:
+            raise UnsupportedModel("is_causal is false, which Penstock computes for full attention alone")
+        spec = replace(spec, sees_prompt_both_ways=True)
+    # A model without logits needs no matrix for them, wherever the matrix would lie.
+    spec = spec if pooling.score_tokens else replace(spec, is_tied=True)
+    if issubclass(family, BERT):  # PooledFamily.kv_layer
+        spec = replace(spec, layers_without_kv=frozenset(range(1, spec.num_layers)))
+    return pooled(found, pooling), spec
+
+
+def _generating(names: list[str]) -> list[str]:
+    """The same architectures with a head that makes logits."""
+    bare = [name.removesuffix(SCORER if name.endswith(SCORER) else BARE) for name in names]
+    return [*names, *(name + ending for name in bare for ending in ("ForCausalLM", "LMHeadModel"))]
+
+
 def _checked(
     family: type[Family], config: dict[str, Any], names: Collection[str] | None
 ) -> tuple[type[Family], ModelSpec]:
@@ -257,6 +297,8 @@ class OpenModel(NamedTuple):
     family: type[Family]
     spec: ModelSpec
     store: WeightStore
+    #: How the model pools; None for a model that generates.
+    pooling: PoolingSpec | None = None
 
 
 def open_model(
@@ -267,15 +309,23 @@ def open_model(
     weights: WeightBits = "int8",
     keeps_planes: bool = True,
     model_impl: ModelImpl = "auto",
+    wish: PoolingWish = NO_WISH,
 ) -> OpenModel:
     """`group_size`, `allow_pickle`, `weights` and `model_impl` are those of EngineConfig; WeightStore() tells
     of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
-    family, spec = read_spec(checkpoint.config, model_impl, checkpoint.entries)
+    pooling = find_pooling(folder, checkpoint.config, wish)
+    family, spec = (
+        read_spec(checkpoint.config, model_impl, checkpoint.entries)
+        if pooling is None
+        else read_pooled_spec(checkpoint.config, pooling, checkpoint.entries)
+    )
     if spec.num_layers > len(checkpoint.entries):
         refuse("the number of layers", spec.num_layers, f"at most that of tensors, {len(checkpoint.entries)}")
-    if checkpoint.config.get(TIED_HEAD):
+    if pooling is not None and pooling.score_tokens is None:
+        pooling = replace(pooling, num_dimensions=1 if pooling.is_score else spec.hidden_size)
+    elif checkpoint.config.get(TIED_HEAD):
         spec = replace(spec, is_tied=True)
     elif spec.is_tied and has_own_head(
         checkpoint, family.embedding_matrix(spec), family.head_matrix(spec), family.optional_prefix
@@ -287,7 +337,9 @@ def open_model(
     tensors = family.model_tensors(spec)
     store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
     _tell_how_it_is_read(store)
-    return OpenModel(family, spec, store)
+    if pooling is not None and pooling.max_length is not None:
+        spec = replace(spec, max_position_embeddings=min(pooling.max_length, spec.max_position_embeddings))
+    return OpenModel(family, spec, store, pooling)
 
 
 def _tell_how_it_is_read(store: WeightStore) -> None:
