@@ -71,8 +71,11 @@ class Model:
     default_sampling: dict[str, object]
     #: Where the uses of experts are kept, if they are.
     uses_file: Path | None = None
-    #: How it makes vectors or scores; None for a model that writes.
-    pooling: PoolingSpec | None = None
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How it makes vectors or scores; None for a model that writes."""
+        return self.executor.family.pooling
 
     def close(self) -> None:
         """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
@@ -195,7 +198,6 @@ def assemble(
         is_invariant,
         default_sampling or {},
         uses_file,
-        opened.pooling,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
 

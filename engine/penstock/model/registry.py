@@ -194,13 +194,18 @@ def find_family(config: dict[str, Any]) -> type[Family]:
     kind = str(config.get("model_type")).lower()
     if kind in _OTHER_MODELS:
         raise UnsupportedModel(_OTHER_MODELS[kind])
-    known = sorted(name for family in FAMILIES for name in family.architectures)
+    known = sorted(_architectures())
     names = ", ".join(architectures) or "(none named in config.json)"
     near = ", ".join(difflib.get_close_matches(names, known, n=3))
     hint = f"; what comes near by name: {near}" if near else ""
     raise UnsupportedModel(
         f"architecture {names} is not supported (`penstock plan --architectures` lists all){hint}"
     )
+
+
+def _architectures() -> frozenset[str]:
+    """Of all families that write text."""
+    return frozenset(name for family in FAMILIES for name in family.architectures)
 
 
 def read_spec(
@@ -241,7 +246,7 @@ def read_pooled_spec(
     spec = spec if pooling.score_tokens else replace(spec, is_tied=True)
     if issubclass(family, BERT):  # PooledFamily.kv_layer
         spec = replace(spec, layers_without_kv=frozenset(range(1, spec.num_layers)))
-    return pooled(found, pooling), spec
+    return pooled(found, replace(pooling, num_dimensions=spec.hidden_size)), spec
 
 
 def _generating(names: list[str]) -> list[str]:
@@ -297,8 +302,11 @@ class OpenModel(NamedTuple):
     family: type[Family]
     spec: ModelSpec
     store: WeightStore
-    #: How the model pools; None for a model that generates.
-    pooling: PoolingSpec | None = None
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How the model pools; None for a model that generates."""
+        return self.family.pooling
 
 
 def open_model(
@@ -315,7 +323,7 @@ def open_model(
     of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
-    pooling = find_pooling(folder, checkpoint.config, wish)
+    pooling = find_pooling(folder, checkpoint.config, wish, _architectures())
     family, spec = (
         read_spec(checkpoint.config, model_impl, checkpoint.entries)
         if pooling is None
@@ -324,7 +332,7 @@ def open_model(
     if spec.num_layers > len(checkpoint.entries):
         refuse("the number of layers", spec.num_layers, f"at most that of tensors, {len(checkpoint.entries)}")
     if pooling is not None and pooling.score_tokens is None:
-        pooling = replace(pooling, num_dimensions=1 if pooling.is_score else spec.hidden_size)
+        pass  # there is no head
     elif checkpoint.config.get(TIED_HEAD):
         spec = replace(spec, is_tied=True)
     elif spec.is_tied and has_own_head(
@@ -339,7 +347,7 @@ def open_model(
     _tell_how_it_is_read(store)
     if pooling is not None and pooling.max_length is not None:
         spec = replace(spec, max_position_embeddings=min(pooling.max_length, spec.max_position_embeddings))
-    return OpenModel(family, spec, store, pooling)
+    return OpenModel(family, spec, store)
 
 
 def _tell_how_it_is_read(store: WeightStore) -> None:

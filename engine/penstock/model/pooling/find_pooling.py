@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from penstock.text.tokenizer import Tokenizer
 ENCODERS: tuple[type[BERT], ...] = (BERT, RoBERTa)
 #: The ending of an architecture with a layer for scores, and that of one without a head.
 SCORER, BARE = "ForSequenceClassification", "Model"
-#: Endings of architectures that write text, although they end as bare ones do.
-WITH_HEAD = ("LMHeadModel", "DoubleHeadsModel")
 _NO_MODULES = SentenceModules()
 #: The last words of the names that sentence-transformers gives to functions behind a score.
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}
@@ -42,9 +40,14 @@ def find_encoder(names: Sequence[str]) -> type[BERT] | None:
     return next((each for each in ENCODERS if set(names) & set(each.architectures)), None)
 
 
-def find_pooling(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WISH) -> PoolingSpec | None:
-    """How the model of a folder pools; None for a model that generates. Raises UnsupportedModel and
-    InvalidConfig."""
+def find_pooling(
+    folder: Path,
+    config: dict[str, Any],
+    wish: PoolingWish = NO_WISH,
+    writers: Collection[str] = (),
+) -> PoolingSpec | None:
+    """How the model of a folder pools; None for a model that generates. writers: architectures that write
+    text, whatever their names end with. Raises UnsupportedModel and InvalidConfig."""
     if wish.runner == "generate":
         return None
     names, modules = config.get("architectures") or [], read_modules(folder)
@@ -53,7 +56,7 @@ def find_pooling(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WI
     texts = wish.score_tokens or tuple(config.get("classifier_from_token") or ())
     is_encoder = find_encoder(names) is not None
     is_scorer = any(name.endswith(SCORER) for name in names)
-    is_bare = any(name.endswith(BARE) and not name.endswith(WITH_HEAD) for name in names)
+    is_bare = any(name.endswith(BARE) and name not in writers for name in names)
     asked = wish.runner == "pooling" or wish.pooling != "auto" or bool(texts)
     if not (asked or modules is not None or is_encoder or is_scorer or is_bare):
         return None
