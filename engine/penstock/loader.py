@@ -30,7 +30,7 @@ from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
-from penstock.model.pooling.find_pooling import PoolingWish
+from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.registry import OpenModel, open_model
@@ -116,7 +116,7 @@ def load_model(
         config.allow_pickle,
         config.weights,
         model_impl=config.model_impl,
-        wish=PoolingWish(config.runner, config.pooling, config.score_tokens),
+        wish=wish_of(config),
     )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)

@@ -226,6 +226,12 @@ def read_spec(
             raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
 
 
+def pooling_of(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WISH) -> PoolingSpec | None:
+    """How the model of a folder pools; None for a model that generates. Raises UnsupportedModel and
+    InvalidConfig."""
+    return find_pooling(folder, config, wish, _architectures())
+
+
 def read_pooled_spec(
     config: dict[str, Any], pooling: PoolingSpec, names: Collection[str] | None = None
 ) -> tuple[type[PooledFamily], ModelSpec]:
@@ -323,7 +329,7 @@ def open_model(
     of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
-    pooling = find_pooling(folder, checkpoint.config, wish, _architectures())
+    pooling = pooling_of(folder, checkpoint.config, wish)
     family, spec = (
         read_spec(checkpoint.config, model_impl, checkpoint.entries)
         if pooling is None

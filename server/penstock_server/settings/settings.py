@@ -210,7 +210,7 @@ class Settings:
         "pooling",
         "which hidden states become a text's vector: the first token's (cls), the last token's, or their "
         "mean; auto: as the model's folder says, else the mean for encoders and the last for decoders",
-        commands=("serve",),
+        commands=("serve", "plan"),
     )
     score_tokens: tuple[str, ...] = engine_setting(
         "score_tokens",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.config import PoolingChoice, Runner
+from penstock.config import EngineConfig, PoolingChoice, Runner
 from penstock.errors import ConfigError, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.encoders.bert import BERT, RoBERTa
@@ -33,6 +33,10 @@ class PoolingWish:
 
 
 NO_WISH = PoolingWish()
+
+
+def wish_of(config: EngineConfig) -> PoolingWish:
+    return PoolingWish(config.runner, config.pooling, config.score_tokens)
 
 
 def find_encoder(names: Sequence[str]) -> type[BERT] | None:

@@ -10,10 +10,10 @@ from penstock.spec import ModelSpec
 
 
 def pooling_config(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec) -> EngineConfig:
-    """The settings, in which a step has room for the longest text where every token sees the whole text; keys
-    and values are needed for one step alone then. Blocks that other texts computed serve only where nothing
-    but the last token's row is wanted."""
-    is_whole = spec.sees_prompt_both_ways
+    """The settings without guesses of tokens, in which a step has room for the longest text where every token
+    sees the whole text; keys and values are needed for one step alone then. Blocks that other texts computed
+    serve only where nothing but the last token's row is wanted."""
+    is_whole, config = spec.sees_prompt_both_ways, replace(config, speculation="off")
     if is_whole or pooling.kind != "last":
         config = replace(config, enable_prefix_caching=False)
     if not is_whole:
