@@ -16,8 +16,14 @@ from penstock.generation.executor import Cancelled
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.pooler import Pooler
 from penstock.generation.prompt_frame import PromptFrame
-from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.requests.generation_request import (
+    GenerationRequest,
+    PoolingParams,
+    SamplingParams,
+    ValidRequest,
+)
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.requests.request_table import RequestTable
@@ -93,7 +99,13 @@ class Engine:
         self.default_sampling = model.default_sampling
         #: Tokens of a prompt and its answer; the model's own soft prompt takes what is left.
         self.max_model_len = model.max_model_len - len(model.spec.soft_prompt)
-        self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
+        #: How the model makes vectors or scores; None for a model that writes.
+        self.pooling = model.pooling
+        self.sampler: Sampler | Pooler = (
+            Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
+            if model.pooling is None
+            else Pooler(model.pooling)
+        )
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
         room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
         self.limits = RequestLimits(
@@ -103,6 +115,7 @@ class Engine:
             self.grammars,
             room,
             config.max_num_batched_tokens,
+            model.pooling,
         )
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
@@ -116,9 +129,9 @@ class Engine:
             config.step_time_target_s or 0.0,
             self.meter.predict_s,
             model.spec.rope,
-            drafter or _drafter(config, self.meter, draft_model),
+            NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, draft_model),
         )
-        frame = PromptFrame.of(model.spec)
+        frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
 
     @classmethod
@@ -238,6 +251,22 @@ class Engine:
         self.meter.record(batch, chosen, outputs)
         self.meter.look_at(self.scheduler)
         return outputs
+
+    def pool(self, texts: list[list[int]], params: PoolingParams | None = None) -> list[list[float]]:
+        """The vector of each text (token ids), or the score of each pair, as [score], of a model that pools.
+        For scripts and tests. Raises what add() and step() raise, and RequestFailed."""
+        found: dict[str, list[float]] = {}
+        for index, text in enumerate(texts):
+            request = GenerationRequest(
+                text, SamplingParams(max_tokens=0), f"pool-{index}", pooling=params or PoolingParams()
+            )
+            self.add(request)
+        while self.has_work:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+                found[output.request_id] = list(output.pooled or ())
+        return [found[f"pool-{index}"] for index in range(len(texts))]
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]

@@ -30,6 +30,9 @@ from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
+from penstock.model.pooling.find_pooling import wish_of
+from penstock.model.pooling.pooling_config import pooling_config
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.model.through_transformers.family import ThroughTransformers
@@ -68,6 +71,11 @@ class Model:
     default_sampling: dict[str, object]
     #: Where the uses of experts are kept, if they are.
     uses_file: Path | None = None
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How it makes vectors or scores; None for a model that writes."""
+        return self.executor.family.pooling
 
     def close(self) -> None:
         """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
@@ -108,6 +116,7 @@ def load_model(
         config.allow_pickle,
         config.weights,
         model_impl=config.model_impl,
+        wish=wish_of(config),
     )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)
@@ -141,6 +150,8 @@ def assemble(
         if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
             config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
         kernels, config = _kernels(config, lane, cache_folder, kernels)
+        if opened.pooling is not None:
+            config = pooling_config(config, opened.spec, opened.pooling)
         kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
         tensors = opened.store.tensors
         _require(kernels, opened.spec, tensors, kv_layout)

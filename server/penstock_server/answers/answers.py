@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from penstock import (
     FinishReason,
     GenerationRequest,
+    PoolingParams,
     PromptEmbeds,
     RequestOutput,
     SamplingParams,
@@ -60,6 +62,8 @@ class Answer:
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        #: The vector or score that was asked for in place of an answer.
+        self.pooled: array[float] | None = None
 
     async def next(self) -> RequestOutput:
         """The next output. Raises EngineDead (also its subclass EngineStopped), StepFailed, RequestFailed."""
@@ -94,6 +98,7 @@ class Answer:
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
+        self.pooled = output.pooled
         return output
 
 
@@ -128,6 +133,7 @@ class Answers:
         cache_salt: str = "",
         *,
         embeds: Sequence[PromptEmbeds | None] = (),
+        pooling: Sequence[PoolingParams] = (),
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         use: ToolUse | None = None,
@@ -139,6 +145,7 @@ class Answers:
             those of a beam search are equal.
         priority, cache_salt, answer_start: see GenerationRequest.
         embeds: the vectors of each prompt (see GenerationRequest); empty if no prompt has any.
+        pooling: what vector or score is wanted of each prompt; empty if answers are wanted.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
         use: how answers are read that may hold reasoning or calls.
@@ -146,6 +153,7 @@ class Answers:
         Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
         """
         vectors = embeds or [None] * len(prompts)
+        pooled: Sequence[PoolingParams | None] = pooling or [None] * len(prompts)
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(
@@ -160,8 +168,8 @@ class Answers:
         options |= {"priority": priority, "cache_salt": cache_salt, "answer_start": answer_start}
         try:
             loaded = engine.loaded
-            for prompt, each in zip(prompts, vectors, strict=True):
-                asked = GenerationRequest(prompt, params[0], prompt_embeds=each, **options)
+            for prompt, each, wanted in zip(prompts, vectors, pooled, strict=True):
+                asked = GenerationRequest(prompt, params[0], prompt_embeds=each, pooling=wanted, **options)
                 self._start(loaded, loaded.validate(asked), params, tells_end_token, use)
         except BaseException as error:
             if isinstance(error, QueueFull):

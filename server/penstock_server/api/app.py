@@ -42,8 +42,11 @@ from penstock_server.middleware.path_prefix import PathPrefix
 from penstock_server.middleware.rate_limit import RateLimit
 from penstock_server.middleware.request_context import RequestContext
 from penstock_server.ollama_api.catalog import CatalogRoutes
+from penstock_server.ollama_api.embedding import OllamaEmbeddingRoutes
 from penstock_server.ollama_api.errors import ollama_error
 from penstock_server.ollama_api.generating import OllamaRoutes
+from penstock_server.pooling_api.embeddings import EmbeddingRoutes
+from penstock_server.pooling_api.ranking import RankingRoutes
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletionChunk
 from penstock_server.protocol.errors import ApiError, api_error, routing_error
@@ -80,6 +83,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
     metrics = RequestMetrics(settings.model_names[0], engine)
     texts = TextThread()
     responder = Responder(engine, settings, metrics)
+    ranking = RankingRoutes(engine, settings, texts, responder)
     routers = (
         ModelRoutes(engine, settings).router(),
         OpenAIRoutes(engine, settings, texts, responder).router(),
@@ -87,6 +91,8 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         FillRoutes(engine, settings, texts, responder).router(),
         MessagesRoutes(engine, settings, texts, responder).router(),
         TokenizationRoutes(engine, settings, texts).router(),
+        EmbeddingRoutes(engine, settings, texts, responder).router(),
+        ranking.router(),
     )
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
@@ -112,8 +118,10 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
         paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
+    app.include_router(ranking.cohere_router())
     for routes in (
         OllamaRoutes(engine, settings, texts, responder).router(),
+        OllamaEmbeddingRoutes(engine, settings, texts, responder).router(),
         CatalogRoutes(engine, settings).router(),
     ):
         app.include_router(routes, prefix=OLLAMA_PATH)

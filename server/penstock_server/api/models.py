@@ -41,6 +41,7 @@ class ModelRoutes:
             root=self._settings.model_names[0],
             max_model_len=loaded.max_model_len if loaded else None,
             max_blanks=loaded.forms.max_blanks if loaded else None,
+            task=loaded.task if loaded else None,
             model_impl=loaded.model_impl if loaded else None,
             is_batch_invariant=loaded.is_batch_invariant if loaded else None,
         )

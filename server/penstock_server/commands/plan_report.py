@@ -23,7 +23,9 @@ from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.known_shapes import SHAPES, find_shape
-from penstock.model.registry import open_model, read_spec
+from penstock.model.pooling.find_pooling import wish_of
+from penstock.model.pooling.pooling_config import pooling_config
+from penstock.model.registry import open_model, pooling_of, read_pooled_spec, read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.formats import read_config
@@ -59,6 +61,7 @@ def run_plan(
     config, device = settings.engine_config(), find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
+    config = pooled_config(folder, config) if folder else config
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)
@@ -180,12 +183,24 @@ def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
     """The same for a model's folder, of which config.json is enough, or for a GGUF file, whose header says
     how each tensor is kept. Raises CheckpointError."""
     if not path.is_file():
-        return footprint_of(read_config(path), config)
+        told = read_config(path)
+        if (pooling := pooling_of(path, told, wish_of(config))) is None:
+            return footprint_of(told, config)
+        family, spec = read_pooled_spec(told, pooling)
+        tensors = planned_tensors(family.model_tensors(spec), told, config.weights, config.group_size)
+        return footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
     opened = open_model(
         path, group_size=config.group_size, weights=config.weights, model_impl=config.model_impl
     )
     opened.store.close()
     return footprint(opened.spec, opened.store.tensors, opened.spec.kv_layout(config.kv_dtype))
+
+
+def pooled_config(path: Path, config: EngineConfig) -> EngineConfig:
+    """The config with which the model of a folder is loaded: see pooling_config()."""
+    told = {} if path.is_file() else read_config(path)
+    pooling = pooling_of(path, told, wish_of(config)) if told else None
+    return config if pooling is None else pooling_config(config, read_pooled_spec(told, pooling)[1], pooling)
 
 
 def with_kept_uses(size: ModelFootprint, cache: Path, model: Path) -> tuple[ModelFootprint, list[str]]:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
+from penstock.model.pooling.find_pooling import PoolingWish
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.checksums import Checksums, lines
 from penstock.weights.checkpoints.hub import find_model
@@ -69,6 +70,7 @@ def open_source(settings: Settings) -> OpenModel:
         settings.weights,
         keeps_planes=False,
         model_impl=settings.model_impl,
+        wish=PoolingWish(settings.runner, settings.pooling, settings.score_tokens),
     )
 
 

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models: /api/tags, /api/show, /api/ps, /api/version; and /api/embed."""
+"""What Ollama's clients ask about models: /api/tags, /api/show, /api/ps, /api/version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict
 
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.ollama_api.any_content_type import JsonRoute
@@ -24,7 +23,6 @@ from penstock_server.ollama_api.bodies import (
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
 from penstock_server.protocol.engine_bodies import ServedPlanBody
-from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.wire import Wire
 from penstock_server.routing.checks import check_model, ready_model, require_json
 from penstock_server.routing.descriptions import errors_as
@@ -50,12 +48,6 @@ class ShowRequest(Wire):
     options: dict[str, Any] | None = None
 
 
-class EmbedRequest(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    model: str
-
-
 class CatalogRoutes:
     def __init__(self, engine: ServedEngine, settings: Settings) -> None:
         self._engine = engine
@@ -68,8 +60,6 @@ class CatalogRoutes:
         router.get("/tags")(self.tags)
         router.get("/ps")(self.running)
         router.post("/show", dependencies=[Depends(require_json)])(self.show)
-        for path in ("/embed", "/embeddings"):
-            router.post(path, dependencies=[Depends(require_json)])(self.embed)
         return router
 
     async def version(self) -> ApiVersion:
@@ -116,12 +106,6 @@ class CatalogRoutes:
             modified_at=self._since,
         )
 
-    async def embed(self, body: EmbedRequest) -> None:
-        """400: there are no embeddings yet."""
-        check_model(known_name(body.model, self._settings), self._settings)
-        message = "This server has no embeddings; ask a model that is made for them elsewhere."
-        raise ApiError(400, message, code="unsupported_endpoint", param="model")
-
     def _listed(self, name: str) -> ListedModel:
         return ListedModel(
             name=name,
@@ -145,6 +129,8 @@ class CatalogRoutes:
 
     def _capabilities(self) -> list[str]:
         model = self._engine.loaded.model
+        if model.pooling is not None:
+            return ["embedding"] if model.task == "embed" else []
         tokenizer = model.tokenizer
         found = ["completion"]
         if model.forms.max_blanks:

@@ -21,6 +21,8 @@ from penstock.config import (
     KernelTuning,
     KVDtype,
     ModelImpl,
+    PoolingChoice,
+    Runner,
     SpeculationMode,
     WeightBits,
 )
@@ -40,6 +42,7 @@ from penstock_server.settings.values import (
     parse_bytes_or_share,
     parse_int,
     parse_list,
+    parse_pair,
     parse_prefix,
     parse_seconds,
     parse_tuning,
@@ -195,6 +198,27 @@ class Settings:
         "whose code computes the layers: penstock's own families, transformers' modules with penstock's "
         "products and attention in them, or auto: the own family if there is one",
         commands=(*READING, "plan"),
+    )
+    runner: Runner = engine_setting(
+        "runner",
+        "what the model is for: generate is text, pooling is vectors (/v1/embeddings) or scores "
+        "(/v1/rerank); auto: pooling for folders of sentence-transformers, encoders and models with a layer "
+        "for scores",
+        commands=("serve", "plan", "convert"),
+    )
+    pooling: PoolingChoice = engine_setting(
+        "pooling",
+        "which hidden states become a text's vector: the first token's (cls), the last token's, or their "
+        "mean; auto: as the model's folder says, else the mean for encoders and the last for decoders",
+        commands=("serve", "plan"),
+    )
+    score_tokens: tuple[str, ...] = engine_setting(
+        "score_tokens",
+        "the two tokens by which a decoder says no and yes to a pair of texts, such as no,yes for "
+        "Qwen3-Reranker; for a folder that does not say so",
+        commands=("serve",),
+        parse=parse_pair,
+        metavar="NO,YES",
     )
     speculation: SpeculationMode = engine_setting(
         "speculation",

@@ -78,6 +78,9 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         allow_pickle=True,
         speculation="off",
         draft_model="draft",
+        runner="pooling",
+        pooling="mean",
+        score_tokens=("no", "yes"),
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
