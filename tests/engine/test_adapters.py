@@ -94,7 +94,7 @@ def test_models_that_read_a_prompt_whole(
     prompts = [*room.PROMPTS[:2], [8 + index % 50 for index in range(600 if name == "BART" else 40)]]
     with room.load(tmp_path / "model", **config, max_model_len=700, max_num_batched_tokens=700) as engine:
         adapter = engine.adapters.by_name["a"]
-        engine.add = _with_adapter(engine.add, adapter)
+        engine.add = with_adapter(engine.add, adapter)
         mine = room.answer(engine, prompts)
     add_adapter(oracle, tmp_path / "a")
     for prompt, tokens, logits in zip(prompts, mine.tokens, mine.logits, strict=True):
@@ -102,7 +102,7 @@ def test_models_that_read_a_prompt_whole(
         assert (logits - expected).abs().max() <= TOLERANCE * (expected.max() - expected.min())
 
 
-def _with_adapter(add: Any, adapter: Adapter) -> Any:
+def with_adapter(add: Any, adapter: Adapter) -> Any:
     def added(request: GenerationRequest) -> None:
         object.__setattr__(request, "adapter", adapter)
         add(request)
