@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.text_thread import TextThread
-from penstock_server.routing.checks import check_model, ready_model
+from penstock_server.routing.checks import find_model
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 
@@ -20,7 +20,5 @@ class GenerationRoutes:
         self._responder = responder
 
     def _model(self, name: str | None) -> ServedModel:
-        """The loaded model, which a request calls by `name`. Raises what check_model() and ready_model()
-        raise."""
-        check_model(name, self._settings)
-        return ready_model(self._engine)
+        """find_model()"""
+        return find_model(name, self._engine, self._settings)

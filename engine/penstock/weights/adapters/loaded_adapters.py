@@ -26,11 +26,15 @@ _Piece = tuple[torch.Tensor, int, Target]
 
 
 def with_adapter_bytes(config: EngineConfig) -> EngineConfig:
-    """The config with the bytes of its adapters, if it leaves them open. Raises kinds of CheckpointError."""
-    if config.adapter_bytes is not None:
-        return config
+    """The config with the bytes of its adapters, if it leaves them open. Raises kinds of CheckpointError, and
+    CapacityError if the adapters don't fit into the bytes that it says."""
     folders = (AdapterFolder.open(Path(folder)) for _, folder in config.adapters)
-    return replace(config, adapter_bytes=sum(folder.num_bytes for folder in folders))
+    needed = sum(folder.num_bytes for folder in folders)
+    if config.adapter_bytes is not None and needed > config.adapter_bytes:
+        raise CapacityError(
+            f"the adapters take {needed} bytes, and --lora-memory has {config.adapter_bytes}: raise it"
+        )
+    return replace(config, adapter_bytes=needed if config.adapter_bytes is None else config.adapter_bytes)
 
 
 class LoadedAdapters:
