@@ -162,6 +162,10 @@ class EngineConfig:
     #: Places are compared by so many tokens at most.
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 32
+    #: Adapters (LoRA, folders as PEFT writes them) that are loaded at the start: (name, folder).
+    adapters: tuple[tuple[str, str], ...] = ()
+    #: Bytes for adapters. None: as many as `adapters` take.
+    adapter_bytes: int | None = None
     #: Refuse to start if something can't be as it was planned (memory that can't be pinned, a disk without
     #: direct reads, a budget larger than the free memory). False: warn, and start.
     strict_plan: bool = False
@@ -229,6 +233,7 @@ class EngineConfig:
             ("num_threads", 1),
             ("max_guesses", 1),
             ("prompt_lookup_min", 2),
+            ("adapter_bytes", 0),
             ("prompt_lookup_max", self.prompt_lookup_min),
         ):
             value = getattr(self, name)

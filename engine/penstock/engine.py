@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.draft_model import DraftModel, check_spec
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UnsupportedModel
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
@@ -39,6 +39,8 @@ from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.adapters.loaded_adapters import LoadedAdapters
+from penstock.weights.adapters.targets import Targets
 
 ReportProgress = Callable[[int, int], None]
 
@@ -107,6 +109,8 @@ class Engine:
             else Pooler(model.pooling)
         )
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
+        #: The adapters (LoRA) that requests may have.
+        self.adapters = LoadedAdapters(self._targets, config.adapter_bytes or 0)
         room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
         self.limits = RequestLimits(
             model.spec,
@@ -172,6 +176,8 @@ class Engine:
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
             engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
+            for name, adapter in config.adapters:
+                engine.adapters.load(name, adapter)
             undo.pop_all()
         if is_patient:
             try:
@@ -194,6 +200,15 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _targets(self) -> Targets:
+        """What adapters can change. Raises UnsupportedModel."""
+        if self.spec.implementation != "penstock":
+            raise UnsupportedModel(
+                f"adapters need a family of Penstock's own, and {self.spec.architecture} is computed by "
+                "transformers' modules: merge the adapter into the model with peft"
+            )
+        return Targets(self.model.store, self.executor.family.unadapted)
 
     @property
     def has_work(self) -> bool:

@@ -38,6 +38,7 @@ from penstock.model.shapes import footprint
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.hub import find_model
@@ -108,6 +109,7 @@ def load_model(
     cache_folder: Path | None,
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors."""
+    config = with_adapter_bytes(config)
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_model(
         folder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import socket
 from fnmatch import fnmatch
 from pathlib import Path
@@ -151,9 +150,9 @@ def test_pickles_are_fetched_when_asked_for_and_when_there_is_nothing_else(
     find_model("owner/sharded", allow_pickle=True)
     patterns = hub[-1]["allow_patterns"]
     for name in FILES["owner/sharded"]:
-        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        assert any(fnmatch(name, pattern) for pattern in patterns)
     for name in ("training_args.bin", "optimizer.pt", "tf_model.h5", "pytorch_model.fp16.bin"):
-        assert not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        assert not any(fnmatch(name, pattern) for pattern in patterns)
     find_model("owner/sharded", offline=True, allow_pickle=True)  # whatever was fetched before
     assert hub[-1]["local_files_only"] and hub[-1]["allow_patterns"] == patterns
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import (
+    Adapter,
     FinishReason,
     GenerationRequest,
     PoolingParams,
@@ -137,13 +138,14 @@ class Answers:
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         use: ToolUse | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Starts one sequence for each prompt and each element of `params`, or one beam search for each
         prompt. If one cannot start, none does.
 
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
-        priority, cache_salt, answer_start: see GenerationRequest.
+        priority, cache_salt, answer_start, adapter: see GenerationRequest.
         embeds: the vectors of each prompt (see GenerationRequest); empty if no prompt has any.
         pooling: what vector or score is wanted of each prompt; empty if answers are wanted.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
@@ -166,6 +168,7 @@ class Answers:
         metrics.observe_params(params)
         options = _engine_options(self._num_prompt_tokens)
         options |= {"priority": priority, "cache_salt": cache_salt, "answer_start": answer_start}
+        options["adapter"] = adapter
         try:
             loaded = engine.loaded
             for prompt, each, wanted in zip(prompts, vectors, pooled, strict=True):

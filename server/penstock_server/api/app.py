@@ -24,6 +24,7 @@ from penstock_server.answers.responses_format import ResponseEvent
 from penstock_server.anthropic_api.errors import message_error
 from penstock_server.anthropic_api.message_bodies import MessageEvent
 from penstock_server.anthropic_api.messages import MessagesRoutes
+from penstock_server.api.adapters import AdapterRoutes
 from penstock_server.api.filling import FillRoutes
 from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
@@ -93,6 +94,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         TokenizationRoutes(engine, settings, texts).router(),
         EmbeddingRoutes(engine, settings, texts, responder).router(),
         ranking.router(),
+        *([AdapterRoutes(engine, settings).router()] if settings.allow_runtime_lora_updating else []),
     )
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None

@@ -31,7 +31,7 @@ class FillRoutes(GenerationRoutes):
         asked = await self._texts.run(lambda: read_fill(model, body))
         form = FillFormat(
             body.request_id or request.state.request_id,
-            self._settings.model_names[0],
+            model.name,
             asked.text,
             SpanReader(model.tokenizer, asked.form.closers, body.max_tokens_per_blank),
         )

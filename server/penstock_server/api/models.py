@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from fastapi import APIRouter
 
@@ -26,19 +27,25 @@ class ModelRoutes:
         return router
 
     async def list_models(self) -> ModelList:
-        """All names of the model. The route answers while the model loads, too."""
-        return ModelList(data=[self._model(name) for name in self._settings.model_names])
+        """All names of the model, and its adapters. The route answers while the model loads, too."""
+        return ModelList(data=[self._model(name) for name in (*self._settings.model_names, *self._adapters)])
 
     async def retrieve_model(self, model: str) -> Model:
-        check_model(model, self._settings)
+        if model not in self._adapters:
+            check_model(model, self._settings)
         return self._model(model)
+
+    @property
+    def _adapters(self) -> Collection[str]:
+        return (self._engine.loaded if self._engine.is_ready else self._settings).adapters
 
     def _model(self, name: str) -> Model:
         loaded = self._engine.loaded.model if self._engine.is_ready else None
         return Model(
             id=name,
             created=self._created,
-            root=self._settings.model_names[0],
+            root=name if name in self._adapters else self._settings.model_names[0],
+            parent=self._settings.model_names[0] if name in self._adapters else None,
             max_model_len=loaded.max_model_len if loaded else None,
             max_blanks=loaded.forms.max_blanks if loaded else None,
             task=loaded.task if loaded else None,

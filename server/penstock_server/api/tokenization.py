@@ -24,7 +24,7 @@ from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import MAX_MESSAGES
 from penstock_server.protocol.tools import MAX_TOOLS, Tool
 from penstock_server.protocol.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
-from penstock_server.routing.checks import check_length, check_model, ready_model, require_json
+from penstock_server.routing.checks import check_length, find_model, require_json
 from penstock_server.routing.descriptions import ERRORS
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.use import ToolUse
@@ -144,8 +144,7 @@ class TokenizationRoutes:
         return router
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = find_model(body.model, self._engine, self._settings)
         _check("prompt", len(body.prompt or ""), model)
         _check("content", len(body.content or ""), model)
         # The JSON is written on the text thread, too: with pieces it has an object for each token.
@@ -153,8 +152,7 @@ class TokenizationRoutes:
         return Response(content, media_type="application/json")
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+        model = find_model(body.model, self._engine, self._settings)
         check_length("tokens", len(body.tokens), "tokens", model.max_model_len)
         if max(body.tokens, default=0) >= model.vocab_size:
             message = f"tokens has an id above {model.vocab_size - 1}, the model's last."

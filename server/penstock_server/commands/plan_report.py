@@ -28,6 +28,7 @@ from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import open_model, pooling_of, read_pooled_spec, read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, ModelSpec
+from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
@@ -58,7 +59,8 @@ def run_plan(
 ) -> int:
     """Prints the plan. `price_per_hour` is the price of the machine, in any currency. Raises PenstockError; a
     CapacityError says the least memory that would work."""
-    config, device = settings.engine_config(), find_card(card) if card is not None else None
+    config = with_adapter_bytes(settings.engine_config())
+    device = find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config

@@ -24,7 +24,7 @@ from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 from penstock_server.protocol.wire import Wire
-from penstock_server.routing.checks import check_model, ready_model, require_json
+from penstock_server.routing.checks import find_model, require_json
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.reasoning import detect_format
@@ -66,10 +66,12 @@ class CatalogRoutes:
         return ApiVersion(version=API_VERSION)
 
     async def tags(self) -> ModelListing:
-        """All names of the model; none while the model loads, since nothing is known of it."""
+        """All names of the model, and its adapters; none while the model loads, since nothing is known of
+        it."""
         if not self._engine.is_ready:
             return ModelListing(models=[])
-        return ModelListing(models=[self._listed(name) for name in self._settings.model_names])
+        names = (*self._settings.model_names, *self._engine.loaded.adapters)
+        return ModelListing(models=[self._listed(name) for name in names])
 
     async def running(self) -> RunningModels:
         if not self._engine.is_ready:
@@ -86,8 +88,7 @@ class CatalogRoutes:
 
     async def show(self, body: ShowRequest) -> ShownModel:
         name = known_name(body.model or body.name or "", self._settings)
-        check_model(name, self._settings)
-        model = ready_model(self._engine)
+        model = find_model(name, self._engine, self._settings)
         architecture = model.architecture
         info = {
             "general.architecture": architecture,

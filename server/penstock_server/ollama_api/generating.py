@@ -78,7 +78,7 @@ class OllamaRoutes(GenerationRoutes):
         is_chat: bool = False,
     ) -> Response:
         question = await self._texts.run(lambda: within_context(model, read()))
-        name, num_logprobs = self._settings.model_names[0], question.params[0].logprobs
+        name, num_logprobs = model.name, question.params[0].logprobs
         reader = ChatFormat(
             request.state.request_id,
             name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Header
@@ -41,6 +42,16 @@ def check_model(name: str | None, settings: Settings) -> None:
     if name not in (None, settings.model, *names):
         message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
         raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def find_model(name: str | None, engine: ServedEngine, settings: Settings) -> ServedModel:
+    """The loaded model as a request calls it: by a name of its own, or by that of an adapter. Raises what
+    check_model() and ready_model() raise."""
+    if engine.is_ready and name is not None and (adapter := engine.loaded.adapters.get(name)):
+        return replace(ready_model(engine), name=name, adapter=adapter)
+    if engine.is_ready or name not in settings.adapters:
+        check_model(name, settings)
+    return replace(ready_model(engine), name=settings.model_names[0])
 
 
 def check_length(field: str, number: int, unit: str, limit: int) -> None:

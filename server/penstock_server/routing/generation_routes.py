@@ -8,7 +8,7 @@ from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.errors import ApiError
-from penstock_server.routing.checks import check_model, ready_model
+from penstock_server.routing.checks import find_model
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 
@@ -36,8 +36,8 @@ class GenerationRoutes:
         self._responder = responder
 
     def _model(self, name: str | None) -> ServedModel:
-        """The loaded model, which a request calls by `name`. Raises what check_model() and ready_model()
-        raise, and 400 for a model that writes no text."""
+        """The loaded model, which a request calls by `name`. Raises what find_model() raises, and 400 for a
+        model that writes no text."""
         model = self._any_model(name)
         if model.pooling is not None:
             raise ApiError(400, NO_TEXT[model.task], code="unsupported_endpoint", param="model")
@@ -45,8 +45,7 @@ class GenerationRoutes:
 
     def _any_model(self, name: str | None) -> ServedModel:
         """The loaded model, whatever it is for."""
-        check_model(name, self._settings)
-        return ready_model(self._engine)
+        return find_model(name, self._engine, self._settings)
 
     def _pooling_model(self, name: str | None, task: Literal["embed", "score"]) -> ServedModel:
         """The loaded model, if it is for vectors ("embed") or scores. Raises 400 for other models."""

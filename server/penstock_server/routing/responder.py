@@ -74,6 +74,7 @@ class Responder:
             answer_start=question.answer_start,
             tells_end_token=tells_end_token,
             use=question.use,
+            adapter=question.adapter,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None

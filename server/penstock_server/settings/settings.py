@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -285,6 +286,30 @@ class Settings:
         parse=parse_list,
         metavar="NAME=FILE",
     )
+    lora: tuple[str, ...] = setting(
+        "server",
+        "an adapter (LoRA, a folder as PEFT saves it) that requests choose by its name in the field model; "
+        "may be given several times",
+        (),
+        commands=("serve", "batch", "plan"),
+        parse=parse_list,
+        metavar="NAME=FOLDER",
+    )
+    lora_memory: int | None = engine_setting(
+        "adapter_bytes",
+        "host memory for adapters; default: what those of --lora take",
+        group="server",
+        parse=parse_bytes,
+        commands=("serve", "batch", "plan"),
+        metavar="SIZE",
+    )
+    allow_runtime_lora_updating: bool = setting(
+        "server",
+        "clients may load and unload adapters from folders of this machine (/v1/load_lora_adapter, "
+        "/v1/unload_lora_adapter), within --lora-memory",
+        False,
+        parse=parse_bool,
+    )
     api_key: tuple[str, ...] = setting(
         "security",
         "key that requests must bring as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'; may be given "
@@ -463,6 +488,8 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile needs its certificate: add --ssl-certfile FILE")
+        if self.allow_runtime_lora_updating and not self.lora_memory:
+            raise ConfigError("--allow-runtime-lora-updating needs room for adapters: add --lora-memory SIZE")
 
     @property
     def chat_rules(self) -> ChatRules:
@@ -479,12 +506,15 @@ class Settings:
     @property
     def soft_prompts(self) -> dict[str, Path]:
         """The files of soft prompts by their names. Raises ConfigError for what is no NAME=FILE."""
-        found: dict[str, Path] = {}
-        for text in self.soft_prompt:
-            name, _, file = text.partition("=")
-            if not name or not file or name in found:
-                raise ConfigError(f"--soft-prompt {text}: write NAME=FILE, with another name for each file")
-            found[name] = Path(file)
+        return _named("--soft-prompt", "FILE", self.soft_prompt)
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """The folders of adapters by their names. Raises ConfigError for what is no NAME=FOLDER, and for a
+        name of the model."""
+        found = _named("--lora", "FOLDER", self.lora)
+        if taken := found.keys() & {self.model, *self.model_names}:
+            raise ConfigError(f"--lora {min(taken)}: this is a name of the model; take another one")
         return found
 
     def engine_config(self) -> EngineConfig:
@@ -494,6 +524,7 @@ class Settings:
             if (name := field.metadata["engine_field"]) is not None:
                 value = getattr(self, field.name)
                 values[name(value) if callable(name) else name] = value
+        values["adapters"] = tuple((name, str(folder)) for name, folder in self.adapters.items())
         return EngineConfig(**values | self._speculative_values())
 
     def _speculative_values(self) -> dict[str, Any]:
@@ -504,3 +535,15 @@ class Settings:
         if self.draft_model is not None:
             raise ConfigError('--draft-model is the "model" of --speculative-config: leave one of them out')
         return self.speculative_config.engine_values()
+
+
+def _named(flag: str, what: str, texts: Sequence[str]) -> dict[str, Path]:
+    """Paths by their names. Raises ConfigError for a text that is no NAME=PATH, and for a second one of a
+    name."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not name or not path or name in found:
+            raise ConfigError(f"{flag} {text}: write NAME={what}, with another name for each {what.lower()}")
+        found[name] = Path(path)
+    return found
