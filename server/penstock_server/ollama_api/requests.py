@@ -1,7 +1,6 @@
 """The bodies of requests to Ollama's /api/chat and /api/generate. The rules are those of
 protocol/requests.py. Accepted without effect:
 
-    keep_alive      the model stays loaded while the server runs
     shift      an answer ends when the context is full
     options of how to load a model      see options.py
 
@@ -43,6 +42,7 @@ from penstock_server.protocol.output_formats import JsonObjectFormat, JsonSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest, CompletionRequest
 from penstock_server.protocol.tools import MAX_DEPTH, MAX_TOOLS, FunctionType, Tool, is_too_deep
 from penstock_server.protocol.wire import Text, Unsupported, Wire, invalid
+from penstock_server.settings.values import parse_keep_alive
 
 NO_OPTIONS = Options.model_validate({})
 _ANY_OBJECT = JsonObjectFormat.model_validate({"type": "json_object"})
@@ -106,6 +106,15 @@ class OllamaTool(Tool):
     items: Any = None
 
 
+def _check_keep_alive(value: float | str | None) -> float | str | None:
+    if value is not None:
+        parse_keep_alive(str(value))
+    return value
+
+
+KeepAlive = Annotated[float | str | None, AfterValidator(_check_keep_alive)]
+
+
 def _kind_of_format(value: object) -> str:
     return "schema" if isinstance(value, dict) else "name"
 
@@ -127,9 +136,15 @@ class GeneratingRequest(Wire):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
+    keep_alive: KeepAlive = Field(None, description="How long the model stays loaded afterwards.")
+
     # accepted without effect
-    keep_alive: float | str | None = None
     shift: bool | None = None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds; infinity for what is below 0. None: the server's setting."""
+        return None if self.keep_alive is None else parse_keep_alive(str(self.keep_alive))
 
     @property
     def fields(self) -> dict[str, Any]:

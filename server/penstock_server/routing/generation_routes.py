@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from penstock_server.facade.engine import ServedEngine
-from penstock_server.facade.model import ServedModel
+from fastapi import Request
+
+from penstock_server.models.pooled_model import ModelInUse
+from penstock_server.models.served_models import ServedModels
 from penstock_server.prompts.text_thread import TextThread
-from penstock_server.routing.checks import check_model, ready_model
+from penstock_server.routing.checks import use_model
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 
 
 class GenerationRoutes:
     def __init__(
-        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
+        self, models: ServedModels, settings: Settings, texts: TextThread, responder: Responder
     ) -> None:
-        self._engine = engine
+        self._models = models
         self._settings = settings
         self._texts = texts
         self._responder = responder
 
-    def _model(self, name: str | None) -> ServedModel:
-        """The loaded model, which a request calls by `name`. Raises what check_model() and ready_model()
-        raise."""
-        check_model(name, self._settings)
-        return ready_model(self._engine)
+    async def _use(self, name: str | None, request: Request, keep_alive_s: float | None = None) -> ModelInUse:
+        """use_model()."""
+        return await use_model(self._models, name, request, keep_alive_s)

@@ -11,7 +11,7 @@ from penstock import SamplingParams
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import Format
 from penstock_server.answers.streaming import EventStream, unless_disconnected
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.prompts.questions import Question
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.fill_bodies import FillRequest
@@ -29,14 +29,13 @@ MAX_SCORED_TOKENS = 1 << 17
 
 
 class Responder:
-    def __init__(self, engine: ServedEngine, settings: Settings, metrics: RequestMetrics) -> None:
-        self._engine = engine
+    def __init__(self, settings: Settings, metrics: RequestMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
 
-    def check_num_answers(self, num_answers: int) -> None:
+    def check_num_answers(self, used: ModelInUse, num_answers: int) -> None:
         """Raises 400 for more answers than the server could ever take."""
-        limit = min(MAX_ANSWERS, self._engine.loaded.max_requests)
+        limit = min(MAX_ANSWERS, used.engine.loaded.max_requests)
         if num_answers > limit:
             message = (
                 f"The request asks for {num_answers} answers (prompts times n); one request may ask for "
@@ -46,6 +45,7 @@ class Responder:
 
     async def respond(
         self,
+        used: ModelInUse,
         request: Request,
         body: GenerationFields | ResponsesRequest | FillRequest,
         form: Format,
@@ -58,8 +58,8 @@ class Responder:
         token_ids = [prompt.token_ids for prompt in question.prompts]
         _check_scored(sum(map(len, token_ids)) * len(question.params), question.params[0])
         answers = Answers(
-            self._engine,
-            self._metrics,
+            used.engine,
+            self._metrics.of(used.name),
             token_ids,
             question.params,
             checked_priority(body.priority, self._settings),
@@ -68,6 +68,7 @@ class Responder:
             answer_start=question.answer_start,
             tells_end_token=tells_end_token,
             use=question.use,
+            arrival=used.asked_at,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
