@@ -39,12 +39,12 @@ def _models(settings: Settings) -> Iterator[Settings]:
 
 
 def _check(settings: Settings, names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two of the models have the name {name!r}: rename one of their folders")
     for setting in _OF_ONE:
         if getattr(settings, setting):
             flag = "--" + setting.replace("_", "-")
             raise ConfigError(f"{flag} is about one model, and these are {len(names)}: leave it out")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two of the models have the name {name!r}: rename one of their folders")
     if unknown := set(settings.pin) - set(names):
         raise ConfigError(f"--pin {min(unknown)}: there is no such model; these are {', '.join(names)}")

@@ -35,7 +35,7 @@ class ModelPool(ServedModels):
         of all, on another thread. keep_alive_s, max_waiting: see ModelScheduler."""
         super().__init__(models)
         self._look = look
-        self.scheduler = ModelScheduler(self.models, keep_alive_s, max_waiting, self._die)
+        self.model_scheduler = ModelScheduler(self.models, keep_alive_s, max_waiting, self._die)
         self._status = EngineStatus("loading", 0, 0)
         self._settled, self._ended = asyncio.Event(), asyncio.Event()
         self._beginning: asyncio.Task[None] | None = None
@@ -48,7 +48,7 @@ class ModelPool(ServedModels):
             self._status = EngineStatus("stopped", 0, 0)
         if self._beginning is not None:
             self._beginning.cancel()
-        await self.scheduler.close(EngineStopped())
+        await self.model_scheduler.close(EngineStopped())
         self._settled.set()
         self._ended.set()
 
@@ -72,21 +72,21 @@ class ModelPool(ServedModels):
     ) -> ModelInUse:
         raise_while_loading(self.status)
         self._raise_if_dead()
-        return await self.scheduler.use(model, keep_alive_s, limit_s)
+        return await self.model_scheduler.use(model, keep_alive_s, limit_s)
 
     def retire(self, model: PooledModel) -> None:
-        self.scheduler.retire(model)
+        self.model_scheduler.retire(model)
 
     async def _begin(self) -> None:
         """Looks at all models, and loads the pinned ones and the first one."""
         try:
             found = await asyncio.to_thread(self._look)
-            self.scheduler.budget_bytes = found.budget_bytes
+            self.model_scheduler.budget_bytes = found.budget_bytes
             for model, needs in zip(self.models, found.needs, strict=True):
                 model.needs = needs
             pinned = [model for model in self.models if model.is_pinned]
             for model in dict.fromkeys([*pinned, self.models[0]]):
-                await self.scheduler.load(model, is_patient=True)
+                await self.model_scheduler.load(model, is_patient=True)
         except PenstockError as error:
             self._die(error)
         except Exception as error:

@@ -120,20 +120,21 @@ class ModelScheduler:
             return
         wanted = None if self._is_moving else self._wanted()
         self._leaving = () if wanted is None else self._leavers(wanted)
-        for ticket in [each for each in self._tickets if each.model.is_ready]:
-            if ticket.model not in self._leaving:
-                self._tickets.remove(ticket)
-                self._settle(ticket)
+        for model in {each.model for each in self._tickets if each.model.is_ready}.difference(self._leaving):
+            self._settle(model)
         leaving = self._leaving if wanted is not None else self._expired()
         if not self._is_moving and (wanted or leaving) and not any(model.num_users for model in leaving):
             self._is_moving = True
             self._begin(self._move(leaving, wanted))
 
-    def _settle(self, ticket: _Ticket) -> None:
-        try:
-            ticket.given.set_result(self._give(ticket.model, ticket.keep_alive_s, ticket.asked_at))
-        except PenstockError as error:  # the engine ended this moment
-            ticket.given.set_exception(error)
+    def _settle(self, model: PooledModel) -> None:
+        """Gives a loaded model to all who wait for it."""
+        for ticket in [each for each in self._tickets if each.model is model]:
+            self._tickets.remove(ticket)
+            try:
+                ticket.given.set_result(self._give(model, ticket.keep_alive_s, ticket.asked_at))
+            except PenstockError as error:  # the engine ended this moment
+                ticket.given.set_exception(error)
 
     def _wanted(self) -> PooledModel | None:
         """The model for which a request waits longest, of those that are not loaded."""
@@ -159,6 +160,7 @@ class ModelScheduler:
                 await self._unload(model)
             if wanted is not None:
                 await self.load(wanted)
+                self._settle(wanted)  # its turn is theirs, whoever waits for another model by now
         except PenstockError as error:
             assert wanted is not None
             logger.error("%s could not be loaded: %s", wanted.name, error)
