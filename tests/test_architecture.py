@@ -27,6 +27,7 @@ LEVELS: list[set[str]] = [
     {"penstock_server"},  # its version alone
     {"penstock_server.settings", "penstock_server.protocol"},
     {"penstock_server.facade"},
+    {"penstock_server.models"},
     {"penstock_server.telemetry", "penstock_server.tools"},
     {"penstock_server.middleware", "penstock_server.prompts"},
     {"penstock_server.answers"},

@@ -42,6 +42,7 @@ from penstock_server.settings.values import (
     parse_bytes,
     parse_bytes_or_share,
     parse_int,
+    parse_keep_alive,
     parse_list,
     parse_pair,
     parse_prefix,
@@ -65,6 +66,32 @@ class Settings:
         "a folder, a .gguf file, a repository on the Hugging Face hub, 'demo' or 'demo-moe'",
         "",
         metavar="MODEL",
+    )
+    models: tuple[str, ...] = setting(
+        "model",
+        "several models behind one door, in place of MODEL: each as MODEL may be; the same as more than one "
+        "MODEL, or as a folder whose folders and .gguf files are models; requests choose by `model`",
+        (),
+        commands=("serve",),
+        parse=parse_list,
+        metavar="MODEL",
+    )
+    pin: tuple[str, ...] = setting(
+        "model",
+        "of several models, one that stays loaded whatever the others need, by its name for clients; may be "
+        "given several times",
+        (),
+        commands=("serve",),
+        parse=parse_list,
+        metavar="NAME",
+    )
+    keep_alive: float | None = setting(
+        "model",
+        "how long a model stays loaded after its last request: 5m, 1h30m, a number of seconds, 0, or -1 for "
+        "ever; Ollama's field keep_alive of a request wins; default: until another model needs the memory",
+        commands=("serve",),
+        parse=parse_keep_alive,
+        metavar="DURATION",
     )
     revision: str | None = setting("model", "branch, tag or commit on the hub", metavar="NAME")
     offline: bool = setting(
