@@ -19,6 +19,7 @@ INT4_GROUP_SIZE = 64
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 ModelImpl = Literal["auto", "penstock", "transformers"]
 SpeculationMode = Literal["auto", "off"]
+MTPMode = Literal["auto", "on", "off"]
 
 
 #: The values that parameters of a KernelTuning may have.
@@ -145,6 +146,9 @@ class EngineConfig:
     #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
     #: memory, within the budget, and has the same vocabulary.
     draft_model: str | None = None
+    #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
+    #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
+    mtp: MTPMode = "auto"
     #: Most guesses of one sequence in a step.
     max_guesses: int = 32
     #: A text is looked up where it has stood before: where at least so many tokens at its end are the same.
@@ -174,6 +178,7 @@ class EngineConfig:
             ("device", DeviceChoice),
             ("model_impl", ModelImpl),
             ("speculation", SpeculationMode),
+            ("mtp", MTPMode),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(
@@ -183,6 +188,9 @@ class EngineConfig:
             raise ConfigError(
                 f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
             )
+        if self.mtp == "on" and (self.draft_model is not None or self.speculation == "off"):
+            other = "speculation is off" if self.draft_model is None else "a draft model guesses"
+            raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
         if sum(size is not None for size in sizes) > 1:
             raise ConfigError(

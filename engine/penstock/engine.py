@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.draft_model import DraftModel, check_spec
+from penstock.drafters.draft_model import DraftModel, check_spec
+from penstock.drafters.mtp_drafter import MTPDrafter
+from penstock.drafters.mtp_plan import PlannedMTP
 from penstock.errors import CheckpointError
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -78,12 +80,12 @@ class Engine:
         config: ResolvedConfig,
         predict: Predict,
         drafter: Drafter | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | MTPDrafter | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
-        #: A small model that guesses for this one, if there is one.
+        #: What guesses for this model with weights of its own: a small model, or the head that came with it.
         self.draft_model = draft_model
         self.plan = plan
         self.config = config
@@ -148,14 +150,23 @@ class Engine:
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
-            draft_model = None
+            draft_model: DraftModel | MTPDrafter | None = None
+            head = None
             if config.draft_model is not None and config.speculation != "off":
                 draft_model = DraftModel.load(config.draft_model, config, offline, hardware, tokenizer)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
+            elif config.mtp != "off" and config.speculation != "off":
+                head = PlannedMTP.find(model, config, offline, revision, hardware)
+                if head is not None:
+                    undo.callback(head.close)
+                    config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
-            if draft_model is not None:
+            if head is not None:
+                draft_model = head.begin(loaded.model)
+                undo.callback(draft_model.close)
+            elif isinstance(draft_model, DraftModel):
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
             engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
@@ -222,7 +233,11 @@ class Engine:
             return []
         try:
             inputs = ModelInputs.of(batch, self.config.block_size)
-            logits = self.executor.forward(inputs, self.requests.start(batch, aborted))
+            is_cancelled, head = self.requests.start(batch, aborted), self.draft_model
+            if isinstance(head, MTPDrafter):
+                logits = self.executor.forward(inputs, is_cancelled, head.listen(batch))
+            else:
+                logits = self.executor.forward(inputs, is_cancelled)
             chosen = self.sampler.sample(logits, batch)
         except Cancelled:
             self.scheduler.rollback(batch)
@@ -260,6 +275,6 @@ class Engine:
         return list(completions.values())
 
 
-def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | None) -> Drafter:
+def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | MTPDrafter | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
     return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)

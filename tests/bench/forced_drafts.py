@@ -20,7 +20,7 @@ from collections.abc import Sequence as List
 from pathlib import Path
 
 from penstock.config import EngineConfig
-from penstock.draft_model import DraftModel
+from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Engine
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.drafter import NO_DRAFTS

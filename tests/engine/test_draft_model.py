@@ -13,7 +13,7 @@ from test_engine import exact
 
 from conftest import save_byte_tokenizer, save_tiny_llama
 from penstock.config import EngineConfig
-from penstock.draft_model import DraftModel
+from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.speculation import Speculation

@@ -68,6 +68,11 @@ class Executor:
         """The model's code."""
         return self._family
 
+    @property
+    def ends(self) -> tuple[LayerWeights, LayerWeights]:
+        """The weights of embedding and head."""
+        return self._embedding, self._head
+
     @torch.inference_mode()
     def forward(
         self,
@@ -137,3 +142,8 @@ class Executor:
         logits = self._family.head(self._head, hidden).to("cpu")
         self._streamer.synchronize()
         return logits
+
+    @torch.inference_mode()
+    def norm_final(self, hidden: Tensor) -> Tensor:
+        """What the head's matrix gets of rows of what sweep() returned, on the host."""
+        return self._family.norm_final(self._head, hidden).to("cpu")

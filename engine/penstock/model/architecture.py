@@ -43,6 +43,17 @@ class Architecture(ABC):
         return spec
 
     @classmethod
+    def may_have_mtp(cls, spec: ModelSpec) -> bool:
+        """Whether there are checkpoints of the model with a head of multi-token prediction."""
+        return False
+
+    @classmethod
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str]) -> ModelSpec | None:
+        """The head of multi-token prediction that a checkpoint with tensors of these names holds, as a model
+        of one layer; None if there is none."""
+        return None
+
+    @classmethod
     @abstractmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         """The tensors of Family.embed(); "embedding" is the INT8 matrix [vocab_size, hidden_size]. It has

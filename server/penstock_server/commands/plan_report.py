@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.draft_model import check_plan, config_beside, machine_beside, own_config
+from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
 from penstock.errors import ConfigError
 from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.kernels import expected_traits
